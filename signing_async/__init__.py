@@ -1,0 +1,1 @@
+"""The asyncio SDK for the electronic signing service."""

@@ -1,0 +1,334 @@
+"""Everything that can go wrong, as one tree of exceptions.
+
+::
+
+    SigningError
+    ├── ConfigurationError       a setting is missing or unusable (also a ValueError)
+    ├── InvalidRequest           refused before anything was sent (also a ValueError)
+    │   └── PdfRejected          the file is no PDF, too large, protected, or signed already
+    ├── TransportError           no usable answer came
+    │   ├── RequestTimeout       the call's deadline passed (also a TimeoutError)
+    │   └── OutcomeUnknown       it may or may not have taken effect, and cannot be told
+    ├── APIError                 the service answered with an error status
+    │   ├── BadRequest           400
+    │   │   └── CannotBeSent     400 with code cannot_be_sent
+    │   ├── Unauthorized         401
+    │   ├── Forbidden            403
+    │   ├── NotFound             404
+    │   │   └── NotYetSigned     404 of a download: the document is not fully signed yet
+    │   ├── DocumentRejected     422: protected, too large, or signed already
+    │   ├── RateLimited          429
+    │   └── ServerError          5xx
+    ├── AuthError                no token could be had
+    │   ├── StateMismatch        the callback's state is not the one that was sent
+    │   └── RefreshRejected      the refresh token is not valid any more
+    ├── DecodeError              a success status with an answer that cannot be read
+    ├── ClientClosed             a call after aclose()
+    ├── SigningCancelled         waited for a signing that was cancelled
+    ├── WaitTimeout              waited, and it did not happen in time (also a TimeoutError)
+    └── WebhookError
+        ├── InvalidSignature     the delivery is not from the holder of the secret
+        └── MalformedEvent       the delivery is genuine, and no event can be read from it
+
+Each of them survives ``pickle`` and ``copy``, and none of them keeps a token, a secret or a code in its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "APIError",
+    "AuthError",
+    "BadRequest",
+    "CannotBeSent",
+    "ClientClosed",
+    "ConfigurationError",
+    "DecodeError",
+    "DocumentRejected",
+    "Forbidden",
+    "InvalidRequest",
+    "InvalidSignature",
+    "MalformedEvent",
+    "NotFound",
+    "NotYetSigned",
+    "OutcomeUnknown",
+    "PdfRejected",
+    "RateLimited",
+    "RefreshRejected",
+    "RequestTimeout",
+    "ServerError",
+    "SigningCancelled",
+    "SigningError",
+    "StateMismatch",
+    "TransportError",
+    "Unauthorized",
+    "WaitTimeout",
+    "WebhookError",
+]
+
+
+def _revive(cls: type[SigningError], args: tuple[object, ...], state: dict[str, Any]) -> SigningError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class SigningError(Exception):
+    """Base of every exception that this package raises on purpose.
+
+    ``str(error)`` is a sentence for a person; the attributes are for code.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    # Exception's own pickling calls the class with ``args``, which forgets keyword arguments.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (type(self), self.args, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+
+class ConfigurationError(SigningError, ValueError):
+    """A setting is missing or cannot work."""
+
+
+class InvalidRequest(SigningError, ValueError):
+    """The arguments break a documented limit; nothing was sent.
+
+    ``problems`` holds one sentence for each thing that is wrong, each naming the field, the limit and the value.
+    """
+
+    def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.problems: tuple[str, ...] = tuple(problems) or (message,)
+
+
+class PdfRejected(InvalidRequest):
+    """The preflight refused a file; nothing was sent.
+
+    ``reason`` is ``"not_pdf"``, ``"too_large"``, ``"protected"`` or ``"already_signed"``; ``filename`` is the file's name.
+    """
+
+    def __init__(self, message: str, *, reason: str, filename: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.filename = filename
+
+
+class TransportError(SigningError):
+    """No usable answer came: the connection failed, or broke, or what came back was cut short.
+
+    ``attempts`` counts the requests that were tried.
+    """
+
+    def __init__(self, message: str, *, operation: str | None = None, attempts: int = 1) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.attempts = attempts
+
+
+class RequestTimeout(TransportError, TimeoutError):
+    """The call's deadline passed."""
+
+
+class OutcomeUnknown(TransportError):
+    """The request may or may not have taken effect, and reading the service back did not settle it.
+
+    Nothing was repeated. ``known`` holds what was found (records, or nothing), for a person to decide by.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str | None = None,
+        attempts: int = 1,
+        known: Sequence[object] = (),
+    ) -> None:
+        super().__init__(message, operation=operation, attempts=attempts)
+        self.known: tuple[object, ...] = tuple(known)
+
+
+class APIError(SigningError):
+    """The service answered with an error.
+
+    ``messages`` maps a field's name to what the service says of it (``""`` for what belongs to no field). ``body`` is the
+    start of the answer as received; since a server may echo a secret in it, it is shown nowhere, and a pickle holds it
+    redacted.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        operation: str | None = None,
+        code: str | None = None,
+        messages: Mapping[str, Sequence[str]] | None = None,
+        request_id: str | None = None,
+        body: bytes = b"",
+        redacted_body: bytes | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.operation = operation
+        self.code = code
+        self.messages: dict[str, list[str]] = {field: list(texts) for field, texts in (messages or {}).items()}
+        self.request_id = request_id
+        self.body = body
+        self.retry_after = retry_after
+        self._redacted_body = body if redacted_body is None else redacted_body
+
+    def __str__(self) -> str:
+        where = f" on {self.operation}" if self.operation else ""
+        said = [self.message] if self.message else []
+        said += [f"{field}: {text}" if field else text for field, texts in self.messages.items() for text in texts]
+        facts = []
+        if self.code:
+            facts.append(f"code {self.code}")
+        if self.request_id:
+            facts.append(f"request id {self.request_id}")
+        if self.retry_after is not None:
+            facts.append(f"retry after {self.retry_after:g} s")
+        text = f"HTTP {self.status}{where}"
+        if said:
+            text += ": " + "; ".join(dict.fromkeys(part.rstrip(".") for part in said))
+        return f"{text} ({', '.join(facts)})" if facts else text
+
+    def _state(self) -> dict[str, Any]:
+        return {**self.__dict__, "body": self._redacted_body}
+
+
+class BadRequest(APIError):
+    """400: the service found the request invalid; see ``messages``."""
+
+
+class CannotBeSent(BadRequest):
+    """400 ``cannot_be_sent``: no document, no recipient, or not editable any more."""
+
+
+class Unauthorized(APIError):
+    """401: the access token is not accepted, and refreshing it did not help or was not possible."""
+
+
+class Forbidden(APIError):
+    """403: the token is good, and does not allow this."""
+
+
+class NotFound(APIError):
+    """404: there is no such record for this token."""
+
+
+class NotYetSigned(NotFound):
+    """404 of a download: the document is not fully signed yet."""
+
+
+class DocumentRejected(APIError):
+    """422: the PDF is password protected, too large, or signed already."""
+
+
+class RateLimited(APIError):
+    """429: too many requests, and waiting longer was not possible within the call's deadline or the policy.
+
+    ``retry_after`` says in how many seconds it makes sense to come back, when the service told.
+    """
+
+
+class ServerError(APIError):
+    """5xx: the service failed, and went on failing for as long as the retry policy allowed."""
+
+
+class AuthError(SigningError):
+    """No usable token could be had.
+
+    ``code`` is the OAuth error (``access_denied``, ``invalid_grant``, ...) when the service named one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        status: int | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.request_id = request_id
+        self.retry_after = retry_after
+
+
+class StateMismatch(AuthError):
+    """The callback's ``state`` is missing or is not the one of the authorization request: drop the callback."""
+
+
+class RefreshRejected(AuthError):
+    """The service refused the refresh token: the user has to authorize again."""
+
+
+class DecodeError(SigningError):
+    """The service answered with success, and the answer cannot be read as what the specification promises."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str | None = None,
+        status: int | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.status = status
+        self.request_id = request_id
+
+
+class ClientClosed(SigningError):
+    """The client was used after ``aclose()``."""
+
+
+class SigningCancelled(SigningError):
+    """The signing was cancelled while it was waited for; ``signing`` is its last state."""
+
+    def __init__(self, message: str, *, signing: Any = None) -> None:
+        super().__init__(message)
+        self.signing = signing
+
+
+class WaitTimeout(SigningError, TimeoutError):
+    """The time to wait was up; ``signing`` is the last state seen, or None."""
+
+    def __init__(self, message: str, *, signing: Any = None) -> None:
+        super().__init__(message)
+        self.signing = signing
+
+
+class WebhookError(SigningError):
+    """A webhook delivery that must not be acted on."""
+
+
+class InvalidSignature(WebhookError):
+    """The delivery carries no valid signature; ``reason`` names the kind of fault."""
+
+    def __init__(self, message: str, *, reason: str = "mismatch") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class MalformedEvent(WebhookError):
+    """The delivery is genuine, and its body is no event."""
