@@ -285,6 +285,10 @@ def hostile() -> dict[str, bytes]:
         "cross-references in a circle": assemble(basic_objects(), trailer=b"/Prev 15"),
         "a previous table that is itself": _own_previous(),
         "pages in a circle": with_catalog(b"", {2: b"<</Type/Pages/Kids[2 0 R]/Count 1>>"}),
+        "fields that share their kids": with_catalog(
+            b"/AcroForm<</Fields 6 0 R>>",
+            {6: b"[" + b"<</T(a)/Kids 6 0 R>>" * 20_000 + b"]", 7: SIGNATURE},
+        ),
         "a compressed bomb": with_catalog(
             b"/AcroForm 9 0 R", {6: stream_object(bomb, b"/Filter[/FlateDecode/FlateDecode]")}
         ),

@@ -1,0 +1,150 @@
+"""Judge an uploaded file as the service does: is it a PDF, small enough, open, and not signed yet?
+
+The verdict is pikepdf's, which is imported when the first file comes in. Files that it calls broken are searched for
+`/Encrypt` byte by byte, so that a password it cannot make sense of is still named as such.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pikepdf
+
+HEADER_WINDOW = 1024
+"""Readers look for `%PDF-` within so many first bytes."""
+
+MAX_INFLATED = 128 * 2**20
+"""No compressed stream may grow beyond this while a file is being judged."""
+
+_ENCRYPT = re.compile(rb"/Encrypt(?![0-9A-Za-z#._-])")
+_loading = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a file is refused; `message` is a sentence for people."""
+
+    code: Literal["not_pdf", "too_large", "protected", "already_signed"]
+    message: str
+
+
+NOT_PDF = Rejection("not_pdf", "The file is not a PDF that can be read.")
+PROTECTED = Rejection("protected", "The PDF is password protected.")
+SIGNED = Rejection("already_signed", "The PDF is already signed.")
+
+
+def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
+    """The reason to refuse the file at `path`, or None.
+
+    Nothing in a file makes it raise; `OSError` means that the file itself cannot be read. An empty user password still
+    counts as protection. Adobe's usage rights and empty signature fields do not count as signatures.
+    """
+    size = path.stat().st_size
+    if size > max_bytes:
+        return Rejection("too_large", f"The file is {size} bytes; at most {max_bytes} bytes are accepted.")
+    with path.open("rb") as file:
+        head = file.read(HEADER_WINDOW)
+    if b"%PDF-" not in head:
+        return NOT_PDF
+    pikepdf = _pikepdf()
+    try:
+        with pikepdf.open(path) as pdf:
+            return _judge(pdf)
+    except pikepdf.PasswordError:
+        return PROTECTED
+    except Exception:  # libqpdf's complaints arrive as many types, and each of them is the file's fault
+        return PROTECTED if _ENCRYPT.search(path.read_bytes()) else NOT_PDF
+
+
+@cache
+def _load() -> ModuleType:
+    import pikepdf
+    from pikepdf import settings
+
+    own = settings.get_qpdf_limits()
+    settings.set_qpdf_limits(
+        flate_max_memory=int(own["flate_max_memory"]) or MAX_INFLATED,
+        png_max_memory=int(own["png_max_memory"]) or MAX_INFLATED,
+        run_length_max_memory=int(own["run_length_max_memory"]) or MAX_INFLATED,
+        tiff_max_memory=int(own["tiff_max_memory"]) or MAX_INFLATED,
+    )
+    return pikepdf
+
+
+def _pikepdf() -> ModuleType:
+    """pikepdf with bounds on what a stream may inflate to, where the process has set none of its own."""
+    with _loading:
+        return _load()
+
+
+def _judge(pdf: pikepdf.Pdf) -> Rejection | None:
+    if pdf.is_encrypted:
+        return PROTECTED
+    if not len(pdf.pages):
+        return NOT_PDF
+    return SIGNED if _is_signed(pdf) else None
+
+
+def _is_signed(pdf: pikepdf.Pdf) -> bool:
+    permissions = _get(pdf.Root, "/Perms")
+    if _is_filled(_get(permissions, "/DocMDP")):
+        return True
+    rights = {_identity(_get(permissions, key)) for key in ("/UR", "/UR3")} - {None}
+    return any(_identity(value) not in rights for value in _signatures(pdf))
+
+
+def _signatures(pdf: pikepdf.Pdf) -> Iterator[Any]:
+    """The values of the form's signature fields, each field seen once however the tree is tangled."""
+    seen: set[tuple[int, int]] = set()
+    waiting = [(_get(_get(pdf.Root, "/AcroForm"), "/Fields"), False)]
+    while waiting:
+        fields, inherits = waiting.pop()
+        for field in _unseen([fields], seen) and _unseen(_items(fields), seen):
+            kind = _get(field, "/FT")
+            is_signature = inherits if kind is None else str(kind) == "/Sig"
+            if is_signature and _is_filled(value := _get(field, "/V")):
+                yield value
+            waiting.append((_get(field, "/Kids"), is_signature))
+
+
+def _unseen(objects: list[Any], seen: set[tuple[int, int]]) -> list[Any]:
+    """The objects without those whose number was seen before; from now on they are."""
+    new = []
+    for thing in objects:
+        identity = _identity(thing)
+        if identity not in seen:
+            new.append(thing)
+        if identity:
+            seen.add(identity)
+    return new
+
+
+def _get(holder: Any, key: str) -> Any:
+    """The dictionary's entry, or None for a missing or null one and for a holder that is no dictionary."""
+    return holder.get(key) if _is_filled(holder) else None
+
+
+def _items(array: Any) -> list[Any]:
+    from pikepdf import Array
+
+    return list(array) if isinstance(array, Array) else []
+
+
+def _is_filled(value: Any) -> bool:
+    from pikepdf import Dictionary
+
+    return isinstance(value, Dictionary) and len(value) > 0
+
+
+def _identity(value: Any) -> tuple[int, int] | None:
+    """The object's number and generation when it is a numbered one."""
+    number: tuple[int, int] = getattr(value, "objgen", (0, 0))
+    return number if number != (0, 0) else None
