@@ -33,7 +33,8 @@ _SPACE = rb"[\x00\t\n\f\r ]"
 _REGULAR = rb"[^\x00\t\n\f\r ()<>\[\]{}/%]"
 _TOKEN = re.compile(
     rb"(?:%b++|%%[^\r\n]*+)*+" % _SPACE
-    + rb"(?:(/%b*+)|([+-]?[0-9]{1,18}+)(?!%b)|(<<|>>|[\[\]()])|(<[^>]*+>)|(%b++))" % (_REGULAR, _REGULAR, _REGULAR)
+    + rb"(?:(/%b*+)|([+-]?[0-9]{1,18}+)(?!%b)|(<<|>>|[\[\]()])|(<[0-9A-Fa-f\x00\t\n\f\r ]*+>)|(%b++))"
+    % (_REGULAR, _REGULAR, _REGULAR)
 )
 _STRING_PART = re.compile(rb"[^()\\]*+(?:\\.|([()]))", re.DOTALL)
 _OBJECT = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,5})%b{1,64}+obj" % (_SPACE, _SPACE, _SPACE))
@@ -42,7 +43,8 @@ _TABLE = re.compile(rb"%b{0,64}+xref(?=%b)" % (_SPACE, _SPACE))
 _SUBSECTION = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (_SPACE, _SPACE, _SPACE))
 _TABLE_END = re.compile(rb"%b{0,64}+trailer" % _SPACE)
 _ROW = re.compile(rb"([0-9]{10}) ([0-9]{5}) ([nf])")
-_START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})" % _SPACE)
+_ROWS = re.compile(rb"(?:[0-9]{10} [0-9]{5} [nf][\r\n ]{2})*+")
+_START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})(?!%b)" % (_SPACE, _REGULAR))
 _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
@@ -99,10 +101,15 @@ def _judge(document: _Document) -> Verdict | None:
     trailer = document.trailer
     try:
         if isinstance(document.get(trailer, b"/Encrypt"), dict):
-            return "protected"
-        return "already_signed" if _is_signed(document, document.get_dict(trailer, b"/Root")) else None
+            verdict: Verdict = "protected"
+        elif _is_signed(document, document.get_dict(trailer, b"/Root")):
+            verdict = "already_signed"
+        else:
+            return None
+        document.verify()  # a reader that rebuilds a damaged file may come to see another document
     except _UnreadableError:
         return None
+    return verdict
 
 
 def _is_signed(document: _Document, catalog: _Dict) -> bool:
@@ -318,6 +325,16 @@ class _Section:
         else:
             self.trailer = self._read_stream(at)
 
+    def verify(self) -> None:
+        """Raise unless every row is there and looks like one."""
+        for _, count, start in self.runs:
+            if self.rows:
+                self.rows.place(start + max(0, count - 1))
+            elif self.text.need(_ROWS, start).end() != start + 20 * count:
+                raise _UnreadableError
+        if self.hidden:
+            self.hidden.verify()
+
     def _read_table(self, at: int) -> _Dict:
         while not (end := self.text.match(_TABLE_END, at)):
             head = self.text.need(_SUBSECTION, at)
@@ -444,8 +461,14 @@ class _Document:
         self._seen: set[int] = set()
         self._packed: dict[int, tuple[_Text, dict[int, int]]] = {}
         self.trailer = self._load(int(start[1])).trailer
-        if not isinstance(self.trailer.get(b"/Root"), _Ref):
+        if not isinstance(self.trailer.get(b"/Root"), _Ref) or not isinstance(self.trailer.get(b"/Size"), int):
             raise _UnreadableError
+
+    def verify(self) -> None:
+        """Raise unless every cross-reference section of the file can be read."""
+        self._find(-1)
+        for section in self._sections:
+            section.verify()
 
     def _load(self, at: int) -> _Section:
         if at in self._seen:
