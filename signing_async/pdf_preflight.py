@@ -38,6 +38,7 @@ _TOKEN = re.compile(
 )
 _STRING_PART = re.compile(rb"[^()\\]*+(?:\\.|([()]))", re.DOTALL)
 _OBJECT = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,5})%b{1,64}+obj" % (_SPACE, _SPACE, _SPACE))
+_OBJECT_END = re.compile(rb"%b{0,64}+(?:endobj|stream)" % _SPACE)
 _STREAM = re.compile(rb"%b{0,64}+stream(?:\r\n|\n|\r)" % _SPACE)
 _TABLE = re.compile(rb"%b{0,64}+xref(?=%b)" % (_SPACE, _SPACE))
 _SUBSECTION = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (_SPACE, _SPACE, _SPACE))
@@ -152,10 +153,11 @@ def _judge_wreck(text: _Text) -> Verdict | None:
     if not _OBJ.search(text.data) and not _TRAILER.search(text.data):
         return "not_pdf"
     try:
-        entries = [trailer.get(b"/Encrypt") for trailer in _trailers(text) if b"/Root" in trailer]
-        return "protected" if entries and all(_is_encryption(text, entry) for entry in entries) else None
-    except _UnreadableError:
+        trailers = [trailer for trailer in _trailers(text) if b"/Root" in trailer]
+        meant = [_is_defined(text, trailer[key]) for trailer in trailers for key in (b"/Root", b"/Encrypt")]
+    except (_UnreadableError, KeyError):
         return None
+    return "protected" if meant and all(meant) else None
 
 
 def _trailers(text: _Text) -> Iterator[_Dict]:
@@ -167,13 +169,13 @@ def _trailers(text: _Text) -> Iterator[_Dict]:
                 yield value
 
 
-def _is_encryption(text: _Text, entry: _Value) -> bool:
-    """Whether a trailer's /Encrypt leads to a dictionary, whose only definition has to be found by its number."""
+def _is_defined(text: _Text, entry: _Value) -> bool:
+    """Whether an entry is a reference to a dictionary that the file defines exactly once, found by its number."""
     if not isinstance(entry, _Ref):
-        return isinstance(entry, dict)
+        return False
     text.budget.spend(len(text.data) // 16)
-    places = [found.end() for found in re.finditer(rb"(?<![0-9])%d %d obj" % entry, text.data)]
-    return len(places) == 1 and isinstance(text.value(places[0])[0], dict)
+    places = [found.start() for found in re.finditer(rb"(?<![0-9])%d %d obj" % entry, text.data)]
+    return len(places) == 1 and isinstance(text.numbered(places[0], entry)[0], dict)
 
 
 @dataclass
@@ -250,7 +252,9 @@ class _Text:
         found = self.need(_OBJECT, at)
         if (int(found[1]), int(found[2])) != ref:
             raise _UnreadableError
-        return self.value(found.end())
+        value, end = self.value(found.end())
+        self.need(_OBJECT_END, end)
+        return value, end
 
     def stream(self, at: int, length: _Value) -> bytes:
         """The bytes of the stream whose dictionary ends at an offset."""
