@@ -174,7 +174,7 @@ def _is_defined(text: _Text, entry: _Value) -> bool:
     if not isinstance(entry, _Ref):
         return False
     text.budget.spend(len(text.data) // 16)
-    places = [found.start() for found in re.finditer(rb"(?<![0-9])%d %d obj" % entry, text.data)]
+    places = [found.start() for found in re.finditer(rb"(?<=[\r\n])%d %d obj" % entry, text.data)]
     return len(places) == 1 and isinstance(text.numbered(places[0], entry)[0], dict)
 
 

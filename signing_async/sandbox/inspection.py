@@ -54,7 +54,7 @@ def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
         head = file.read(HEADER_WINDOW)
     if b"%PDF-" not in head:
         return NOT_PDF
-    pikepdf = _pikepdf()
+    pikepdf = load_pikepdf()
     try:
         with pikepdf.open(path) as pdf:
             return _judge(pdf)
@@ -62,6 +62,12 @@ def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
         return PROTECTED
     except Exception:  # libqpdf's complaints arrive as many types, and each of them is the file's fault
         return PROTECTED if _ENCRYPT.search(path.read_bytes()) else NOT_PDF
+
+
+def load_pikepdf() -> ModuleType:
+    """pikepdf, with a bound on what a stream may inflate to where the process has set none of its own."""
+    with _loading:  # libqpdf's limits are the process's own, and setting them is not safe in two threads at once
+        return _load()
 
 
 @cache
@@ -77,12 +83,6 @@ def _load() -> ModuleType:
         tiff_max_memory=int(own["tiff_max_memory"]) or MAX_INFLATED,
     )
     return pikepdf
-
-
-def _pikepdf() -> ModuleType:
-    """pikepdf with bounds on what a stream may inflate to, where the process has set none of its own."""
-    with _loading:
-        return _load()
 
 
 def _judge(pdf: pikepdf.Pdf) -> Rejection | None:
