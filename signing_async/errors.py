@@ -9,6 +9,7 @@
     ├── TransportError           no usable answer came
     │   ├── RequestTimeout       the call's deadline passed (also a TimeoutError)
     │   └── OutcomeUnknown       it may or may not have taken effect, and cannot be told
+    │       └── OutcomeUnknownTimeout   the same, at the deadline (also a RequestTimeout)
     ├── APIError                 the service answered with an error status
     │   ├── BadRequest           400
     │   │   └── CannotBeSent     400 with code cannot_be_sent
@@ -54,6 +55,7 @@ __all__ = [
     "NotFound",
     "NotYetSigned",
     "OutcomeUnknown",
+    "OutcomeUnknownTimeout",
     "PdfRejected",
     "RateLimited",
     "RefreshRejected",
@@ -118,7 +120,7 @@ class InvalidRequest(SigningError, ValueError):
 class PdfRejected(InvalidRequest):
     """The preflight refused a file; nothing was sent.
 
-    ``reason`` is ``"not_pdf"``, ``"too_large"``, ``"protected"`` or ``"already_signed"``; ``filename`` is the file's name.
+    ``reason`` is ``"not_pdf"``, ``"too_large"``, ``"protected"`` or ``"already_signed"``; ``filename`` names the file.
     """
 
     def __init__(self, message: str, *, reason: str, filename: str) -> None:
@@ -130,13 +132,23 @@ class PdfRejected(InvalidRequest):
 class TransportError(SigningError):
     """No usable answer came: the connection failed, or broke, or what came back was cut short.
 
-    ``attempts`` counts the requests that were tried.
+    ``attempts`` counts the requests that were tried; ``status`` and ``request_id`` belong to an answer that broke off.
     """
 
-    def __init__(self, message: str, *, operation: str | None = None, attempts: int = 1) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str | None = None,
+        attempts: int = 1,
+        status: int | None = None,
+        request_id: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.operation = operation
         self.attempts = attempts
+        self.status = status
+        self.request_id = request_id
 
 
 class RequestTimeout(TransportError, TimeoutError):
@@ -161,11 +173,15 @@ class OutcomeUnknown(TransportError):
         self.known: tuple[object, ...] = tuple(known)
 
 
+class OutcomeUnknownTimeout(OutcomeUnknown, RequestTimeout):
+    """The call's deadline passed after the request was sent: it may yet take effect."""
+
+
 class APIError(SigningError):
     """The service answered with an error.
 
-    ``messages`` maps a field's name to what the service says of it (``""`` for what belongs to no field). ``body`` is the
-    start of the answer as received; since a server may echo a secret in it, it is shown nowhere, and a pickle holds it
+    ``messages`` maps a field's name to what the service says of it (``""`` for what belongs to no field). ``body`` is
+    the start of the answer as received; since a server may echo a secret in it, it is shown nowhere, and a pickle holds it
     redacted.
     """
 

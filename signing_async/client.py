@@ -1,0 +1,173 @@
+"""`SigningClient`: settings, who owns the session, the resources; nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import attrs
+
+from . import wire
+from .answers import record
+from .assumptions import Assumptions
+from .convert import structure
+from .documents import Documents
+from .errors import ConfigurationError
+from .ledger import Ledger
+from .models import User
+from .oauth import OAuth
+from .recipients import Recipients
+from .retry import Repeat, RetryPolicy
+from .signings import Signings
+from .token_stores import FileTokenStore
+from .transport import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
+
+__all__ = ["SigningClient"]
+
+_DEFAULT_RETRY = RetryPolicy()
+_DEFAULT_TIMEOUTS = Timeouts()
+_DEFAULT_ASSUMPTIONS = Assumptions()
+
+
+class SigningClient:
+    """A client for one user of one tenant of the service.
+
+    ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
+    number of clients may share and which is never closed here; without it the client makes one. ``timeout`` is the seconds that a
+    whole call may take, its waits and repeats included, or `Timeouts`. ``on_attempt`` is told of every attempt. ::
+
+        async with SigningClient("https://tenant.example.com", token) as client:
+            user = await client.me()
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        auth: str | OAuth,
+        *,
+        session: aiohttp.ClientSession | None = None,
+        retry: RetryPolicy = _DEFAULT_RETRY,
+        timeout: float | Timeouts = _DEFAULT_TIMEOUTS,
+        assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
+        on_attempt: Callable[[Attempt], None] | None = None,
+    ) -> None:
+        origin = wire.check_origin(base_url)
+        if isinstance(auth, str):
+            bearer: Bearer | OAuth = Bearer(auth)
+        elif isinstance(auth, OAuth):
+            bearer = auth
+        else:
+            raise ConfigurationError(f"auth: must be an access token or an OAuth, not {type(auth).__name__}")
+        options = Options(retry, _timeouts(timeout), assumptions, on_attempt)
+        sessions = wire.Sessions(session)
+        if isinstance(bearer, OAuth):
+            bearer.lend(sessions)
+        self._set_up(Shared(origin, bearer, sessions), Ledger(), options)
+        self._owns = True
+
+    def _set_up(self, shared: Shared, ledger: Ledger, options: Options) -> None:
+        self._shared = shared
+        self._ledger = ledger
+        self._transport = Transport(shared, options)
+        self.signings = Signings(self._transport, ledger)
+        self.documents = Documents(self._transport, ledger)
+        self.recipients = Recipients(self._transport)
+
+    @classmethod
+    def from_env(cls, **options: Any) -> Self:
+        """A client by the environment: ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of
+        ``SIGNING_CLIENT_ID``, ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE``.
+
+        ``options`` are the constructor's.
+        """
+        base_url = _required("SIGNING_BASE_URL")
+        access_token = os.environ.get("SIGNING_ACCESS_TOKEN")
+        if access_token:
+            return cls(base_url, access_token, **options)
+        if not os.environ.get("SIGNING_CLIENT_ID"):
+            raise ConfigurationError("neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set")
+        oauth = OAuth(
+            base_url,
+            client_id=_required("SIGNING_CLIENT_ID"),
+            client_secret=_required("SIGNING_CLIENT_SECRET"),
+            redirect_uri=_required("SIGNING_REDIRECT_URI"),
+            store=FileTokenStore(_required("SIGNING_TOKEN_FILE")),
+            assumptions=options.get("assumptions", _DEFAULT_ASSUMPTIONS),
+        )
+        return cls(base_url, oauth, **options)
+
+    def with_options(
+        self,
+        *,
+        timeout: float | Timeouts | None = None,
+        retry: RetryPolicy | None = None,
+        assumptions: Assumptions | None = None,
+        on_attempt: Callable[[Attempt], None] | None = None,
+    ) -> Self:
+        """A cheap view with other options, on the same session, gate and tokens. It lives as long as this client. ::
+
+        await client.with_options(timeout=5, retry=RetryPolicy.none()).me()
+        """
+        now = self._transport.options
+        view = object.__new__(type(self))
+        view._set_up(
+            self._shared,
+            self._ledger,
+            Options(
+                now.retry if retry is None else retry,
+                now.timeouts if timeout is None else _timeouts(timeout),
+                now.assumptions if assumptions is None else assumptions,
+                now.on_attempt if on_attempt is None else on_attempt,
+            ),
+        )
+        view._owns = False
+        return view
+
+    async def me(self) -> User:
+        """Who the token belongs to; a cheap way to check that it works."""
+
+        def decode(data: Any, headers: Mapping[str, str]) -> User:
+            return structure(record(data, self._transport.options.assumptions), User)
+
+        return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
+
+    async def aclose(self) -> None:
+        """Close the client, every view of it, and the session if it is the client's own.
+
+        A token refresh that is under way is let finish first, so that its token is not lost.
+        """
+        if isinstance(self._shared.auth, OAuth):
+            await self._shared.auth.settle()
+        await self._shared.sessions.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"SigningClient({self._shared.origin!r})"
+
+    def __del__(self) -> None:
+        # A constructor that raised leaves nothing to close; a view closes nothing.
+        if getattr(self, "_owns", False):
+            self._shared.sessions.warn_if_open(self)
+
+
+def _timeouts(timeout: float | Timeouts) -> Timeouts:
+    if isinstance(timeout, Timeouts):
+        return timeout
+    return attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
+
+
+def _required(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigurationError(f"{name} is not set")
+    return value

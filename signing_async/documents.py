@@ -1,0 +1,278 @@
+"""The documents of a signing: upload PDFs, download the sealed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from io import RawIOBase
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from . import wire
+from .answers import record
+from .convert import Unreadable, structure
+from .errors import DecodeError, InvalidRequest, NotYetSigned, SigningError, TransportError
+from .ledger import Ledger
+from .models import Document, Signing
+from .pdf import OpenPdf, PdfSource, Source
+from .retry import Repeat
+from .signings import reading, signing_path
+from .token_stores import sync_folder
+from .transport import Done, Operation, Read, Transport, log
+
+__all__ = ["Documents", "Progress", "SealedFile"]
+
+T = TypeVar("T")
+
+_DOWNLOAD = "documents.download_signed"
+_HEAD = b"%PDF-"
+_END = b"%%EOF"
+_END_WITHIN = 1024
+
+
+@attrs.frozen
+class Progress:
+    """How far a transfer has come; totals are None while they are unknown. A repeat takes its bytes back first."""
+
+    files_done: int
+    files_total: int | None
+    bytes_done: int
+    bytes_total: int | None
+
+
+@attrs.frozen
+class SealedFile:
+    """A sealed PDF on disk, checked and complete."""
+
+    path: Path
+    size: int
+    sha256: str
+
+
+class Documents:
+    """``client.documents``."""
+
+    def __init__(self, transport: Transport, ledger: Ledger) -> None:
+        self._transport = transport
+        self._ledger = ledger
+
+    async def upload(
+        self,
+        signing_id: str | Signing,
+        source: Source | PdfSource,
+        filename: str | None = None,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        preflight: bool = True,
+    ) -> Document:
+        """Upload one PDF to a draft, and return its record.
+
+        Whatever happens on the way, it is never uploaded twice: after an answer that was lost the signing is read, and
+        if that does not settle whether the document arrived, `OutcomeUnknown` is raised. ``preflight=False`` leaves the
+        check of the file to the service. ::
+
+            document = await client.documents.upload(signing, "contract.pdf")
+        """
+        folder = _folder(signing_id)
+        most = self._transport.options.assumptions.max_pdf_bytes
+        async with PdfSource(source, filename).opened(most if preflight else None) as pdf:
+            if preflight:
+                await pdf.check(most)
+            listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
+            async with self._ledger.upload(folder, pdf.filename, lambda: self._transport.call(listing)) as upload:
+
+                async def check(read: Read) -> Done[Document] | None:
+                    return upload.settle(await read(listing))
+
+                operation = Operation(
+                    "documents.upload",
+                    "POST",
+                    folder,
+                    Repeat.CHECKED,
+                    decode=self._decode,
+                    check=check,
+                    body=sending.body,
+                    transfer=True,
+                )
+                try:
+                    document = await self._transport.call(operation)
+                except BaseException as error:
+                    upload.failed(error)
+                    raise
+                upload.done(document)
+            sending.done()
+            return document
+
+    async def download_signed(
+        self, signing_id: str | Signing, document_id: str | Document, path: str | os.PathLike[str]
+    ) -> SealedFile:
+        """Download a sealed PDF to ``path``, which is replaced only by a complete, checked file.
+
+        Raises `NotYetSigned` until the document is fully signed. ::
+
+            sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
+        """
+        target = Path(path)
+        if target.is_dir():
+            raise InvalidRequest(f"path: is a folder, not a file: {str(target)!r}")
+        if not target.parent.is_dir():
+            raise InvalidRequest(f"path: there is no folder {str(target.parent)!r}")
+        operation = self._sealed(signing_id, document_id, lambda response: _save(response, target, self._most))
+        return await self._transport.call(operation)
+
+    async def read_signed(self, signing_id: str | Signing, document_id: str | Document) -> bytes:
+        """A sealed PDF, in memory."""
+
+        async def receive(response: wire.Response) -> bytes:
+            parts = [chunk async for chunk in _checked(response, self._most)]
+            return b"".join(parts)
+
+        return await self._transport.call(self._sealed(signing_id, document_id, receive))
+
+    @asynccontextmanager
+    async def stream_signed(
+        self, signing_id: str | Signing, document_id: str | Document
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A sealed PDF as it arrives, for another place than a file. ::
+
+            async with client.documents.stream_signed(signing, document) as chunks:
+                async for chunk in chunks:
+                    await bucket.write(chunk)
+
+        It is repeated until it begins to arrive, not after that: whoever takes chunks has some of them already. One
+        that is cut short, or is no PDF, ends in an error.
+        """
+
+        async def receive(response: wire.Response) -> wire.Response:
+            return response.kept()
+
+        response = await self._transport.call(self._sealed(signing_id, document_id, receive))
+        try:
+            yield self._streamed(response)
+        finally:
+            response.close()
+
+    async def _streamed(self, response: wire.Response) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in _checked(response, self._most):
+                yield chunk
+        except wire.Broken as broken:
+            error: SigningError = TransportError(f"{_DOWNLOAD}: {broken.failure.words}", operation=_DOWNLOAD)
+        except Unreadable as unreadable:
+            error = DecodeError(f"{_DOWNLOAD}: {unreadable}", operation=_DOWNLOAD, status=response.status)
+        else:
+            return
+        raise error
+
+    @property
+    def _most(self) -> int:
+        return self._transport.options.assumptions.max_sealed_bytes
+
+    def _sealed(
+        self, signing_id: Any, document_id: Any, receive: Callable[[wire.Response], Awaitable[T]]
+    ) -> Operation[T]:
+        path = f"{_folder(signing_id)}/{wire.segment('document_id', document_id)}/download-signed"
+        return Operation(_DOWNLOAD, "GET", path, Repeat.READ, receive=receive, not_found=NotYetSigned, transfer=True)
+
+    def _listing(self, signing_id: str | Signing) -> Operation[tuple[Document, ...] | None]:
+        """Reads which documents a signing has; None where the answer does not list them."""
+        assumptions = self._transport.options.assumptions
+
+        def decode(data: Any, headers: Mapping[str, str]) -> tuple[Document, ...] | None:
+            found = record(data, assumptions)
+            listed = isinstance(found, dict) and isinstance(found.get("documents"), list)
+            return structure(found, Signing).documents if listed else None
+
+        return reading(signing_id, decode)
+
+    def _decode(self, data: Any, headers: Mapping[str, str]) -> Document:
+        return structure(record(data, self._transport.options.assumptions), Document)
+
+
+def _folder(signing_id: str | Signing) -> str:
+    return f"{signing_path(signing_id)}/documents"
+
+
+class _Sending:
+    """The body of an upload, anew for each attempt, and what its listener is told of it."""
+
+    def __init__(self, pdf: OpenPdf, listener: Callable[[Progress], None] | None) -> None:
+        self._pdf = pdf
+        self._listener = listener
+        self._sent = 0
+
+    def body(self) -> wire.Body:
+        if self._sent:
+            self._sent = 0
+            self._tell(files=0)
+        return self._pdf.body(self._add)
+
+    def done(self) -> None:
+        self._tell(files=1)
+
+    def _add(self, size: int) -> None:
+        self._sent += size
+        self._tell(files=0)
+
+    def _tell(self, files: int) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(Progress(files, 1, self._sent, self._pdf.size))
+        except Exception:
+            log.exception("on_progress failed; the upload goes on without it")
+            self._listener = None
+
+
+async def _checked(response: wire.Response, most: int) -> AsyncIterator[bytes]:
+    """The chunks of a download; `Unreadable` where it is not a PDF from its beginning to its end."""
+    size, head, tail = 0, b"", b""
+    async for chunk in response.chunks():
+        size += len(chunk)
+        if size > most:
+            raise Unreadable(f"the sealed file is larger than {most} bytes")
+        if len(head) < len(_HEAD):
+            head += chunk[: len(_HEAD)]
+            if not (head.startswith(_HEAD) or _HEAD.startswith(head)):
+                raise Unreadable("what came is not a PDF")
+        tail = (tail + chunk[-_END_WITHIN:])[-_END_WITHIN:]
+        yield chunk
+    if not head.startswith(_HEAD):
+        raise Unreadable("what came is not a PDF")
+    if _END not in tail:
+        raise Unreadable("the sealed file has no end: it was cut short")
+
+
+async def _save(response: wire.Response, target: Path, most: int) -> SealedFile:
+    """Write a download beside its target, and put it in the target's place when it is complete."""
+    digest, size = hashlib.sha256(), 0
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")
+    try:
+        with temporary.open("xb", buffering=0) as file:
+            async for chunk in _checked(response, most):
+                digest.update(chunk)
+                size += len(chunk)
+                _write(file, chunk)
+            await asyncio.to_thread(_finish, file, temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return SealedFile(target, size, digest.hexdigest())
+
+
+def _write(file: RawIOBase, chunk: bytes) -> None:
+    written = file.write(chunk) or 0
+    while written < len(chunk):
+        written += file.write(memoryview(chunk)[written:]) or 0
+
+
+def _finish(file: RawIOBase, temporary: Path, target: Path) -> None:
+    os.fsync(file.fileno())
+    temporary.replace(target)
+    sync_folder(target.parent)

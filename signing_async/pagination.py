@@ -1,0 +1,196 @@
+"""Lists, page by page: await one page, or iterate over everything while the next page is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from . import wire
+from .answers import look_up
+from .assumptions import Assumptions
+from .convert import Unreadable, structure_all
+from .errors import DecodeError, InvalidRequest
+from .retry import Repeat
+from .transport import Operation, Read, Transport
+
+__all__ = ["Page", "Pager"]
+
+T = TypeVar("T")
+_LINK = re.compile(r"<([^<>]*)>([^<]*)")
+_NEXT = re.compile(r";\s*rel\s*=\s*\"?(?:[^\",;]*\s)?next[\s\",;]", re.IGNORECASE)
+
+
+@attrs.frozen(slots=False)
+class Page(Generic[T]):
+    """Some items of a list, and where the next ones are: ``list(cursor=page.next_cursor)`` goes on from there."""
+
+    items: tuple[T, ...]
+    next_cursor: str | None
+
+
+class Pager(Generic[T]):
+    """A list that is fetched as it is used.
+
+    ::
+
+        page = await client.signings.list(limit=50)             # one page
+        async for signing in client.signings.list():            # everything
+            ...
+        async for page in client.signings.list().pages():       # page by page; page.next_cursor can be kept
+            ...
+
+    While one page is worked on the next is fetched, at most one; ``read_ahead=False`` leaves that off.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        path: str,
+        model: type[T],
+        *,
+        cursor: str | None = None,
+        limit: int | None = None,
+        read_ahead: bool = True,
+    ) -> None:
+        if cursor is not None and (not isinstance(cursor, str) or not cursor):
+            raise InvalidRequest(f"cursor: must be a page's next_cursor, not {cursor!r}")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise InvalidRequest(f"limit: must be a whole number from 1, not {limit!r}")
+        self._transport = transport
+        self._name = name
+        self._path = path
+        self._model = model
+        self._cursor = cursor
+        self._limit = limit
+        self._read_ahead = read_ahead
+        self._call: Read = transport.call
+
+    def through(self, read: Read) -> Pager[T]:
+        """The same list, read as a part of another call."""
+        pager = Pager(self._transport, self._name, self._path, self._model, read_ahead=False)
+        pager._call = read
+        return pager
+
+    def __await__(self) -> Generator[Any, None, Page[T]]:
+        return self._fetch(self._cursor).__await__()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async with aclosing(self.pages()) as pages:
+            async for page in pages:
+                for item in page.items:
+                    yield item
+
+    async def pages(self) -> AsyncGenerator[Page[T], None]:
+        """All pages from here on."""
+        seen = {self._cursor}
+        page = await self._fetch(self._cursor)
+        while page.next_cursor is not None:
+            if page.next_cursor in seen:
+                raise DecodeError(
+                    self._transport.redacted(
+                        f"{self._name}: the service gave the cursor {page.next_cursor[:80]!r} a second time"
+                    ),
+                    operation=self._name,
+                )
+            seen.add(page.next_cursor)
+            if not self._read_ahead:
+                yield page
+                page = await self._fetch(page.next_cursor)
+                continue
+            ahead = asyncio.create_task(self._fetch(page.next_cursor), name=f"signing_async {self._name} read-ahead")
+            try:
+                yield page
+                page = await ahead
+            finally:
+                await _stop(ahead)
+        yield page
+
+    async def _fetch(self, cursor: str | None) -> Page[T]:
+        assumptions = self._transport.options.assumptions
+        params: dict[str, str] = {}
+        path = self._path
+        if self._limit is not None:
+            params[assumptions.limit_param] = str(self._limit)
+        if cursor is not None and _is_address(cursor):
+            address = self._address(cursor)
+            if address is None:
+                raise InvalidRequest(f"cursor: an address that is not on the tenant's origin: {cursor[:80]!r}")
+            path, params = address, {}
+        elif cursor is not None:
+            params[assumptions.cursor_param] = cursor
+        operation = Operation(self._name, "GET", path, Repeat.READ, decode=self._decode, params=params)
+        page: Page[T] = await self._call(operation)
+        return page
+
+    def _decode(self, data: Any, headers: Mapping[str, str]) -> Page[T]:
+        assumptions = self._transport.options.assumptions
+        items, found = _items(data, assumptions)
+        # The last item's id before structuring: that uses the parsed items up.
+        last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
+        cursor = _next_cursor(data, headers, last_id, assumptions)
+        if cursor is not None and _is_address(cursor) and self._address(cursor) is None:
+            raise Unreadable("the address of the next page is not on the tenant's origin, and is not followed")
+        try:
+            return Page(structure_all(items, self._model), cursor)
+        except Unreadable as error:
+            problem = error.under(found)
+        raise problem
+
+    def _address(self, cursor: str) -> str | None:
+        """The path and query of a next page's address, if that is on the same origin."""
+        return wire.resolve(wire.Request("GET", self._transport.shared.origin, self._path), cursor)
+
+
+def _is_address(cursor: str) -> bool:
+    return cursor.startswith(("http://", "https://", "/", "?"))
+
+
+def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:
+    """The items of a page, and where they stood."""
+    if isinstance(data, list):
+        return data, ""
+    for path in assumptions.item_paths:
+        found = look_up(data, path)
+        if isinstance(found, list):
+            return found, path
+    tried = ", ".join(assumptions.item_paths)
+    raise Unreadable(f"no list of items: neither the answer itself nor any of {tried}")
+
+
+def _next_cursor(data: Any, headers: Mapping[str, str], last_id: Any, assumptions: Assumptions) -> str | None:
+    more = next((found for path in assumptions.has_more_paths if isinstance(found := look_up(data, path), bool)), None)
+    if more is False:
+        return None
+    for path in assumptions.next_paths:
+        found = look_up(data, path)
+        if isinstance(found, str) and found:
+            return found
+        if isinstance(found, int) and not isinstance(found, bool):
+            return str(found)
+    linked = _linked(headers.get("Link", ""))
+    if linked is not None:
+        return linked
+    return str(last_id) if more and last_id is not None else None
+
+
+def _linked(header: str) -> str | None:
+    """The address in a Link header whose relation is ``next``."""
+    for match in _LINK.finditer(header[:8192]):
+        if _NEXT.search(match[2] + ";"):
+            return match[1]
+    return None
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait until it is gone; what came of it does not matter any more."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,171 @@
+"""The recipients of a signing: add, list and remind them."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from . import wire
+from .answers import record
+from .convert import structure
+from .errors import InvalidRequest, SigningError
+from .models import Recipient, Signing, SigningMethod
+from .pagination import Pager
+from .retry import Repeat
+from .signings import signing_path
+from .transport import Done, Operation, Read, Transport, Undecided
+
+__all__ = ["Recipients", "RemindResult"]
+
+_FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
+
+
+@attrs.frozen
+class RemindResult:
+    """What came of reminding one recipient: ``error`` is None when the reminder was sent."""
+
+    recipient: Recipient
+    error: SigningError | None = None
+
+
+class Recipients:
+    """``client.recipients``."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def add(
+        self,
+        signing_id: str | Signing,
+        *,
+        email: str,
+        first_name: str | None = None,
+        last_name: str | None = None,
+        signing_method: SigningMethod | str = SigningMethod.EMAIL,
+        order: int | None = None,
+        extra: Mapping[str, Any] = {},
+    ) -> Recipient:
+        """Add a recipient to a draft, once: before it is ever repeated, the recipients are read.
+
+        ``extra`` holds the fields that the specification does not name, such as a phone number for BankID. ::
+
+            await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg",
+                                        signing_method="bankid", order=1, extra={"phone": "+46701234567"})
+        """
+        named = {
+            "email": email,
+            "first_name": first_name,
+            "last_name": last_name,
+            "signing_method": signing_method,
+            "order": order,
+        }
+        check_recipient(named, extra)
+        fields = {**{name: value for name, value in named.items() if value is not None}, **extra}
+        content = _encoded(fields)
+
+        async def check(read: Read) -> Done[Recipient] | None:
+            everyone = [recipient async for recipient in self.list(signing_id).through(read)]
+            if not all(recipient.email for recipient in everyone):
+                raise Undecided("the service does not give the recipients' e-mail addresses", everyone)
+            found = [recipient for recipient in everyone if _is_same(recipient, fields)]
+            if len(found) > 1:
+                raise Undecided("there is more than one recipient with these fields", found)
+            return Done(found[0]) if found else None
+
+        return await self._transport.call(
+            Operation(
+                "recipients.add",
+                "POST",
+                _folder(signing_id),
+                Repeat.CHECKED,
+                decode=self._decode,
+                check=check,
+                body=lambda: wire.bytes_body(content, "application/json"),
+            )
+        )
+
+    def list(self, signing_id: str | Signing) -> Pager[Recipient]:
+        """The recipients of a signing; see `Pager`."""
+        return Pager(self._transport, "recipients.list", _folder(signing_id), Recipient)
+
+    async def remind(self, signing_id: str | Signing, recipient_id: str | Recipient) -> None:
+        """Send a reminder.
+
+        It is repeated after a 5xx, as the specification says, but not after an answer that was lost: that is
+        `OutcomeUnknown`, since a person would get it twice.
+        """
+        path = f"{_folder(signing_id)}/{wire.segment('recipient_id', recipient_id)}/remind"
+        await self._transport.call(Operation("recipients.remind", "POST", path, Repeat.REMIND, body=wire.bytes_body))
+
+    async def remind_pending(self, signing_id: str | Signing) -> list[RemindResult]:
+        """Remind everyone who has not finished, one after the other; one failure does not stop the rest."""
+        results = []
+        async for recipient in self.list(signing_id):
+            if self._is_done(recipient):
+                continue
+            try:
+                await self.remind(signing_id, recipient)
+            except SigningError as error:
+                results.append(RemindResult(recipient, error))
+            else:
+                results.append(RemindResult(recipient))
+        return results
+
+    def _is_done(self, recipient: Recipient) -> bool:
+        return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)
+
+    def _decode(self, data: Any, headers: Mapping[str, str]) -> Recipient:
+        return structure(record(data, self._transport.options.assumptions), Recipient)
+
+
+def _folder(signing_id: str | Signing) -> str:
+    return f"{signing_path(signing_id)}/recipients"
+
+
+def _encoded(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"extra: cannot be sent as JSON: {error}") from None
+
+
+def check_recipient(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+    """Refuse what cannot be a recipient; all of it at once."""
+    problems = []
+    email, order = named["email"], named["order"]
+    if not isinstance(email, str) or "@" not in email.strip("@ \t\r\n"):
+        problems.append(f"email: must be an e-mail address, not {email!r}")
+    for field in ("first_name", "last_name", "signing_method"):
+        if named[field] is not None and (not isinstance(named[field], str) or not named[field].strip()):
+            problems.append(f"{field}: must be a text that is not empty, not {named[field]!r}")
+    if order is not None and (isinstance(order, bool) or not isinstance(order, int) or order < 1):
+        problems.append(f"order: must be a whole number from 1, not {order!r}")
+    if not isinstance(extra, Mapping) or not all(isinstance(field, str) for field in extra):
+        problems.append(f"extra: must map names to values, not {extra!r}")
+    else:
+        problems += [f"extra: {field} is an argument of its own" for field in extra if field in _FIELDS]
+    if problems:
+        raise InvalidRequest("; ".join(problems), problems=problems)
+
+
+def _is_same(recipient: Recipient, sent: Mapping[str, Any]) -> bool:
+    """Whether a recipient has every field that was sent; one that the service does not give back does not count."""
+    if recipient.email.strip().casefold() != sent["email"].strip().casefold():
+        return False
+    given = {**recipient.extra, **{field: getattr(recipient, field) for field in _FIELDS}, "email": sent["email"]}
+    return all(_alike(given[field], value) for field, value in sent.items() if given.get(field) not in (None, ""))
+
+
+def _alike(given: Any, sent: Any) -> bool:
+    """Services tidy up what they are given: case, spaces and punctuation do not tell two people apart."""
+    if isinstance(given, str) and isinstance(sent, str):
+        return _bare(given) == _bare(sent)
+    return bool(given == sent)
+
+
+def _bare(text: str) -> str:
+    return "".join(character for character in unicodedata.normalize("NFKC", text).casefold() if character.isalnum())

@@ -1,0 +1,180 @@
+"""Signings: create drafts, read and list them, send them, wait for them to be completed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from . import wire
+from .answers import record
+from .convert import structure
+from .errors import (
+    InvalidRequest,
+    RateLimited,
+    ServerError,
+    SigningCancelled,
+    TransportError,
+    WaitTimeout,
+)
+from .ledger import Ledger
+from .models import Language, Signing, SigningOrder, SigningState
+from .pagination import Pager
+from .retry import Repeat
+from .transport import Done, Operation, Read, Transport, Undecided, log
+
+__all__ = ["Signings", "reading", "signing_path"]
+
+T = TypeVar("T")
+
+_PATH = "/api/1.0/signings"
+_LONGEST_MESSAGE = 400
+_SLOWER = 1.5
+
+
+def signing_path(signing_id: str | Signing) -> str:
+    """The path of one signing."""
+    return f"{_PATH}/{wire.segment('signing_id', signing_id)}"
+
+
+def reading(signing_id: str | Signing, decode: Callable[[Any, Mapping[str, str]], T]) -> Operation[T]:
+    """Reads one signing, for whatever of it is wanted."""
+    return Operation("signings.get", "GET", signing_path(signing_id), Repeat.READ, decode=decode)
+
+
+class Signings:
+    """``client.signings``."""
+
+    def __init__(self, transport: Transport, ledger: Ledger) -> None:
+        self._transport = transport
+        self._ledger = ledger
+
+    async def create(
+        self,
+        *,
+        name: str,
+        language: Language | str,
+        signing_order: SigningOrder | str | None = None,
+        message: str | None = None,
+    ) -> Signing:
+        """Create a draft. After a lost answer it is created again: a spare draft may remain, which notifies nobody. ::
+
+        signing = await client.signings.create(name="Lease 2031", language="EN", signing_order="parallel")
+        """
+        fields = {"name": name, "language": language, "signing_order": signing_order, "message": message}
+        _check_fields(fields)
+        sent = {name: value for name, value in fields.items() if value is not None}
+
+        def body() -> wire.Body:
+            return wire.bytes_body(json.dumps(sent).encode(), "application/json")
+
+        operation = Operation("signings.create", "POST", _PATH, Repeat.CREATE, decode=self._decode, body=body)
+        signing = await self._transport.call(operation)
+        self._ledger.created(f"{signing_path(signing)}/documents")
+        return signing
+
+    async def get(self, signing_id: str | Signing) -> Signing:
+        """One signing with its documents."""
+        return await self._transport.call(reading(signing_id, self._decode))
+
+    def list(self, cursor: str | None = None, limit: int | None = None, *, read_ahead: bool = True) -> Pager[Signing]:
+        """All signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
+        return Pager(
+            self._transport, "signings.list", _PATH, Signing, cursor=cursor, limit=limit, read_ahead=read_ahead
+        )
+
+    async def send(self, signing_id: str | Signing) -> None:
+        """Send a draft to its recipients, once: before it is ever repeated, the signing is read.
+
+        Raises `CannotBeSent` for one without documents or recipients, or that was sent before.
+        """
+
+        async def check(read: Read) -> Done[None] | None:
+            signing: Signing = await read(reading(signing_id, self._decode))
+            if signing.is_draft is None:
+                raise Undecided("the service does not say whether the signing is still a draft", [signing])
+            return None if signing.is_draft else Done(None)
+
+        await self._transport.call(
+            Operation(
+                "signings.send",
+                "POST",
+                f"{signing_path(signing_id)}/send",
+                Repeat.CHECKED,
+                check=check,
+                body=wire.bytes_body,
+            )
+        )
+
+    async def wait_until_completed(
+        self,
+        signing_id: str | Signing,
+        timeout: float | None = None,
+        *,
+        poll: float = 2.0,
+        max_poll: float = 30.0,
+    ) -> Signing:
+        """Return the signing once everyone has signed.
+
+        It is read again and again, every ``poll`` seconds at first and every ``max_poll`` in the end. An outage on the
+        way is waited out. Raises `SigningCancelled`, and `WaitTimeout` after ``timeout`` seconds.
+        """
+        _check_waiting(timeout, poll, max_poll)
+        signing: Signing | None = None
+        try:
+            async with asyncio.timeout(timeout) as bound:
+                while True:
+                    signing = await self._look(signing_id, signing)
+                    if signing is not None and signing.state is SigningState.COMPLETED:
+                        return signing
+                    if signing is not None and signing.state is SigningState.CANCELLED:
+                        break
+                    await asyncio.sleep(poll * random.uniform(0.75, 1.0))
+                    poll = min(poll * _SLOWER, max_poll)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise WaitTimeout(
+                f"the signing {_shown(signing_id)} was not completed within {timeout:g} s", signing=signing
+            ) from None
+        raise SigningCancelled(f"the signing {_shown(signing_id)} was cancelled", signing=signing)
+
+    async def _look(self, signing_id: str | Signing, last: Signing | None) -> Signing | None:
+        try:
+            return await self.get(signing_id)
+        except (ServerError, RateLimited, TransportError) as error:
+            log.warning("waiting for signing %s goes on: %s", _shown(signing_id), error)
+            return last
+
+    def _decode(self, data: Any, headers: Mapping[str, str]) -> Signing:
+        return structure(record(data, self._transport.options.assumptions), Signing)
+
+
+def _shown(signing_id: str | Signing) -> str:
+    return signing_id.id if isinstance(signing_id, Signing) else signing_id
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Refuse what the specification says is refused; all of it at once."""
+    problems = []
+    name, message = fields["name"], fields["message"]
+    if not isinstance(name, str) or not name.strip():
+        problems.append(f"name: must be a text that is not empty, not {name!r}")
+    for field, allowed in (("language", Language), ("signing_order", SigningOrder)):
+        listed = [member.value for member in allowed]
+        if fields[field] not in listed and not (field == "signing_order" and fields[field] is None):
+            problems.append(f"{field}: must be {' or '.join(listed)}, not {fields[field]!r}")
+    if message is not None and not isinstance(message, str):
+        problems.append(f"message: must be a text, not {message!r}")
+    elif message is not None and len(message) > _LONGEST_MESSAGE:
+        problems.append(f"message: at most {_LONGEST_MESSAGE} characters, this has {len(message)}: {message[:40]!r}...")
+    if problems:
+        raise InvalidRequest("; ".join(problems), problems=problems)
+
+
+def _check_waiting(timeout: float | None, poll: float, max_poll: float) -> None:
+    for name, value in (("timeout", timeout), ("poll", poll), ("max_poll", max_poll)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+            raise InvalidRequest(f"{name}: must be seconds above 0, not {value!r}")

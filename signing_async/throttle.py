@@ -1,0 +1,58 @@
+"""What all calls of a client share: the gate that a 429 closes, and the budget for repeats."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["Budget", "Gate"]
+
+
+class Gate:
+    """Closed until a point in time of the event loop's clock. A timestamp: nobody can reopen it early by mistake."""
+
+    def __init__(self) -> None:
+        self._opens_at = 0.0
+
+    def close(self, seconds: float) -> None:
+        """Stay closed for at least this long from now."""
+        self._opens_at = max(self._opens_at, asyncio.get_running_loop().time() + seconds)
+
+    @property
+    def opens_at(self) -> float:
+        """When the gate opens, by the loop's clock."""
+        return self._opens_at
+
+    async def passed(self) -> None:
+        """Return once the gate is open; it may have been closed for longer in the meantime."""
+        loop = asyncio.get_running_loop()
+        while (wait := self._opens_at - loop.time()) > 0:
+            await asyncio.sleep(wait)
+
+
+class Budget:
+    """Keeps the load in an outage at no more than two requests a call on average.
+
+    Every call brings half a credit, every request beyond a call's first takes one, and one that brought the call to
+    success gives back what the call took. A full purse of 20 lets a few calls in trouble make all of their attempts.
+    """
+
+    _FULL = 20.0
+    _BROUGHT = 0.5
+
+    def __init__(self) -> None:
+        self._credits = self._FULL
+
+    def bring(self) -> None:
+        """A call begins."""
+        self._credits = min(self._FULL, self._credits + self._BROUGHT)
+
+    def take(self) -> bool:
+        """Whether one more request may be made; if so, it is paid for."""
+        if self._credits < 1.0:
+            return False
+        self._credits -= 1.0
+        return True
+
+    def give_back(self, taken: int) -> None:
+        """A call that had taken this many succeeded after all."""
+        self._credits = min(self._FULL, self._credits + taken)

@@ -1,0 +1,176 @@
+"""Where a token lives between requests: the protocol, one store in memory, and one in a file that processes share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from .errors import AuthError, ConfigurationError
+from .models import Token
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
+
+__all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "token_from_json", "token_to_json"]
+
+
+class TokenStore(Protocol):
+    """Keeps one token. A refresh takes the lock, loads, and saves before anybody uses the new token."""
+
+    async def load(self) -> Token | None:
+        """The token saved last; None when there is none yet."""
+
+    async def save(self, token: Token) -> None:
+        """Keep this token; when it returns, a crash must not lose it."""
+
+    def lock(self) -> AbstractAsyncContextManager[None]:
+        """Held by one refresh at a time, wherever the others run that share this store."""
+
+
+def token_to_json(token: Token) -> bytes:
+    """A token as the bytes that a store keeps: these hold the secrets."""
+    return json.dumps(
+        {
+            "access_token": token.access_token,
+            "refresh_token": token.refresh_token,
+            "expires_at": None if token.expires_at is None else token.expires_at.timestamp(),
+            "token_type": token.token_type,
+        }
+    ).encode()
+
+
+def token_from_json(data: bytes) -> Token:
+    """The token of bytes made by `token_to_json`, or a ValueError."""
+    fields: Any = json.loads(data)
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004  # it is the value of the bytes that is wrong
+    known = {
+        name: fields[name] for name in ("access_token", "refresh_token", "expires_at", "token_type") if name in fields
+    }
+    try:
+        return Token(**known)
+    except TypeError:
+        raise ValueError("no access_token in it") from None
+
+
+class MemoryTokenStore:
+    """Keeps the token in this process. What it holds is gone with it: mind that a refresh token may work only once."""
+
+    def __init__(self, token: Token | None = None) -> None:
+        self._token = token
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> Token | None:
+        return self._token
+
+    async def save(self, token: Token) -> None:
+        self._token = token
+
+    def lock(self) -> AbstractAsyncContextManager[None]:
+        return self._lock
+
+
+class FileTokenStore:
+    """Keeps the token in a file that only its owner may read, for any number of processes on one machine.
+
+    A save is atomic and on disk when it returns. The lock is a file beside it, held across processes and freed by the
+    system should its holder die::
+
+        store = FileTokenStore("~/.config/my-app/token.json")
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if fcntl is None:
+            raise ConfigurationError("FileTokenStore needs POSIX file locks, which this system does not have")
+        self.path = Path(path).expanduser()
+        if self.path.is_dir():
+            raise ConfigurationError(f"FileTokenStore: path is a folder: {self.path}")
+
+    def __repr__(self) -> str:
+        return f"FileTokenStore({str(self.path)!r})"
+
+    async def load(self) -> Token | None:
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, token: Token) -> None:
+        await asyncio.to_thread(self._save, token_to_json(token))
+
+    @contextlib.asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        handle = await asyncio.to_thread(self._open_lock)
+        try:
+            # Asked for again and again, since a thread that waits in flock cannot be cancelled.
+            while not _try_lock(handle):
+                await asyncio.sleep(random.uniform(0.005, 0.03))
+            yield
+        finally:
+            os.close(handle)
+
+    def _load(self) -> Token | None:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise AuthError(f"the token file {self.path} cannot be read: {error.strerror}") from None
+        try:
+            return token_from_json(data)
+        except ValueError:
+            raise AuthError(f"the token file {self.path} holds no token; it was left as it is") from None
+
+    def _save(self, data: bytes) -> None:
+        try:
+            self._make_folder()
+            # mkstemp makes the file with mode 0600.
+            handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(name).replace(self.path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise AuthError(f"the token file {self.path} cannot be written: {error.strerror}") from None
+
+    def _make_folder(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _open_lock(self) -> int:
+        try:
+            self._make_folder()
+            # A file of its own, never replaced: a lock on the token's file would be lost with each save. And flock, not
+            # lockf: it also excludes two stores in one process.
+            return os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise AuthError(f"the lock beside {self.path} cannot be opened: {error.strerror}") from None
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as the files are."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,483 @@
+"""One call: gate, token, attempts, check before repeat, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import attrs
+
+from . import errors, retry, wire
+from .answers import error_from, request_id
+from .assumptions import Assumptions
+from .convert import Unreadable, parse
+from .models import Token
+from .redaction import redact
+from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
+from .throttle import Budget, Gate
+
+__all__ = ["Attempt", "Auth", "Bearer", "Done", "Operation", "Options", "Shared", "Timeouts", "Transport", "Undecided"]
+
+T = TypeVar("T")
+Read = Callable[["Operation[Any]"], Awaitable[Any]]
+
+log = logging.getLogger("signing_async")
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS = 5
+_CHECK_SHARE, _CHECK_MOST = 0.25, 5.0
+
+
+def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise errors.ConfigurationError(f"timeout: {attribute.name} must be seconds above 0, not {value!r}")
+
+
+@attrs.frozen
+class Timeouts:
+    """Seconds for a whole call, its waits and repeats included; for one that moves a file; for making a connection."""
+
+    call: float = attrs.field(default=60.0, validator=_check_seconds)
+    transfer: float = attrs.field(default=300.0, validator=_check_seconds)
+    connect: float = attrs.field(default=10.0, validator=_check_seconds)
+
+
+@attrs.frozen
+class Attempt:
+    """What the ``on_attempt`` hook is told of each attempt, after it."""
+
+    operation: str
+    """Such as ``"signings.send"``."""
+    attempt: int
+    """From 1."""
+    status: int | None
+    """None when no answer came."""
+    seconds: float
+    request_id: str | None
+    delay: float | None
+    """Seconds until the next attempt; None when there is none."""
+    error: str | None
+    """What went wrong, in words without secrets; None when nothing did."""
+
+
+class Auth(Protocol):
+    """Where the bearer token comes from."""
+
+    async def token(self) -> Token:
+        """A token to use now."""
+
+    async def renewed(self, rejected: Token) -> bool:
+        """Whether a token that the service rejected could be replaced."""
+
+    def secrets(self) -> Iterable[str]:
+        """What must appear in no text."""
+
+
+class Bearer:
+    """A fixed access token."""
+
+    def __init__(self, access_token: str) -> None:
+        self._token = Token(access_token)
+
+    async def token(self) -> Token:
+        return self._token
+
+    async def renewed(self, rejected: Token) -> bool:
+        return False
+
+    def secrets(self) -> Iterable[str]:
+        return (self._token.access_token,)
+
+
+@attrs.frozen
+class Done(Generic[T]):
+    """A check found that the request in doubt did take effect, and this is what the call returns."""
+
+    value: T
+
+
+class Undecided(Exception):  # stays inside the package: callers see OutcomeUnknown
+    """A check cannot tell; ``known`` is what it found."""
+
+    def __init__(self, words: str, known: Iterable[object] = ()) -> None:
+        super().__init__(words)
+        self.known = tuple(known)
+
+
+@attrs.frozen
+class Operation(Generic[T]):
+    """One operation of the service: what is sent, what a repeat would do, and how its answer is read."""
+
+    name: str
+    method: str
+    path: str
+    repeat: Repeat
+    decode: Callable[[Any, Mapping[str, str]], T] | None = None
+    """From the parsed answer and its headers; without it the answer's body does not matter."""
+    receive: Callable[[wire.Response], Awaitable[T]] | None = None
+    """Reads the answer's body itself, for what is no JSON."""
+    check: Callable[[Read], Awaitable[Done[T] | None]] | None = None
+    """For `Repeat.CHECKED`: whether the request in doubt took effect; None if not. Reads through what it is given."""
+    params: Mapping[str, str] = {}
+    body: Callable[[], wire.Body] | None = None
+    """Makes the body anew for each attempt."""
+    not_found: type[errors.NotFound] = errors.NotFound
+    transfer: bool = False
+
+
+@attrs.frozen
+class Options:
+    """What a view of a client may have of its own."""
+
+    retry: RetryPolicy
+    timeouts: Timeouts
+    assumptions: Assumptions
+    on_attempt: Callable[[Attempt], None] | None
+
+
+class Shared:
+    """What all views of a client share."""
+
+    def __init__(self, origin: str, auth: Auth, sessions: wire.Sessions) -> None:
+        self.origin = origin
+        self.auth = auth
+        self.sessions = sessions
+        self.gate = Gate()
+        self.budget = Budget()
+
+
+class Transport:
+    """Makes calls: `call` is the way of every operation."""
+
+    def __init__(self, shared: Shared, options: Options) -> None:
+        self.shared = shared
+        self.options = options
+
+    async def call(self, operation: Operation[T]) -> T:
+        """Carry out an operation, within the call's deadline, as often as the retry table allows."""
+        self.shared.sessions.get()
+        self.shared.budget.bring()
+        return await retry.run(_Call(self, operation, self.deadline(transfer=operation.transfer)).attempt)
+
+    def deadline(self, *, transfer: bool = False) -> float:
+        """When a call that begins now has to end, by the loop's clock."""
+        timeouts = self.options.timeouts
+        return asyncio.get_running_loop().time() + (timeouts.transfer if transfer else timeouts.call)
+
+    def redacted(self, text: str) -> str:
+        return redact(text, self.shared.auth.secrets())
+
+
+class _Call(Generic[T]):
+    """The attempts of one call, and what they have in common."""
+
+    def __init__(self, transport: Transport, operation: Operation[T], deadline: float, *, paid: bool = False) -> None:
+        self.transport = transport
+        self.shared = transport.shared
+        self.options = transport.options
+        self.operation = operation
+        self.deadline = deadline
+        self.attempts = 0
+        self.in_doubt = False
+        self.was_in_doubt = False
+        self.may_renew = True
+        self.taken = 0
+        self.status: int | None = None
+        self.request_id: str | None = None
+        # A check is no call of its own: its first request is paid from the budget like a repeat.
+        self.paid = paid
+
+    async def attempt(self) -> T:
+        if self.in_doubt:
+            done = await self._check()
+            if done is not None:
+                return self._succeed(done.value)
+            self.in_doubt = False
+        self._pass_budget()
+        self.attempts += 1
+        began = time.perf_counter()
+        try:
+            answer = await self._exchange()
+        except errors.SigningError as error:
+            self._report(began, None, str(error))
+            if self.was_in_doubt and isinstance(error, errors.APIError) and self.operation.repeat is Repeat.CHECKED:
+                return await self._settle(error)
+            raise
+        if not isinstance(answer, Trouble):
+            self._report(began, None, None)
+            return self._succeed(answer)
+        return await self._go_on(answer, began)
+
+    async def _go_on(self, trouble: Trouble, began: float) -> T:
+        """After a failed attempt: ask for another one, find that it took effect after all, or raise."""
+        following = retry.step(trouble.outcome, self.operation.repeat)
+        decision = self._decide(trouble)
+        if following is Step.UNKNOWN:
+            decision = retry.Decision(None, "a repeat could take effect twice")
+        elif decision.delay is not None and trouble.outcome is not Outcome.THROTTLED and not self._afford():
+            decision = retry.Decision(None, "too many calls are failing: the retry budget is used up")
+        self._report(began, decision.delay, str(trouble.error))
+        self.in_doubt = following is Step.CHECK
+        self.was_in_doubt |= self.in_doubt
+        if decision.delay is not None:
+            raise retry.Again(decision.delay)
+        if following is Step.UNKNOWN:
+            raise self._unknown(trouble.error, decision.why)
+        if self.in_doubt and (self.options.retry.max_attempts > 1 or trouble.outcome is Outcome.LOST):
+            if self.options.retry.max_attempts == 1:
+                raise self._unknown(trouble.error, decision.why)
+            return await self._settle(trouble.error)
+        raise self._finally(trouble.error, decision.why)
+
+    def _decide(self, trouble: Trouble) -> retry.Decision:
+        if not trouble.passing:
+            return retry.Decision(None)
+        decision = retry.decide(
+            self.options.retry,
+            attempt=self.attempts,
+            retry_after=trouble.retry_after,
+            remaining=self.deadline - asyncio.get_running_loop().time(),
+            chance=random.random(),
+        )
+        if trouble.outcome is Outcome.THROTTLED:
+            # Every call of the client waits, this one's own delay included.
+            wait = decision.delay if decision.delay is not None else trouble.retry_after
+            self.shared.gate.close(min(wait or 0.0, self.options.retry.max_retry_after))
+        return decision
+
+    def _afford(self) -> bool:
+        if not self.shared.budget.take():
+            return False
+        self.taken += 1
+        return True
+
+    def _pass_budget(self) -> None:
+        if self.paid and not self.attempts and not self._afford():
+            raise errors.TransportError("the retry budget is used up", operation=self.operation.name, attempts=0)
+
+    def _succeed(self, value: T) -> T:
+        if self.taken:
+            self.shared.budget.give_back(self.taken)
+        return value
+
+    # Checking what became of a request
+
+    async def _check(self) -> Done[T] | None:
+        assert self.operation.check is not None
+        try:
+            return await self.operation.check(self._read)
+        except Undecided as error:
+            unknown = self._unknown(str(error), "", known=error.known)
+        except errors.SigningError as error:
+            unknown = self._unknown(f"and it could not be checked: {error}", "")
+        raise unknown
+
+    async def _settle(self, error: errors.SigningError) -> T:
+        """No repeat follows: raise the error, unless the request did take effect."""
+        done = await self._check()
+        if done is not None:
+            return self._succeed(done.value)
+        if isinstance(error, errors.RequestTimeout):
+            raise self._unknown(error, "so far it has not taken effect, and it still may")
+        raise error
+
+    async def _read(self, operation: Operation[Any]) -> Any:
+        return await retry.run(_Call(self.transport, operation, self.deadline, paid=True).attempt)
+
+    def _unknown(
+        self, said: errors.SigningError | str, why: str, known: Iterable[object] = ()
+    ) -> errors.OutcomeUnknown:
+        text = str(said).removeprefix(f"{self.operation.name}: ")
+        text = f"{self.operation.name}: it is not known whether this took effect: {text}" + (f"; {why}" if why else "")
+        late = asyncio.get_running_loop().time() >= self.deadline or isinstance(said, errors.RequestTimeout)
+        kind = errors.OutcomeUnknownTimeout if late else errors.OutcomeUnknown
+        return kind(text, operation=self.operation.name, attempts=self.attempts, known=tuple(known))
+
+    def _finally(self, error: errors.SigningError, why: str) -> errors.SigningError:
+        if why and isinstance(error, errors.APIError | errors.TransportError):
+            error.message = f"{error.message} ({why})" if error.message else why
+            error.args = (error.message,)
+        if isinstance(error, errors.TransportError):
+            error.attempts = self.attempts
+        return error
+
+    # One attempt
+
+    async def _exchange(self) -> T | Trouble:
+        """Send the request and read its answer, within what is left of the deadline."""
+        loop = asyncio.get_running_loop()
+        limit = self.deadline
+        if self.operation.repeat is Repeat.CHECKED and self.options.retry.max_attempts > 1:
+            limit -= min((self.deadline - loop.time()) * _CHECK_SHARE, _CHECK_MOST)
+        if self.shared.gate.opens_at >= self.deadline:
+            raise self._gated(loop.time())
+        self.status = self.request_id = None
+        body: wire.Body | None = None
+        try:
+            async with asyncio.timeout_at(limit) as bound:
+                await self.shared.gate.passed()
+                while True:
+                    token = await self.shared.auth.token()
+                    body = self.operation.body() if self.operation.body is not None else None
+                    result = await self._once(token, body, limit)
+                    if result is not None:
+                        return result
+        except TimeoutError:
+            if not bound.expired():
+                raise
+        sent = body.started if body is not None else self.operation.method == "GET"
+        return self._timed_out(sent)
+
+    def _timed_out(self, sent: bool) -> Trouble:
+        timeouts = self.options.timeouts
+        seconds = timeouts.transfer if self.operation.transfer else timeouts.call
+        error = errors.RequestTimeout(
+            f"{self.operation.name}: no answer came within its deadline of {seconds:g} s",
+            operation=self.operation.name,
+            attempts=self.attempts,
+        )
+        return Trouble(Outcome.LOST if sent else Outcome.UNSENT, error, passing=False)
+
+    def _gated(self, now: float) -> errors.RateLimited:
+        wait = self.shared.gate.opens_at - now
+        return errors.RateLimited(
+            "the service asked all calls to wait for longer than this call may take; nothing was sent",
+            status=429,
+            operation=self.operation.name,
+            retry_after=wait,
+        )
+
+    async def _once(self, token: Token, body: wire.Body | None, limit: float) -> T | Trouble | None:
+        """One request; None asks for the same again, with a new token."""
+        operation = self.operation
+        request = wire.Request(operation.method, self.shared.origin, operation.path, operation.params, body)
+        for _ in range(_MOST_REDIRECTS + 1):
+            remaining = limit - asyncio.get_running_loop().time()
+            connect = max(min(self.options.timeouts.connect, 0.9 * remaining), 0.001)
+            silence = self.options.timeouts.call if operation.transfer else None
+            session = self.shared.sessions.get()
+            response = await wire.send(session, request, token, connect=connect, silence=silence)
+            if isinstance(response, wire.Failure):
+                return self._failed(response)
+            try:
+                self.status = response.status
+                self.request_id = request_id(response.headers, None, self.options.assumptions)
+                if response.status in _REDIRECTS and operation.method == "GET":
+                    request = self._redirected(request, response)
+                    continue
+                if self.may_renew and response.status in self.options.assumptions.expired_token_statuses:
+                    self.may_renew = False
+                    rejection = await self._rejection(response)
+                    response.close()
+                    if await self.shared.auth.renewed(token):
+                        return None
+                    raise rejection
+                return await self._receive(response)
+            except wire.Broken as broken:
+                failure = broken.failure
+            finally:
+                response.finish()
+            return self._failed(failure)
+        raise self._refused_redirect(f"more than {_MOST_REDIRECTS} redirects")
+
+    def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
+        """The request that a redirect asks for: on the same origin, or an error."""
+        target = wire.resolve(request, response.headers.get("Location", ""))
+        if target is None:
+            raise self._refused_redirect("a redirect to another origin is not followed")
+        return attrs.evolve(request, path=target, params={})
+
+    def _refused_redirect(self, why: str) -> errors.APIError:
+        return errors.APIError(
+            why, status=self.status or 302, operation=self.operation.name, request_id=self.request_id
+        )
+
+    def _failed(self, failure: wire.Failure) -> Trouble:
+        error = errors.TransportError(
+            f"{self.operation.name}: {failure.words}",
+            operation=self.operation.name,
+            attempts=self.attempts,
+            status=self.status,
+            request_id=self.request_id,
+        )
+        return Trouble(failure.outcome, error, passing=failure.passing)
+
+    async def _receive(self, response: wire.Response) -> T | Trouble:
+        operation, assumptions = self.operation, self.options.assumptions
+        if not response.ok:
+            error = await self._rejection(response)
+            self.request_id = error.request_id
+            if response.status != 429 and response.status < 500:
+                raise error
+            outcome = Outcome.THROTTLED if response.status == 429 else Outcome.FAILED
+            return Trouble(outcome, error, error.retry_after)
+        if operation.decode is None and operation.receive is None:
+            # The status says it all: an answer that breaks off after it changes nothing.
+            with contextlib.suppress(wire.Broken):
+                await response.read(assumptions.max_answer_bytes)
+            return cast("T", None)
+        try:
+            if operation.receive is not None:
+                return await operation.receive(response)
+            assert operation.decode is not None
+            data = parse(await response.read(assumptions.max_answer_bytes))
+            self.request_id = self.request_id or request_id({}, data, assumptions)
+            return operation.decode(data, response.headers)
+        except Unreadable as error:
+            problem = str(error)
+        raise self._unreadable(problem, response)
+
+    async def _rejection(self, response: wire.Response) -> errors.APIError:
+        headers = response.headers
+        return error_from(
+            response.status,
+            headers,
+            await response.read(0),
+            reason=response.reason,
+            operation=self.operation.name,
+            not_found=self.operation.not_found,
+            retry_after=retry.read_retry_after(headers.get("Retry-After"), date=headers.get("Date"), now=time.time),
+            secrets=self.shared.auth.secrets(),
+            assumptions=self.options.assumptions,
+        )
+
+    def _unreadable(self, problem: str, response: wire.Response) -> errors.DecodeError:
+        identity = f", request id {self.request_id}" if self.request_id else ""
+        return errors.DecodeError(
+            self.transport.redacted(
+                f"{self.operation.name}: the answer cannot be read: {problem} (HTTP {response.status}{identity})"
+            ),
+            operation=self.operation.name,
+            status=response.status,
+            request_id=self.request_id,
+        )
+
+    # Telling
+
+    def _report(self, began: float, delay: float | None, error: str | None) -> None:
+        """Tell the hook and the log of an attempt that is over."""
+        hook = self.options.on_attempt
+        if hook is None and not log.isEnabledFor(logging.DEBUG):
+            return
+        seconds = time.perf_counter() - began
+        told = Attempt(self.operation.name, self.attempts, self.status, seconds, self.request_id, delay, error)
+        log.debug(
+            "%s attempt %d: %s in %.3f s%s%s",
+            told.operation,
+            told.attempt,
+            told.status or "no answer",
+            told.seconds,
+            f", request id {told.request_id}" if told.request_id else "",
+            (f": {error}" if error else "") + (f"; again in {delay:.3f} s" if delay is not None else ""),
+        )
+        if hook is not None:
+            try:
+                hook(told)
+            except Exception:
+                log.exception("the on_attempt hook failed")

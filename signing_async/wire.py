@@ -1,0 +1,349 @@
+"""One request out, one bounded answer in: the only module that touches aiohttp's requests.
+
+No aiohttp exception leaves it: those hold the request's headers, and with them the token. What went wrong is told by a
+`Failure`, or by `Broken` while a body is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import warnings
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib.metadata import version
+from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
+
+import aiohttp
+import attrs
+from aiohttp.abc import AbstractStreamWriter
+from yarl import URL
+
+from .errors import ClientClosed, ConfigurationError, InvalidRequest
+from .models import Token
+from .retry import Outcome
+
+__all__ = [
+    "Body",
+    "Broken",
+    "Chunk",
+    "Failure",
+    "Request",
+    "Response",
+    "Sessions",
+    "bytes_body",
+    "check_origin",
+    "resolve",
+    "segment",
+    "send",
+]
+
+_USER_AGENT = f"signing-async/{version('signing-async')}"
+_ERROR_BODY = 64 * 1024
+_CONNECTIONS = 100
+
+Chunk = bytes | bytearray | memoryview
+
+
+def check_origin(base_url: str) -> str:
+    """The origin to talk to, or a `ConfigurationError`: HTTPS, or plain HTTP to a loopback host."""
+    try:
+        parts = urlsplit(base_url)
+        origin = _origin(parts)
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigurationError(f"base_url is not a URL: {base_url!r}") from None
+    if parts.username is not None or parts.password is not None:
+        raise ConfigurationError("base_url must not hold a user name or a password")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"base_url must be an origin such as https://tenant.example.com, not {base_url!r}")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigurationError(f"base_url must be an origin, without path or query: {base_url!r}")
+    if parts.scheme == "http" and not _is_loopback(parts.hostname):
+        raise ConfigurationError(f"base_url must be https (plain http is for loopback hosts alone): {base_url!r}")
+    return origin
+
+
+def _origin(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    port = parts.port if parts.port not in (None, {"http": 80, "https": 443}.get(parts.scheme)) else None
+    return f"{parts.scheme}://" + (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
+
+
+def resolve(request: Request, reference: str) -> str | None:
+    """The path and query that a reference from the server leads to, if that is on the request's own origin."""
+    try:
+        parts = urlsplit(urljoin(str(request.url), reference.strip()))
+        if not reference.strip() or parts.username is not None or _origin(parts) != request.origin:
+            return None
+    except ValueError:
+        return None
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    return path + ("?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else "")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def segment(name: str, value: object) -> str:
+    """One segment of a path: an id, or the record itself, percent-encoded; empty ones and dots are refused."""
+    value = getattr(value, "id", value)
+    if not isinstance(value, str) or value.strip(". \t\r\n") == "":
+        raise InvalidRequest(f"{name}: must be an id or a record that has one, not {value!r}")
+    try:
+        return quote(value, safe="")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name}: not a text that can be sent: {value!r}") from None
+
+
+class Body(aiohttp.Payload):
+    """A request body of known size, made for one attempt, that knows whether any of it was sent."""
+
+    def __init__(self, chunks: Callable[[], AsyncIterator[Chunk]], size: int, content_type: str | None) -> None:
+        super().__init__(None, content_type=content_type)
+        self._chunks = chunks
+        self._size = size
+        self.started = False
+        self.failure: Exception | None = None
+        if content_type is None:
+            del self._headers["Content-Type"]
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Called by aiohttp with the connection in hand: what goes before the first chunk are the headers."""
+        self.started = True
+        chunks = self._chunks()
+        while True:
+            try:
+                chunk = await anext(chunks, None)
+            except Exception as error:
+                # The source failed, not the connection: aiohttp would call it a connection error.
+                self.failure = error
+                raise
+            if chunk is None:
+                return
+            await writer.write(chunk)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Asked for by aiohttp's class; a body that is streamed has no text to give."""
+        return f"<{self._size} bytes>"
+
+
+def bytes_body(data: bytes = b"", content_type: str | None = None) -> Body:
+    """A body that is in memory already; an empty one has no type."""
+
+    async def once() -> AsyncIterator[Chunk]:
+        yield data
+
+    return Body(once, len(data), content_type)
+
+
+@attrs.frozen
+class Request:
+    """What goes out. ``path`` is encoded, begins with a slash, and may have a query."""
+
+    method: str
+    origin: str
+    path: str
+    params: Mapping[str, str] = {}
+    body: Body | None = None
+
+    @property
+    def url(self) -> URL:
+        address = self.origin + self.path
+        if self.params:
+            address += ("&" if "?" in self.path else "?") + urlencode(self.params)
+        return URL(address, encoded=True)
+
+
+@attrs.frozen
+class Failure:
+    """No answer came; ``passing`` says whether it makes sense to try again."""
+
+    outcome: Outcome
+    words: str
+    passing: bool = True
+
+
+class Broken(Exception):  # stays inside the package
+    """The answer broke off, or is larger than allowed, while it was read."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.words)
+        self.failure = failure
+
+
+class Response:
+    """An answer whose status and headers are there and whose body is still to be read. Close it."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers = response.headers
+        self._kept = False
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def length(self) -> int | None:
+        """The announced length of the body as it will arrive; None when it is unknown or compressed."""
+        return None if "Content-Encoding" in self.headers else self._response.content_length
+
+    @property
+    def reason(self) -> str:
+        return self._response.reason or ""
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body, or `Broken`. Of an error's body the start is enough, and what came of it if it broke off."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in self.chunks():
+                parts.append(chunk)
+                size += len(chunk)
+                if size > (limit if self.ok else _ERROR_BODY):
+                    raise Broken(Failure(Outcome.LOST, f"the answer is larger than {limit} bytes", passing=False))
+        except Broken:
+            if self.ok:
+                raise
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return body if self.ok else body[:_ERROR_BODY]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
+        content = self._response.content
+        while True:
+            failure = None
+            try:
+                chunk = await content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                failure = Failure(Outcome.LOST, _words(error, "the answer broke off"))
+            if failure is not None:
+                raise Broken(failure)
+            if not chunk:
+                return
+            yield chunk
+
+    def kept(self) -> Response:
+        """The same, for someone who goes on reading it after the call, and closes it then."""
+        self._kept = True
+        return self
+
+    def finish(self) -> None:
+        """The call is over: close the answer, unless someone has kept it."""
+        if not self._kept:
+            self.close()
+
+    def close(self) -> None:
+        """Give the connection back if the body was read to its end, and close it if not."""
+        self._response.close()
+
+
+class Sessions:
+    """Who owns the aiohttp session: the caller, who closes it, or this object, which makes one when it is needed."""
+
+    def __init__(self, session: aiohttp.ClientSession | None = None) -> None:
+        self._given = session
+        self._made: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.closed = False
+
+    def get(self) -> aiohttp.ClientSession:
+        if self.closed:
+            raise ClientClosed("the client is closed")
+        if self._given is not None:
+            if self._given.closed:
+                raise ClientClosed("the session that was given to the client is closed")
+            return self._given
+        loop = asyncio.get_running_loop()
+        if self._made is None:
+            self._loop = loop
+            self._made = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+        elif self._loop is not loop:
+            raise ConfigurationError(
+                "a client belongs to the event loop that it was first used in; make one for each loop"
+            )
+        return self._made
+
+    async def close(self) -> None:
+        """Close what was made here; the caller's session stays open."""
+        self.closed = True
+        if self._made is not None:
+            await self._made.close()
+
+    def warn_if_open(self, owner: object) -> None:
+        """For an owner's ``__del__``: say that it was forgotten. No I/O happens here."""
+        if self._made is not None and not self._made.closed:
+            warnings.warn(
+                f"{owner!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
+            )
+
+
+async def send(
+    session: aiohttp.ClientSession,
+    request: Request,
+    token: Token | None,
+    *,
+    connect: float,
+    silence: float | None = None,
+) -> Response | Failure:
+    """Send one request, and return when the answer's head is there. Redirects are not followed.
+
+    ``connect`` bounds the making of a connection; ``silence`` the time in which nothing arrives after sending.
+    """
+    refused: ClientClosed | ConfigurationError | None = None
+    try:
+        response = await session.request(
+            request.method,
+            request.url,
+            data=request.body,
+            # Written here and nowhere bound to a name, so that no traceback that shows variables shows the token.
+            headers={
+                "Accept": "application/json",
+                "User-Agent": _USER_AGENT,
+                **({"Authorization": f"{token.token_type} {token.access_token}"} if token is not None else {}),
+            },
+            skip_auto_headers=() if request.body is not None and request.body.size else ("Content-Type",),
+            allow_redirects=False,
+            raise_for_status=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence),
+        )
+    except aiohttp.ClientConnectorCertificateError as error:
+        return Failure(Outcome.UNSENT, _words(error, "the server's certificate is not trusted"), passing=False)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        return Failure(Outcome.UNSENT, _words(error, "no connection could be made"))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        # A request without body goes out with its headers; one with a body sends nothing before the body's first bytes.
+        lost = request.body is None or request.body.started
+        failure = Failure(
+            Outcome.LOST if lost else Outcome.UNSENT,
+            _words(error, "the connection was closed before an answer came"),
+        )
+    except (RuntimeError, ValueError) as error:
+        refused = ClientClosed("the session was closed") if session.closed else ConfigurationError(f"session: {error}")
+    else:
+        return Response(response)
+    # Out here the aiohttp exception is no longer the context of what is raised.
+    if refused is not None:
+        raise refused
+    if request.body is not None and request.body.failure is not None:
+        raise request.body.failure
+    return failure
+
+
+def _words(error: BaseException, said: str) -> str:
+    """A sentence that holds nothing of the request: aiohttp's own texts may quote its URL and headers."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        detail = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or cause.strerror
+        return f"{said}: {detail or type(cause).__name__} ({error.host}:{error.port})"
+    return f"{said} ({type(error).__name__})"
