@@ -1,0 +1,79 @@
+"""`signing-async sandbox`: the whole service on this machine, for a browser and for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import click
+
+from ..sandbox import Profile, Sandbox
+
+PROFILES = ("default", "laravel", "rfc9457", "numeric")
+
+
+@click.command()
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep everything in this folder; without it all is gone at the end.",
+)
+@click.option("--profile", default="default", show_default=True, type=click.Choice(PROFILES), help="How it answers.")
+@click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
+@click.option("--webhook-url", help="Deliver events to this address.")
+@click.option(
+    "--webhook-secret", envvar="SIGNING_WEBHOOK_SECRET", help="Better set as SIGNING_WEBHOOK_SECRET.", show_envvar=True
+)
+@click.option("--allow-remote-webhooks", is_flag=True, help="Also deliver events to other machines.")
+def sandbox(
+    port: int,
+    host: str,
+    data: Path | None,
+    profile: str,
+    seed: str | None,
+    webhook_url: str | None,
+    webhook_secret: str | None,
+    allow_remote_webhooks: bool,
+) -> None:
+    """Run the whole service on this machine, until Ctrl-C. It is no legal signing service.
+
+    Example: signing-async sandbox --port 8080 --data ./sandbox
+    """
+    try:
+        server = Sandbox(
+            port=port,
+            host=host,
+            data=data,
+            profile=Profile.preset(profile),
+            seed=seed,
+            webhook_url=webhook_url,
+            webhook_secret=webhook_secret,
+            allow_remote_webhooks=allow_remote_webhooks,
+            keep_requests=2000,
+        )
+        asyncio.run(_run(server))
+    except (ValueError, RuntimeError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _run(server: Sandbox) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows' loops know no handlers; there Ctrl-C raises
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with server:
+        _tell(server)
+        await stop.wait()
+    click.echo("Stopped.")
+
+
+def _tell(server: Sandbox) -> None:
+    click.echo(f"Signing sandbox on {server.base_url} (for trying and testing: no legal signing service)")
+    click.echo(f"  Register an app   {server.base_url}/developer/my-apps")
+    click.echo(f"  API description   {server.base_url}/openapi.json")
+    click.echo(f"  An access token   {server.access_token(lifetime=86_400)} (a day)")
+    click.echo("Ctrl-C stops it.")

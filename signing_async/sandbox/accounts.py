@@ -1,0 +1,308 @@
+"""Users, their applications, and OAuth 2.0: authorization codes, access tokens, rotating refresh tokens.
+
+Secrets and tokens are kept as hashes: what was shown once cannot be read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from .clock import Clock
+from .database import Database
+from .ids import Ids
+from .profile import Profile
+from .records import App, User
+from .refused import Refused, invalid
+
+DEFAULT_TENANT = "sandbox"
+
+
+def hashed(secret: str) -> str:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def oauth_error(code: str, message: str, status: int = 400) -> Refused:
+    """An error of the token endpoint, by RFC 6749's names."""
+    return Refused(status, code, message)
+
+
+class Accounts:
+    """Who may do what."""
+
+    def __init__(self, database: Database, clock: Clock, ids: Ids, profile: Profile) -> None:
+        self._database = database
+        self._clock = clock
+        self._ids = ids
+        self._profile = profile
+
+    # users
+
+    def add_user(self, name: str, email: str, tenant: str = DEFAULT_TENANT) -> User:
+        """A new user; those of one tenant see the same signings, and nothing of another's."""
+        with self._database.transaction():
+            user = User(self._ids.new("user"), tenant, name, email)
+            self._database.insert("users", id=user.id, tenant=tenant, name=name, email=email)
+        return user
+
+    def default_user(self) -> User:
+        """The user who consents when nobody else is named; made on the first run."""
+        user_id = self._database.value("SELECT value FROM meta WHERE key = 'default_user'")
+        if user_id is not None:
+            return self.user(user_id)
+        with self._database.transaction():
+            user = self.add_user("Sandbox User", "user@sandbox.example")
+            self._database.run("INSERT INTO meta VALUES ('default_user', ?)", user.id)
+        return user
+
+    def user(self, user_id: str) -> User:
+        """The user of that id; a KeyError when there is none."""
+        user = self._database.get(User, "users", "id = ?", user_id)
+        if user is None:
+            raise KeyError(f"there is no user {user_id!r}")
+        return user
+
+    # applications
+
+    def register_app(self, name: str, redirect_uri: str, user: User | None = None) -> App:
+        """A new application, with its secret for this once."""
+        errors: dict[str, list[str]] = {}
+        if not name.strip() or len(name) > 200:
+            errors["name"] = ["The name must have 1 to 200 characters."]
+        if problem := _redirect_problem(redirect_uri):
+            errors["redirect_uri"] = [problem]
+        if errors:
+            raise invalid(errors)
+        with self._database.transaction():
+            app = App(
+                client_id=self._ids.secret("client", "app_")[:24],
+                name=name.strip(),
+                redirect_uri=redirect_uri,
+                user_id=(user or self.default_user()).id,
+                created_at=self._clock.micros(),
+                client_secret=self._ids.secret("client secret", "secret_"),
+            )
+            assert app.client_secret is not None
+            self._database.insert(
+                "apps",
+                client_id=app.client_id,
+                secret_hash=hashed(app.client_secret),
+                name=app.name,
+                redirect_uri=app.redirect_uri,
+                user_id=app.user_id,
+                created_at=app.created_at,
+            )
+        return app
+
+    def apps(self) -> list[App]:
+        """All applications, without their secrets."""
+        sql = "SELECT client_id, name, redirect_uri, user_id, created_at FROM apps ORDER BY created_at, client_id"
+        return [App(*row) for row in self._database.run(sql)]
+
+    def app(self, client_id: str) -> App | None:
+        """The application of that id."""
+        sql = "SELECT client_id, name, redirect_uri, user_id, created_at FROM apps WHERE client_id = ?"
+        row = self._database.run(sql, client_id).fetchone()
+        return App(*row) if row else None
+
+    # the consent page
+
+    def authorization_request(self, query: Mapping[str, str]) -> tuple[App, str | None]:
+        """The application that asks and its state; Refused when it is not to be trusted with a redirect.
+
+        A wrong response_type is reported to the application by `consent_redirect`.
+        """
+        app = self.app(query.get("client_id", ""))
+        if app is None:
+            raise Refused(400, "invalid_client", "No application has this client_id.")
+        if not hmac.compare_digest(query.get("redirect_uri", "").encode(), app.redirect_uri.encode()):
+            raise Refused(
+                400, "invalid_redirect_uri", "The redirect_uri is not the one registered for this application."
+            )
+        return app, query.get("state")
+
+    def consent_redirect(self, app: App, state: str | None, *, user: User | None = None) -> str:
+        """Where the browser goes when the user agreed: the redirect URI with a code."""
+        return redirect_with(app, code=self.authorize(app, user=user), state=state)
+
+    def authorize(self, app: App, *, user: User | None = None) -> str:
+        """An authorization code, as if the user had agreed."""
+        with self._database.transaction():
+            code = self._ids.secret("code", "code_")
+            self._database.insert(
+                "codes",
+                hash=hashed(code),
+                grant_id=self._grant(app.client_id, user or self.default_user()),
+                redirect_uri=app.redirect_uri,
+                expires_at=self._after(self._profile.code_lifetime),
+            )
+        return code
+
+    # the token endpoint
+
+    def token(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a token request; Refused with RFC 6749's codes."""
+        for name, value in parameters.items():
+            if not isinstance(value, str):
+                raise oauth_error("invalid_request", f"{name} must be a string.")
+        kind = self._required(parameters, "grant_type")
+        if kind not in {"authorization_code", "refresh_token"}:
+            raise oauth_error("unsupported_grant_type", "grant_type must be authorization_code or refresh_token.")
+        client_id = self._required(parameters, "client_id")
+        secret = self._required(parameters, "client_secret")
+        known = self._database.value("SELECT secret_hash FROM apps WHERE client_id = ?", client_id)
+        if not hmac.compare_digest(known or "", hashed(secret)):
+            raise oauth_error("invalid_client", "The client_id or the client_secret is wrong.", 401)
+        if kind == "authorization_code":
+            redirect_uri, code = self._required(parameters, "redirect_uri"), self._required(parameters, "code")
+            return self._exchange(client_id, redirect_uri, code)
+        return self._refresh(client_id, self._required(parameters, "refresh_token"))
+
+    @staticmethod
+    def _required(parameters: Mapping[str, Any], name: str) -> str:
+        value: str = parameters.get(name, "")
+        if not value:
+            raise oauth_error("invalid_request", f"{name} is required.")
+        return value
+
+    def _exchange(self, client_id: str, redirect_uri: str, code: str) -> dict[str, Any]:
+        sql = """SELECT grant_id, redirect_uri, expires_at, used_at FROM codes JOIN grants ON grants.id = grant_id
+                 WHERE hash = ? AND client_id = ?"""
+        row = self._database.run(sql, hashed(code), client_id).fetchone()
+        if row is None:
+            raise oauth_error("invalid_grant", "The code is not known.")
+        grant, registered, expires_at, used_at = row
+        if used_at is not None:
+            self._replayed(grant)
+            raise oauth_error("invalid_grant", "The code was used before.")
+        if expires_at <= self._clock.micros():
+            raise oauth_error("invalid_grant", "The code has expired.")
+        if not hmac.compare_digest(registered.encode(), redirect_uri.encode("utf-8", "surrogatepass")):
+            raise oauth_error("invalid_grant", "The redirect_uri is not the one the code was issued for.")
+        with self._database.transaction():
+            self._database.run("UPDATE codes SET used_at = ? WHERE hash = ?", self._clock.micros(), hashed(code))
+            return self._issue(grant)
+
+    def _refresh(self, client_id: str, refresh_token: str) -> dict[str, Any]:
+        sql = """SELECT grant_id, expires_at, replaced_at, revoked_at FROM tokens JOIN grants ON grants.id = grant_id
+                 WHERE hash = ? AND kind = 'refresh' AND client_id = ?"""
+        row = self._database.run(sql, hashed(refresh_token), client_id).fetchone()
+        if row is None:
+            raise oauth_error("invalid_grant", "The refresh token is not known.")
+        grant, expires_at, replaced_at, revoked_at = row
+        now = self._clock.micros()
+        if revoked_at is not None:
+            raise oauth_error("invalid_grant", "The refresh token was revoked.")
+        if replaced_at is not None and now >= replaced_at + self._profile.replay_grace * 1e6:
+            self._replayed(grant)
+            raise oauth_error("invalid_grant", "The refresh token was used before.")
+        if expires_at <= now:
+            raise oauth_error("invalid_grant", "The refresh token has expired.")
+        with self._database.transaction():
+            if self._profile.refresh_revokes_access_tokens:
+                self._database.run("DELETE FROM tokens WHERE grant_id = ? AND kind = 'access'", grant)
+            if not self._profile.rotate_refresh_tokens:
+                return self._issue(grant, refresh=False)
+            sql = "UPDATE tokens SET replaced_at = coalesce(replaced_at, ?) WHERE hash = ?"
+            self._database.run(sql, now, hashed(refresh_token))
+            return self._issue(grant)
+
+    def _replayed(self, grant: str) -> None:
+        if self._profile.revoke_family_on_replay:
+            sql = "UPDATE grants SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
+            self._database.run(sql, self._clock.micros(), grant)
+
+    def _issue(self, grant: str, *, refresh: bool = True) -> dict[str, Any]:
+        lifetime = self._profile.access_token_lifetime
+        unit = {"seconds": 1.0, "minutes": 1 / 60, "milliseconds": 1000.0}[self._profile.expires_in_unit]
+        answer: dict[str, Any] = {
+            "access_token": self._new_token("access", grant, lifetime),
+            "token_type": "Bearer",
+            "expires_in": max(1, int(lifetime * unit)),
+        }
+        if refresh and self._profile.issue_refresh_tokens:
+            answer["refresh_token"] = self._new_token("refresh", grant, self._profile.refresh_token_lifetime)
+        return answer
+
+    # access tokens
+
+    def access_token(self, *, user: User | None = None, lifetime: float | None = None) -> str:
+        """A ready access token; it never expires unless it is given a lifetime in seconds."""
+        with self._database.transaction():
+            return self._new_token("access", self._grant(None, user or self.default_user()), lifetime)
+
+    def authenticate(self, authorization: str | None) -> User:
+        """The user behind an Authorization header."""
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            status = self._profile.missing_token_status
+            raise Refused(status, "unauthenticated", "An access token is required.", headers=_challenge(status))
+        sql = """SELECT users.id, tenant, name, email FROM tokens JOIN grants ON grants.id = grant_id
+                 JOIN users ON users.id = user_id
+                 WHERE hash = ? AND kind = 'access' AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"""
+        row = self._database.run(sql, hashed(token.strip()), self._clock.micros()).fetchone()
+        if row is None:
+            raise self.token_rejected()
+        return User(*row)
+
+    def token_rejected(self) -> Refused:
+        """The refusal of an access token that is expired, revoked or unknown."""
+        status = self._profile.expired_token_status
+        challenge = _challenge(status, ' error="invalid_token"')
+        return Refused(status, "invalid_token", "The access token is invalid or has expired.", headers=challenge)
+
+    def _grant(self, client_id: str | None, user: User) -> str:
+        grant = self._ids.secret("grant", "")
+        now = self._clock.micros()
+        self._database.insert("grants", id=grant, client_id=client_id, user_id=user.id, created_at=now)
+        return grant
+
+    def _new_token(self, kind: str, grant: str, lifetime: float | None) -> str:
+        token = self._ids.secret(f"{kind} token", f"{kind}_")
+        expires_at = None if lifetime is None else self._after(lifetime)
+        self._database.insert("tokens", hash=hashed(token), kind=kind, grant_id=grant, expires_at=expires_at)
+        return token
+
+    def _after(self, seconds: float) -> int:
+        return self._clock.micros() + int(seconds * 1e6)
+
+
+def redirect_with(app: App, **parameters: str | None) -> str:
+    """The application's redirect URI with these query parameters added (those that are not None)."""
+    parts = urlsplit(app.redirect_uri)
+    added = urlencode({name: value for name, value in parameters.items() if value is not None})
+    return urlunsplit(parts._replace(query=f"{parts.query}&{added}" if parts.query else added))
+
+
+def _challenge(status: int, error: str = "") -> dict[str, str]:
+    return {"WWW-Authenticate": f'Bearer realm="sandbox"{"," if error else ""}{error}'} if status == 401 else {}
+
+
+def _redirect_problem(uri: str) -> str | None:
+    try:
+        parts = urlsplit(uri)
+        host = parts.hostname or ""
+        _ = parts.port
+    except ValueError:
+        return f"{uri!r} is not an address."
+    if any(ord(character) <= 32 or ord(character) >= 127 for character in uri) or not host or parts.fragment:
+        return f"{uri!r} must be a full address without a fragment."
+    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)):
+        return None
+    return f"{uri!r} must begin with https://, or with http:// and a loopback host."
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host names this machine alone: localhost, or a loopback address."""
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,155 @@
+"""SQLite under the sandbox: quick and forgetful for a temporary one, durable for one that is kept.
+
+All calls are short and made on the event loop; a transaction never spans an await, so each is alone.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .records import columns_of
+
+Record = TypeVar("Record")
+
+VERSION = 1
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE counters (kind TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE users (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, email TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE apps (
+    client_id TEXT PRIMARY KEY, secret_hash TEXT NOT NULL, name TEXT NOT NULL, redirect_uri TEXT NOT NULL,
+    user_id TEXT NOT NULL, created_at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE grants (
+    id TEXT PRIMARY KEY, client_id TEXT, user_id TEXT NOT NULL, created_at INTEGER NOT NULL, revoked_at INTEGER)
+    WITHOUT ROWID;
+CREATE TABLE codes (
+    hash TEXT PRIMARY KEY, grant_id TEXT NOT NULL, redirect_uri TEXT NOT NULL, expires_at INTEGER NOT NULL,
+    used_at INTEGER) WITHOUT ROWID;
+CREATE TABLE tokens (
+    hash TEXT PRIMARY KEY, kind TEXT NOT NULL, grant_id TEXT NOT NULL, expires_at INTEGER, replaced_at INTEGER)
+    WITHOUT ROWID;
+CREATE INDEX tokens_by_grant ON tokens (grant_id);
+CREATE TABLE signings (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user_id TEXT NOT NULL,
+    name TEXT NOT NULL, language TEXT NOT NULL, signing_order TEXT NOT NULL, message TEXT,
+    created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, sent_at INTEGER, times_sent INTEGER NOT NULL DEFAULT 0,
+    completed_at INTEGER, cancelled_at INTEGER);
+CREATE INDEX signings_by_tenant ON signings (tenant, seq);
+CREATE TABLE documents (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, signing_id TEXT NOT NULL, name TEXT NOT NULL,
+    size INTEGER NOT NULL, sha256 TEXT NOT NULL, file TEXT NOT NULL, created_at INTEGER NOT NULL,
+    completed_at INTEGER, sealed_file TEXT);
+CREATE INDEX documents_by_signing ON documents (signing_id, seq);
+CREATE TABLE recipients (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, signing_id TEXT NOT NULL, first_name TEXT,
+    last_name TEXT, email TEXT NOT NULL, signing_method TEXT NOT NULL, "order" INTEGER, phone TEXT,
+    identification TEXT, created_at INTEGER NOT NULL, invited_at INTEGER, expires_at INTEGER,
+    reminders INTEGER NOT NULL DEFAULT 0, completed_at INTEGER, declined_at INTEGER);
+CREATE INDEX recipients_by_signing ON recipients (signing_id, seq);
+CREATE TABLE notifications (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, signing_id TEXT NOT NULL, recipient_id TEXT NOT NULL,
+    email TEXT NOT NULL, sent_at INTEGER NOT NULL);
+CREATE INDEX notifications_by_recipient ON notifications (recipient_id, seq);
+CREATE TABLE endpoints (
+    id TEXT PRIMARY KEY, url TEXT NOT NULL, secret TEXT NOT NULL, created_at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, signing_id TEXT NOT NULL,
+    body BLOB NOT NULL, created_at INTEGER NOT NULL);
+CREATE TABLE deliveries (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, event_id TEXT NOT NULL, event_type TEXT NOT NULL,
+    endpoint_id TEXT NOT NULL, url TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'pending',
+    attempts INTEGER NOT NULL DEFAULT 0, due_at INTEGER, last_status INTEGER, last_error TEXT);
+CREATE INDEX deliveries_due ON deliveries (endpoint_id, due_at) WHERE due_at IS NOT NULL;
+CREATE TABLE attempts (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, delivery_id TEXT NOT NULL, event_id TEXT NOT NULL, at INTEGER NOT NULL,
+    status INTEGER, error TEXT, fault TEXT);
+"""
+
+
+class Database:
+    """One connection, for the thread of the event loop."""
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, cached_statements=256)
+        self._depth = 0
+        # WAL with a synced commit: what was committed is there after a kill or a power cut.
+        settings = ("journal_mode=WAL", "synchronous=FULL") if durable else ("journal_mode=MEMORY", "synchronous=OFF")
+        for setting in (*settings, "temp_store=MEMORY"):
+            self._connection.execute(f"PRAGMA {setting}")
+        self._create()
+
+    def _create(self) -> None:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in {0, VERSION}:
+            self._connection.close()
+            raise ValueError(f"the sandbox's database has version {version}; this one reads version {VERSION}")
+        if version == 0:
+            self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; inside another one it is part of that."""
+        if self._depth:
+            yield
+            return
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._depth = 1
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        finally:
+            self._depth = 0
+
+    def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        """Execute one statement."""
+        return self._connection.execute(sql, values)
+
+    def value(self, sql: str, *values: Any) -> Any:
+        """The first column of the first row, or None."""
+        row = self._connection.execute(sql, values).fetchone()
+        return None if row is None else row[0]
+
+    def insert(self, table: str, **values: Any) -> int:
+        """Add a row; its number."""
+        names = ", ".join(f'"{name}"' for name in values)
+        marks = ", ".join("?" * len(values))
+        cursor = self._connection.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608  # names are the program's, values are bound
+            tuple(values.values()),
+        )
+        return cursor.lastrowid or 0
+
+    def get(self, record: type[Record], table: str, where: str = "1", *values: Any) -> Record | None:
+        """The first record that fits, or None."""
+        found = self.select(record, table, f"{where} LIMIT 1", *values)
+        return found[0] if found else None
+
+    def select(self, record: type[Record], table: str, where: str = "1", *values: Any) -> list[Record]:
+        """The records that fit; `where` may go on with ORDER BY."""
+        sql = f"SELECT {columns_of(record)} FROM {table} WHERE {where}"  # noqa: S608  # no part of it comes from outside
+        return [record(*row) for row in self._connection.execute(sql, values)]
+
+    def dump(self) -> bytes:
+        """All of it as bytes."""
+        return self._connection.serialize()
+
+    def load(self, dump: bytes) -> None:
+        """Become what was dumped."""
+        source = sqlite3.connect(":memory:")
+        try:
+            source.deserialize(dump)
+            source.backup(self._connection)
+        finally:
+            source.close()

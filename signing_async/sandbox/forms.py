@@ -1,0 +1,78 @@
+"""What the pages and the sandbox's own actions share: protection against other sites, and safe headers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from .accounts import is_loopback
+from .reading import read_form
+from .refused import Refused
+
+COOKIE = "signing_sandbox"
+FIELD = "csrf_token"
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-src 'self'; "
+        "object-src 'self'; base-uri 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Forms:
+    """Forms that only this sandbox's own pages can send."""
+
+    def __init__(self, *, loopback_only: bool) -> None:
+        self._key = secrets.token_bytes(32)
+        self._loopback_only = loopback_only
+
+    def page(self, request: web.Request, html: str, status: int = 200) -> web.Response:
+        """A page as an answer; the browser gets its cookie if it has none."""
+        response = web.Response(text=html, status=status, content_type="text/html", headers=PAGE_HEADERS)
+        if request.cookies.get(COOKIE) is None:
+            response.set_cookie(COOKIE, self._cookie(request), httponly=True, samesite="Lax")
+        return response
+
+    def token(self, request: web.Request) -> str:
+        """The value of the hidden field `csrf_token` in a form on a page that answers this request."""
+        return hmac.new(self._key, self._cookie(request).encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+    @staticmethod
+    def _cookie(request: web.Request) -> str:
+        cookie = request.cookies.get(COOKIE) or request.get(COOKIE)
+        if cookie is None:
+            cookie = request[COOKIE] = secrets.token_urlsafe(24)
+        return str(cookie)
+
+    async def read(self, request: web.Request) -> dict[str, str]:
+        """The fields of a form that came from one of the sandbox's own pages; Refused for any other."""
+        fields = await read_form(request)
+        if COOKIE not in request.cookies or not hmac.compare_digest(
+            fields.get(FIELD, "").encode(), self.token(request).encode()
+        ):
+            raise Refused(403, "forgery", "This form did not come from a page of this sandbox, or the page is too old.")
+        return fields
+
+    def check_site(self, request: web.Request) -> None:
+        """Refuse what another site makes a browser send: a foreign Origin, or a foreign name for this address."""
+        try:
+            host = urlsplit(f"//{request.host}").hostname or ""
+        except ValueError:
+            host = ""
+        if self._loopback_only and not is_loopback(host):
+            raise Refused(421, "foreign_host", "This sandbox answers to names of this machine only.")
+        origin = request.headers.get("Origin")
+        if (
+            origin is not None
+            and request.method not in {"GET", "HEAD"}
+            and origin != f"{request.scheme}://{request.host}"
+        ):
+            raise Refused(403, "foreign_origin", "Another site may not do this.")

@@ -1,0 +1,48 @@
+"""Identifiers and secrets, random or, with a seed, the same in every run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+import uuid
+from typing import Literal
+
+from .database import Database
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+class Ids:
+    """The n-th thing of a kind has the same id whenever the seed is the same, whatever happened to other kinds."""
+
+    def __init__(self, database: Database, seed: int | str | None, style: Literal["uuid", "ulid", "integer"]) -> None:
+        self._database = database
+        self._seed = seed
+        self._style = style
+
+    def new(self, kind: str) -> str:
+        """An id in the profile's style."""
+        if self._style == "integer":
+            return str(1000 + self._count(kind))
+        if self._style == "ulid":
+            return self._ulid(kind)
+        return str(uuid.UUID(bytes=self._bytes(kind)[:16], version=4))
+
+    def secret(self, kind: str, prefix: str) -> str:
+        """A long string that nobody guesses (unless there is a seed)."""
+        return prefix + base64.urlsafe_b64encode(self._bytes(kind)[:30]).decode()
+
+    def _ulid(self, kind: str) -> str:
+        number = self._count(kind) << 80 | int.from_bytes(self._bytes(kind)[:10], "big")
+        return "01" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(115, -1, -5))
+
+    def _count(self, kind: str) -> int:
+        sql = "INSERT INTO counters VALUES (?, 1) ON CONFLICT DO UPDATE SET value = value + 1 RETURNING value"
+        count: int = self._database.run(sql, kind).fetchall()[0][0]
+        return count
+
+    def _bytes(self, kind: str) -> bytes:
+        if self._seed is None:
+            return secrets.token_bytes(32)
+        return hashlib.sha256(f"{self._seed}:{kind}:{self._count(f'random {kind}')}".encode()).digest()

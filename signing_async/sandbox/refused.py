@@ -1,0 +1,38 @@
+"""The one exception of the sandbox: what was asked is against the service's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class Refused(Exception):
+    """The service says no: over HTTP an answer in the profile's error shape, in Python this exception."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        errors: Mapping[str, Sequence[str]] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, code, message, errors, headers)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.errors = {field: list(messages) for field, messages in (errors or {}).items()}
+        self.headers = dict(headers or {})
+
+    def __str__(self) -> str:
+        details = "; ".join(text for texts in self.errors.values() for text in texts)
+        return f"{self.message} ({self.code})" + (f" {details}" if details else "")
+
+
+def invalid(errors: Mapping[str, Sequence[str]]) -> Refused:
+    """A 400 that names what is wrong with each field."""
+    return Refused(400, "validation_failed", "The given data was invalid.", errors)
+
+
+def not_found(what: str) -> Refused:
+    """A 404 for a thing that does not exist, or belongs to somebody else."""
+    return Refused(404, "not_found", f"There is no such {what}.")
