@@ -1,0 +1,85 @@
+"""Webhooks on their own: verify, parse, diagnose, receive. Nothing outside the standard library is imported.
+
+::
+
+    from signing_async.webhooks import WebhookVerifier
+
+    event = WebhookVerifier(secret).parse(body, request.headers.get("X-Signature"))
+
+The receivers do the rest (limits, duplicates, acknowledgement after the hand-off) for aiohttp, Starlette, FastAPI,
+Flask and Django; what they need is imported when they are first touched.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidSignature, MalformedEvent, WebhookError
+from .event import Event
+from .scheme import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, sign
+from .verifier import WebhookVerifier
+
+if TYPE_CHECKING:
+    from .adapters import aiohttp_handler, asgi_app, django_view, wsgi_app
+    from .doctor import Diagnosis, diagnose
+    from .receiver import Decision, Receiver, decide
+    from .seen import Claim, MemorySeenEvents, SeenEvents, SQLiteSeenEvents
+    from .wakeups import Wakeups
+
+__all__ = [
+    "GITHUB",
+    "SLACK",
+    "STANDARD_WEBHOOKS",
+    "STRIPE",
+    "SVIX",
+    "Claim",
+    "Decision",
+    "Diagnosis",
+    "Event",
+    "InvalidSignature",
+    "MalformedEvent",
+    "MemorySeenEvents",
+    "Receiver",
+    "SQLiteSeenEvents",
+    "Scheme",
+    "SeenEvents",
+    "Wakeups",
+    "WebhookError",
+    "WebhookVerifier",
+    "aiohttp_handler",
+    "asgi_app",
+    "decide",
+    "diagnose",
+    "django_view",
+    "sign",
+    "wsgi_app",
+]
+
+_HOMES = {
+    "Claim": "seen",
+    "Decision": "receiver",
+    "Diagnosis": "doctor",
+    "MemorySeenEvents": "seen",
+    "Receiver": "receiver",
+    "SQLiteSeenEvents": "seen",
+    "SeenEvents": "seen",
+    "Wakeups": "wakeups",
+    "aiohttp_handler": "adapters",
+    "asgi_app": "adapters",
+    "decide": "receiver",
+    "diagnose": "doctor",
+    "django_view": "adapters",
+    "wsgi_app": "adapters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

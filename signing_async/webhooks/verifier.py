@@ -1,0 +1,232 @@
+"""The verifier: is this delivery from a holder of the secret?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from hmac import compare_digest
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigurationError, InvalidSignature
+from .event import MAX_BODY, Event, parse_event
+from .scheme import Scheme, Secret, around, spellings
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
+
+Headers = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
+Pairs = list[tuple[str, str]]
+
+MAX_HEADER = 16 * 1024
+BLOCK = 64
+HEX_LENGTH = 64
+LENGTHS = (43, 44, 64)  # of a SHA-256 in base64 without and with padding, and in hex
+_INNER = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER = bytes(byte ^ 0x5C for byte in range(256))
+_DEFAULT = Scheme()
+
+
+class WebhookVerifier:
+    """Verifies deliveries with one shared secret, or with several while they are rotated.
+
+    ``verify`` returns None or raises :class:`InvalidSignature`, whatever the header holds; ``parse`` verifies first::
+
+        verifier = WebhookVerifier([new_secret, old_secret])
+        event = verifier.parse(body, request.headers.get("X-Signature"))
+
+    Give it the body as received: bytes, never a string or parsed JSON. Where a scheme signs other headers too, pass
+    ``headers=`` (any mapping, or pairs); the signature itself is then found in them when ``signature`` is None.
+    """
+
+    __slots__ = ("_bare", "_entry", "_inner", "_labels", "_outer", "_states", "_timestamp", "max_body", "scheme")
+
+    def __init__(
+        self, secrets: Secret | Iterable[Secret], scheme: Scheme = _DEFAULT, *, max_body: int = MAX_BODY
+    ) -> None:
+        if not isinstance(scheme, Scheme):
+            raise ConfigurationError(f"scheme must be a Scheme, not {type(scheme).__name__}")
+        if max_body < 1:
+            raise ConfigurationError(f"max_body must be at least 1 byte, not {max_body!r}")
+        self.scheme = scheme
+        self.max_body = max_body
+        self._states = [_key_states(scheme.key(secret)) for secret in _each(secrets)]
+        self._inner, self._outer = (state.copy for state in self._states[0])
+        quick = scheme.signs_body_alone and "hex" in scheme.encodings
+        self._labels = frozenset(scheme.labels if quick else ())
+        self._bare = "" in self._labels
+        labels = "|".join(re.escape(label) for label in sorted(scheme.labels, key=len, reverse=True))
+        self._entry = re.compile(rf"(?:\A|(?<=[ \t,]))(?:{labels})([^ \t,]+)".encode())
+        self._timestamp = re.compile(rf"(?:\A|(?<=[ \t,])){re.escape(scheme.timestamp_label)}([^ \t,]*)".encode())
+
+    def __repr__(self) -> str:
+        return f"WebhookVerifier(<{len(self._states)} secrets>, {self.scheme!r})"
+
+    def verify(self, body: bytes, signature: str | bytes | None, *, headers: Headers | None = None) -> None:
+        """Return when a secret matches a signature; else raise :class:`InvalidSignature`.
+
+        ``reason`` is ``missing``, ``malformed`` or ``mismatch``; where a timestamp or an id is signed also ``header``
+        (it is missing or unusable), ``too_old`` or ``too_new``.
+        """
+        if self._labels and isinstance(
+            signature, str
+        ):  # lower-case hex, first secret, body alone: nearly every delivery
+            try:
+                inner = self._inner()
+                inner.update(body)
+                outer = self._outer()
+                outer.update(inner.digest())
+                expected = outer.hexdigest()
+                # of two ASCII strings compare_digest compares the bytes; anything else is a TypeError
+                if compare_digest(expected, signature) and self._bare:
+                    return
+                if signature[:-HEX_LENGTH] in self._labels and compare_digest(expected, signature[-HEX_LENGTH:]):
+                    return
+            except (TypeError, BufferError):
+                pass  # said in words below
+        self._verify(body, signature, headers)
+
+    def parse(self, body: bytes, signature: str | bytes | None = None, *, headers: Headers | None = None) -> Event:
+        """Verify, and then read the event; :class:`MalformedEvent` when the body is genuine and holds none."""
+        self.verify(body, signature, headers=headers)
+        received_at = datetime.fromtimestamp(self.scheme.clock(), UTC)
+        return parse_event(bytes(body), received_at, max_body=self.max_body)
+
+    def _verify(self, body: bytes, signature: str | bytes | None, headers: Headers | None) -> None:
+        body = as_bytes(body)
+        pairs = header_pairs(headers)
+        text = _signature_text(signature, pairs, self.scheme.header)
+        values = [value for value in self._entry.findall(text) if len(value) in LENGTHS]
+        if not values:
+            raise InvalidSignature(
+                f"{self.scheme.header} holds no SHA-256 signature in {' or '.join(self.scheme.encodings)}"
+                f" with one of the labels {self.scheme.labels}",
+                reason="malformed",
+            )
+        timestamp = self._signed_timestamp(text, pairs)
+        before, after = around(self.scheme.signed, self._signed_id(pairs), timestamp)
+        if not any(
+            compare_digest(spelling, value)
+            for mac in self._macs(before, body, after)
+            for spelling in spellings(mac, self.scheme.encodings)
+            for value in values
+        ):
+            raise InvalidSignature("no secret matches the signature", reason="mismatch")
+        if timestamp:
+            self._check_age(int(timestamp))
+
+    def _macs(self, before: bytes, body: bytes, after: bytes) -> Iterator[bytes]:
+        for inner_state, outer_state in self._states:
+            inner, outer = inner_state.copy(), outer_state.copy()
+            inner.update(before)
+            inner.update(body)
+            inner.update(after)
+            outer.update(inner.digest())
+            yield outer.digest()
+
+    def _signed_timestamp(self, text: bytes, pairs: Pairs) -> str:
+        scheme = self.scheme
+        if "{timestamp}" not in scheme.signed:
+            return ""
+        if scheme.timestamp_label:
+            found = [value.decode() for value in self._timestamp.findall(text)]
+        else:
+            found = _named(pairs, scheme.timestamp_header)
+        where = scheme.timestamp_header or f"{scheme.header} ({scheme.timestamp_label})"
+        value = _only(found, where)
+        if not re.fullmatch("[0-9]{1,15}", value):
+            raise InvalidSignature(f"the timestamp in {where} is not a number of seconds", reason="header")
+        return value
+
+    def _signed_id(self, pairs: Pairs) -> str:
+        scheme = self.scheme
+        if "{id}" not in scheme.signed:
+            return ""
+        value = _only(_named(pairs, scheme.id_header), scheme.id_header)
+        # an id that holds the separator could be cut elsewhere, and another id and body would have the same signature
+        separator = scheme.signed.partition("{id}")[2].partition("{")[0]
+        if not re.fullmatch("[!-~]+", value) or (separator and separator in value):
+            raise InvalidSignature(f"the id in {scheme.id_header} has characters that no id may have", reason="header")
+        return value
+
+    def _check_age(self, timestamp: int) -> None:
+        age = self.scheme.clock() - timestamp
+        if age > self.scheme.tolerance:
+            raise InvalidSignature(
+                f"signed {age:.0f} s ago, which is too long: a replay, or a slow clock", reason="too_old"
+            )
+        if -age > self.scheme.tolerance:
+            raise InvalidSignature(f"signed {-age:.0f} s in the future: the clocks disagree", reason="too_new")
+
+
+def _each(secrets: Secret | Iterable[Secret]) -> list[Secret]:
+    if isinstance(secrets, str | bytes):
+        return [secrets]
+    if secrets is None or not isinstance(secrets, Iterable):
+        raise ConfigurationError(f"a webhook secret must be str or bytes, or several, not {type(secrets).__name__}")
+    several = list(secrets)
+    if not several:
+        raise ConfigurationError("no webhook secret is given")
+    return several
+
+
+def _key_states(key: bytes) -> tuple[HASH, HASH]:
+    if len(key) > BLOCK:
+        key = sha256(key).digest()
+    key = key.ljust(BLOCK, b"\0")
+    return sha256(key.translate(_INNER)), sha256(key.translate(_OUTER))
+
+
+def as_bytes(body: object) -> bytes:
+    """A body as received; ``TypeError`` for what was decoded or parsed already."""
+    try:
+        return bytes(memoryview(body))  # type: ignore[arg-type]  # what is no buffer raises
+    except TypeError:
+        raise TypeError(
+            f"body must be the bytes as they were received, not {type(body).__name__}: the signature covers those"
+            " bytes, and decoding or parsing and writing them again gives others"
+        ) from None
+
+
+def header_values(headers: Headers, name: str) -> list[str]:
+    """Every value of a header, looked up without regard to case."""
+    return _named(header_pairs(headers), name)
+
+
+def header_pairs(headers: Headers | None) -> Pairs:
+    """Headers of any form as pairs of text, the names in lower case."""
+    if headers is None:
+        return []
+    pairs = headers.items() if hasattr(headers, "items") else headers
+    return [(_text(name).lower(), _text(value)) for name, value in pairs]
+
+
+def _text(value: object) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _named(pairs: Pairs, name: str) -> list[str]:
+    return [value.strip() for key, value in pairs if key == name.lower()]
+
+
+def _only(values: list[str], where: str) -> str:
+    if len(values) != 1:
+        found = "is missing (pass headers=)" if not values else f"is there {len(values)} times"
+        raise InvalidSignature(f"what is signed includes {where}, which {found}", reason="header")
+    return values[0]
+
+
+def _signature_text(signature: object, pairs: Pairs, name: str) -> bytes:
+    if signature is None:
+        signature = ", ".join(_named(pairs, name))
+    if not isinstance(signature, str | bytes):
+        raise InvalidSignature(f"{name} is no text but {type(signature).__name__}", reason="malformed")
+    if len(signature) > MAX_HEADER:
+        raise InvalidSignature(f"{name} has {len(signature)} characters: no signature is as long", reason="malformed")
+    if not signature.isascii():
+        raise InvalidSignature(f"{name} has characters outside ASCII", reason="malformed")
+    text = signature.encode() if isinstance(signature, str) else signature
+    if not text.strip():
+        raise InvalidSignature(f"{name} is missing or empty", reason="missing")
+    return text
