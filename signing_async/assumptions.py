@@ -25,14 +25,14 @@ def _statuses(value: int | Iterable[int]) -> frozenset[int]:
     return frozenset((value,) if isinstance(value, int) else value)
 
 
-def _check_name(instance: object, attribute: attrs.Attribute[str], value: object) -> None:
+def _check_name(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"Assumptions.{attribute.name} must be a name, not {value!r}")
 
 
 def _check_names(instance: object, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[object, ...]) -> None:
     for name in value:
-        _check_name(instance, attribute, name)  # type: ignore[arg-type]  # only its name is used
+        _check_name(instance, attribute, name)
 
 
 def _check_statuses(instance: object, attribute: attrs.Attribute[frozenset[int]], value: frozenset[object]) -> None:
@@ -41,7 +41,7 @@ def _check_statuses(instance: object, attribute: attrs.Attribute[frozenset[int]]
             raise ConfigurationError(f"Assumptions.{attribute.name} must hold statuses from 400 to 499, not {status!r}")
 
 
-def _check_positive(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
+def _check_positive(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigurationError(f"Assumptions.{attribute.name} must be a number above 0, not {value!r}")
 

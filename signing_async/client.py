@@ -36,8 +36,9 @@ class SigningClient:
     """A client for one user of one tenant of the service.
 
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
-    number of clients may share and which is never closed here; without it the client makes one. ``timeout`` is the seconds that a
-    whole call may take, its waits and repeats included, or `Timeouts`. ``on_attempt`` is told of every attempt. ::
+    number of clients may share and which is never closed here; without it the client makes one. ``timeout`` is the
+    seconds that a whole call may take, its waits and repeats included, or `Timeouts`. ``on_attempt`` is told of every
+    attempt. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()

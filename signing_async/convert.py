@@ -181,7 +181,8 @@ def _generate(cls: type[T]) -> Callable[[Any, Any], T]:
         "structure_all": structure_all,
         "Document": Document,
     }
-    fields = [field for field in attrs.fields(attrs.resolve_types(cls)) if field.name != "extra"]
+    record: Any = attrs.resolve_types(cls)  # type: ignore[type-var]  # every class given here is one of attrs
+    fields = [field for field in attrs.fields(record) if field.name != "extra"]
     scope["names"] = [field.name for field in fields]
     lines = [
         "def make(data, _):",

@@ -181,8 +181,8 @@ class APIError(SigningError):
     """The service answered with an error.
 
     ``messages`` maps a field's name to what the service says of it (``""`` for what belongs to no field). ``body`` is
-    the start of the answer as received; since a server may echo a secret in it, it is shown nowhere, and a pickle holds it
-    redacted.
+    the start of the answer as received; since a server may echo a secret in it, it is shown nowhere, and a pickle holds
+    it redacted.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from . import wire
 from .errors import InvalidRequest, PdfRejected
-from .pdf_preflight import preflight
+from .pdf_preflight import Verdict, preflight
 
 __all__ = ["OpenPdf", "PdfSource", "Source"]
 
@@ -40,7 +40,8 @@ class PdfSource:
 
     def __init__(self, source: Source | PdfSource, filename: str | None = None) -> None:
         if isinstance(source, PdfSource):
-            source, filename = source.source, filename or source.filename
+            filename = filename or source.filename
+            source = source.source
         if isinstance(source, io.TextIOBase):
             raise InvalidRequest("source: the file is open as text; open it with mode 'rb'")
         known = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable)
@@ -103,7 +104,7 @@ class OpenPdf:
         if reason is not None:
             raise PdfRejected(f"{self.filename}: {_REASONS[reason]}", reason=reason, filename=self.filename)
 
-    def _preflight_mapped(self) -> str | None:
+    def _preflight_mapped(self) -> Verdict | None:
         assert self._handle is not None
         with (
             mmap.mmap(self._handle, self._start + self.size, access=mmap.ACCESS_READ) as mapped,
@@ -119,7 +120,7 @@ class OpenPdf:
         if self._first is not None and offset + size <= len(self._first):
             return self._first[offset : offset + size]
         assert self._handle is not None
-        block = _read_now(self._handle, size, self._start + offset)
+        block: bytearray | bytes | None = _read_now(self._handle, size, self._start + offset)
         if block is None:
             block = await asyncio.to_thread(_read, self._handle, size, self._start + offset)
         if len(block) != size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import unicodedata
 from collections.abc import Mapping
@@ -88,10 +89,6 @@ class Recipients:
             )
         )
 
-    def list(self, signing_id: str | Signing) -> Pager[Recipient]:
-        """The recipients of a signing; see `Pager`."""
-        return Pager(self._transport, "recipients.list", _folder(signing_id), Recipient)
-
     async def remind(self, signing_id: str | Signing, recipient_id: str | Recipient) -> None:
         """Send a reminder.
 
@@ -101,7 +98,7 @@ class Recipients:
         path = f"{_folder(signing_id)}/{wire.segment('recipient_id', recipient_id)}/remind"
         await self._transport.call(Operation("recipients.remind", "POST", path, Repeat.REMIND, body=wire.bytes_body))
 
-    async def remind_pending(self, signing_id: str | Signing) -> list[RemindResult]:
+    async def remind_pending(self, signing_id: str | Signing) -> builtins.list[RemindResult]:
         """Remind everyone who has not finished, one after the other; one failure does not stop the rest."""
         results = []
         async for recipient in self.list(signing_id):
@@ -114,6 +111,10 @@ class Recipients:
             else:
                 results.append(RemindResult(recipient))
         return results
+
+    def list(self, signing_id: str | Signing) -> Pager[Recipient]:
+        """The recipients of a signing; see `Pager`."""
+        return Pager(self._transport, "recipients.list", _folder(signing_id), Recipient)
 
     def _is_done(self, recipient: Recipient) -> bool:
         return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)

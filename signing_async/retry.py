@@ -59,8 +59,8 @@ class RetryPolicy:
     """How a call that failed for a passing reason is tried again.
 
     A delay is random between 0 and ``base_delay`` doubled for each attempt, at most ``max_delay``, and never shorter
-    than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends the call with
-    the error, which carries ``retry_after``.
+    than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends the call
+    with the error, which carries ``retry_after``.
     """
 
     max_attempts: int = attrs.field(default=5, validator=_check_attempts)

@@ -174,6 +174,10 @@ class Transport:
         return redact(text, self.shared.auth.secrets())
 
 
+class _Renewed:
+    """The token was rejected and there is a new one: the same request again."""
+
+
 class _Call(Generic[T]):
     """The attempts of one call, and what they have in common."""
 
@@ -326,7 +330,7 @@ class _Call(Generic[T]):
                     token = await self.shared.auth.token()
                     body = self.operation.body() if self.operation.body is not None else None
                     result = await self._once(token, body, limit)
-                    if result is not None:
+                    if not isinstance(result, _Renewed):
                         return result
         except TimeoutError:
             if not bound.expired():
@@ -353,8 +357,8 @@ class _Call(Generic[T]):
             retry_after=wait,
         )
 
-    async def _once(self, token: Token, body: wire.Body | None, limit: float) -> T | Trouble | None:
-        """One request; None asks for the same again, with a new token."""
+    async def _once(self, token: Token, body: wire.Body | None, limit: float) -> T | Trouble | _Renewed:
+        """One request with this token."""
         operation = self.operation
         request = wire.Request(operation.method, self.shared.origin, operation.path, operation.params, body)
         for _ in range(_MOST_REDIRECTS + 1):
@@ -376,7 +380,7 @@ class _Call(Generic[T]):
                     rejection = await self._rejection(response)
                     response.close()
                     if await self.shared.auth.renewed(token):
-                        return None
+                        return _Renewed()
                     raise rejection
                 return await self._receive(response)
             except wire.Broken as broken:

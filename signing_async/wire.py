@@ -109,8 +109,6 @@ class Body(aiohttp.Payload):
         self._size = size
         self.started = False
         self.failure: Exception | None = None
-        if content_type is None:
-            del self._headers["Content-Type"]
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Called by aiohttp with the connection in hand: what goes before the first chunk are the headers."""
