@@ -149,6 +149,7 @@ def with_usage_rights(*, key: bytes = b"UR3", in_field: bool = False) -> bytes:
     return with_signature_field(b"/V 7 0 R" if in_field else b"", catalog=perms)
 
 
+@cache
 def decoys() -> dict[str, bytes]:
     """Valid, open, unsigned documents that carry the tell-tale words where they mean nothing."""
     words = b"trailer <</Encrypt 9 0 R/Root 1 0 R>> startxref 0 /ByteRange[0 1 2 3] /Contents<00> /FT/Sig /V 7 0 R "
@@ -257,6 +258,7 @@ def update(
     return data + tail
 
 
+@cache
 def hostile() -> dict[str, bytes]:
     """Files made to cost a parser time or memory; none is worth a signature, and some are valid all the same."""
     ten = 10 * 2**20
@@ -265,9 +267,9 @@ def hostile() -> dict[str, bytes]:
     loop = b"<</FT/Sig/T(a)/Kids[6 0 R 8 0 R]>>"
     wide = b"<</T(a)/Kids[" + b"6 0 R " * 50_000 + b"]>>"
     inner = b"<</Root 1 0 R/Size 9/A" * 30_000
-    bomb = zlib.compress(zlib.compress(bytes(200 * 2**20), 9), 9)
+    bomb = zlib.compress(zlib.compress(bytes(40 * 2**20), 9), 9)
     return {
-        "keywords: stream": b"%PDF-1.7\n" + b"stream\n" * (ten // 7),
+        "keywords: stream": b"%PDF-1.7\n" + b"stream\n" * ((ten - 9) // 7),
         "keywords: obj": b"%PDF-1.7\n" + b"1 0 obj\n" * (2**20 // 8),
         "keywords: trailer": b"%PDF-1.7\n1 0 obj\n" + b"trailer<<" * (2**20 // 9),
         "keywords: startxref": b"%PDF-1.7\n1 0 obj\n" + b"startxref\n9\n" * (2**20 // 12),
@@ -303,10 +305,10 @@ def _own_previous() -> bytes:
 
 
 def _object_stream_bomb() -> bytes:
-    """The catalog is in an object stream of 300 MB that is 300 KB on disk."""
+    """The catalog is in an object stream of 160 MB that is 160 KB on disk."""
     packer = zlib.compressobj(9)
     packed = packer.compress(b"1 0 <</Type/Catalog/Pages 2 0 R>>")
-    packed += b"".join(packer.compress(bytes(2**20)) for _ in range(300)) + packer.flush()
+    packed += b"".join(packer.compress(bytes(2**20)) for _ in range(160)) + packer.flush()
     out = bytearray(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n")
     rows = [(0, 0, 255), (2, 6, 0)]
     bodies = {n: body for n, body in basic_objects().items() if n > 1}
@@ -321,6 +323,7 @@ def _object_stream_bomb() -> bytes:
     return bytes(out) + b"7 0 obj\n" + stream + b"\nendobj\nstartxref\n%d\n%%%%EOF\n" % len(out)
 
 
+@cache
 def damaged() -> dict[str, bytes]:
     """Files that a tolerant reader still opens."""
     good = make_pdf(3000)
@@ -341,6 +344,7 @@ def prefixed(junk: bytes, *, absolute: bool) -> bytes:
     return junk + assemble(basic_objects(), offset=len(junk) if absolute else 0)
 
 
+@cache
 def not_pdfs() -> dict[str, bytes]:
     """Files that no reader opens."""
     return {

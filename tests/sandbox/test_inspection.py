@@ -1,0 +1,174 @@
+"""What the sandbox refuses, judged on files by many tools, damaged ones and hostile ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pikepdf
+import pytest
+from pikepdf import settings
+
+from signing_async.sandbox import inspection
+from signing_async.sandbox.inspection import Rejection, inspect
+from tests import pdfs
+
+MAX = 10 * 2**20
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Callable[[bytes], str | None]:
+    """The code with which a file of these bytes is refused, or None."""
+
+    def verdict(data: bytes) -> str | None:
+        path = tmp_path / "upload.pdf"
+        path.write_bytes(data)
+        rejection = inspect(path, max_bytes=MAX)
+        return rejection.code if rejection else None
+
+    return verdict
+
+
+ACCEPTED = {
+    "one page": pdfs.make_pdf,
+    "many pages": lambda: pdfs.make_pdf(200_000, pages=300),
+    "of exactly the limit": lambda: pdfs.make_pdf(MAX),
+    "a nested page tree": pdfs.nested_pages,
+    "a form": pdfs.with_form,
+    "reportlab": pdfs.by_reportlab,
+    "fpdf2": pdfs.by_fpdf2,
+    "linearized": lambda: pdfs.rewritten(pdfs.by_reportlab(), linearize=True),
+    "object streams": lambda: pdfs.rewritten(pdfs.by_reportlab(), object_streams=True, linearize=True),
+    "a cross-reference stream": pdfs.xref_stream_pdf,
+    "a predicted cross-reference stream": lambda: pdfs.xref_stream_pdf(predictor=True),
+    "hybrid": pdfs.hybrid_pdf,
+    "updated": lambda: pdfs.update(pdfs.make_pdf(), {5: pdfs.stream_object(b"")}, size=7),
+    "an empty signature field": pdfs.with_signature_field,
+    "usage rights": pdfs.with_usage_rights,
+    "old usage rights": lambda: pdfs.with_usage_rights(key=b"UR"),
+    "usage rights in a field": lambda: pdfs.with_usage_rights(in_field=True),
+    "junk before the header": lambda: pdfs.prefixed(b"HTTP/1.1 200 OK\r\n\r\n", absolute=False),
+    "counted junk before the header": lambda: pdfs.prefixed(b"\n" * 900, absolute=True),
+    **{name: lambda name=name: pdfs.decoys()[name] for name in pdfs.decoys()},
+    **{name: lambda name=name: pdfs.damaged()[name] for name in pdfs.damaged()},
+}
+
+
+@pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED)
+def test_accepts(make: Callable[[], bytes], judge: Callable[[bytes], str | None]) -> None:
+    """A document that is open, unsigned and readable is accepted, whoever wrote it and however oddly."""
+    assert judge(make()) is None
+
+
+@pytest.mark.parametrize("name", pdfs.not_pdfs())
+def test_refuses_what_is_no_pdf(name: str, judge: Callable[[bytes], str | None]) -> None:
+    """What no reader opens is refused as no PDF."""
+    assert judge(pdfs.not_pdfs()[name]) == "not_pdf"
+
+
+@pytest.mark.parametrize("method", ["AES-256", "AES-128", "RC4-128", "RC4-40"])
+@pytest.mark.parametrize("user", ["", "secret"])
+@pytest.mark.parametrize("object_streams", [False, True])
+def test_refuses_protected(method: str, user: str, object_streams: bool, judge: Callable[[bytes], str | None]) -> None:
+    """Encryption is refused, also when an empty user password opens the file."""
+    assert judge(pdfs.encrypted(pdfs.by_reportlab(), method, user=user, object_streams=object_streams)) == "protected"
+
+
+@pytest.mark.skipif(not pdfs.have("qpdf"), reason="needs qpdf")
+@pytest.mark.parametrize("bits", ["40", "128", "256"])
+def test_refuses_what_the_qpdf_command_encrypted(
+    bits: str, tmp_path: Path, judge: Callable[[bytes], str | None]
+) -> None:
+    """Files encrypted by qpdf's own command are refused."""
+    plain, locked = tmp_path / "plain.pdf", tmp_path / "locked.pdf"
+    plain.write_bytes(pdfs.make_pdf())
+    weak = [] if bits == "256" else ["--allow-weak-crypto"]
+    done = pdfs.run("qpdf", *weak, "--encrypt", "user", "owner", bits, "--", plain, locked)
+    assert done.returncode == 0, done.stderr
+    assert judge(locked.read_bytes()) == "protected"
+
+
+def test_refuses_an_encryption_that_pikepdf_calls_broken(judge: Callable[[bytes], str | None]) -> None:
+    """A file that pikepdf cannot open still counts as protected when it says /Encrypt, and not for longer words."""
+    broken = b"%PDF-1.7\n1 0 obj\n<</Type/Catalog>>\nendobj\ntrailer\n<</Root 1 0 R/Encrypt 9"
+    assert judge(broken) == "protected"
+    assert judge(broken.replace(b"/Encrypt", b"/EncryptMetadata")) == "not_pdf"
+    unknown = pdfs.with_catalog(b"", {6: b"<</Filter/Acme.Lock/V 9>>"}, trailer=b"/Encrypt 6 0 R")
+    assert judge(unknown) == "protected"
+
+
+SIGNED = {
+    "by pyHanko": lambda: pdfs.signed_by_pyhanko(pdfs.by_reportlab()),
+    "certified": lambda: pdfs.signed_by_pyhanko(pdfs.make_pdf(), certify=True),
+    "and rewritten": lambda: pdfs.rewritten(pdfs.signed_by_pyhanko(pdfs.by_reportlab()), object_streams=True),
+    "and linearized": lambda: pdfs.rewritten(pdfs.signed_by_pyhanko(pdfs.by_reportlab()), linearize=True),
+    "and updated": lambda: pdfs.update(
+        pdfs.with_signature_field(b"/V 7 0 R"), {5: pdfs.stream_object(b"later")}, size=9
+    ),
+    "in place": lambda: pdfs.with_signature_field(b"/V " + pdfs.SIGNATURE),
+    "with the kind inherited": lambda: pdfs.with_catalog(
+        b"/AcroForm<</Fields[6 0 R]>>",
+        {6: b"<</FT/Sig/T(a)/Kids[8 0 R]>>", 7: pdfs.SIGNATURE, 8: b"<</Parent 6 0 R/V 7 0 R>>"},
+    ),
+    "with usage rights too": lambda: pdfs.with_signature_field(
+        b"/V 7 0 R", catalog=b"/Perms<</UR3<</Type/Sig/ByteRange[0 1 2 3]/Contents<00>>>>>"
+    ),
+    "in the permissions alone": lambda: pdfs.with_signature_field(catalog=b"/Perms<</DocMDP 7 0 R>>"),
+}
+
+
+@pytest.mark.parametrize("make", SIGNED.values(), ids=SIGNED)
+def test_refuses_signed(make: Callable[[], bytes], judge: Callable[[bytes], str | None]) -> None:
+    """A signature field with a value is a signature, wherever and by whomever it was put."""
+    assert judge(make()) == "already_signed"
+
+
+@pytest.mark.skipif(not pdfs.have("pdfsig", "certutil"), reason="needs poppler-utils and libnss3-tools")
+def test_refuses_what_pdfsig_signed(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
+    """A document signed by Poppler is refused."""
+    assert judge(pdfs.signed_by_pdfsig(pdfs.by_reportlab(), tmp_path)) == "already_signed"
+
+
+@pytest.mark.skipif(not pdfs.have("mutool"), reason="needs mupdf-tools")
+def test_refuses_what_mutool_signed(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
+    """A document signed by MuPDF is refused."""
+    assert judge(pdfs.signed_by_mutool(tmp_path)) == "already_signed"
+
+
+@pytest.mark.parametrize("name", pdfs.hostile())
+def test_survives_hostile_files(name: str, judge: Callable[[bytes], str | None]) -> None:
+    """A file made to hurt gets a verdict, not an exception."""
+    assert judge(pdfs.hostile()[name]) in (None, "not_pdf", "protected")
+
+
+def test_refuses_by_size_first(tmp_path: Path) -> None:
+    """One byte over the limit is too large, whatever the file is, and the message says both sizes."""
+    path = tmp_path / "upload.pdf"
+    path.write_bytes(pdfs.make_pdf(1501))
+    assert inspect(path, max_bytes=1501) is None
+    assert inspect(path, max_bytes=1500) == Rejection(
+        "too_large", "The file is 1501 bytes; at most 1500 bytes are accepted."
+    )
+
+
+def test_a_missing_file_is_not_bad_input(tmp_path: Path) -> None:
+    """A file that is not there is the caller's error."""
+    with pytest.raises(FileNotFoundError):
+        inspect(tmp_path / "nowhere.pdf", max_bytes=MAX)
+
+
+def test_limits_what_a_stream_may_inflate_to(tmp_path: Path) -> None:
+    """A bomb in an object stream is refused for its size, and limits that the process set itself stay."""
+    inspection._load.cache_clear()
+    settings.set_qpdf_limits(flate_max_memory=0, png_max_memory=12_345_678)
+    try:
+        assert inspection.load_pikepdf() is pikepdf
+        limits = settings.get_qpdf_limits()
+        assert (limits["flate_max_memory"], limits["png_max_memory"]) == (inspection.MAX_INFLATED, 12_345_678)
+        path = tmp_path / "bomb.pdf"
+        path.write_bytes(pdfs.hostile()["an object stream bomb"])
+        rejection = inspect(path, max_bytes=MAX)
+        assert rejection is not None
+        assert rejection.code == "not_pdf"
+    finally:
+        settings.set_qpdf_limits(flate_max_memory=inspection.MAX_INFLATED, png_max_memory=inspection.MAX_INFLATED)
