@@ -87,8 +87,8 @@ class Documents:
             listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
             async with self._ledger.upload(folder, pdf.filename, lambda: self._transport.call(listing)) as upload:
 
-                async def check(read: Read) -> Done[Document] | None:
-                    return upload.settle(await read(listing))
+                async def check(read: Read, since: float) -> Done[Document] | None:
+                    return upload.settle(await upload.documents(lambda: read(listing), since))
 
                 operation = Operation(
                     "documents.upload",

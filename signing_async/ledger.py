@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import unicodedata
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from .errors import APIError, AuthError, ClientClosed, InvalidRequest, RateLimited, ServerError
@@ -15,6 +16,9 @@ from .transport import Done, Undecided
 __all__ = ["Ledger", "Upload"]
 
 _MOST_SIGNINGS = 10_000
+
+Listed = tuple[Document, ...] | None
+"""The documents that an answer lists; None where it does not list them."""
 
 
 def _stem(name: str) -> str:
@@ -33,6 +37,9 @@ class _Signing:
         self.under_way: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
         """Uploads that ended without an outcome: their documents may turn up at any time."""
+        self.listed_at = -math.inf
+        self.listed: Listed = None
+        """What the signing held at that time, kept while uploads are under way."""
 
 
 class Ledger:
@@ -48,7 +55,7 @@ class Ledger:
 
     @asynccontextmanager
     async def upload(
-        self, signing_id: str, filename: str, documents: Callable[[], Awaitable[Iterable[Document] | None]]
+        self, signing_id: str, filename: str, documents: Callable[[], Awaitable[Listed]]
     ) -> AsyncIterator[Upload]:
         """One upload, from before it starts until its outcome is known.
 
@@ -67,6 +74,8 @@ class Ledger:
             signing.under_way[stem] -= 1
             if not signing.under_way[stem]:
                 del signing.under_way[stem], signing.turns[stem]
+            if not signing.under_way:
+                signing.listed_at, signing.listed = -math.inf, None
 
     def _entry(self, signing_id: str, known: set[str] | None) -> _Signing:
         signing = self._signings.setdefault(signing_id, _Signing(known))
@@ -85,6 +94,19 @@ class Upload:
         self._signing = signing
         self._stem = stem
 
+    async def documents(self, read: Callable[[], Awaitable[Listed]], since: float) -> Listed:
+        """What the signing held at some time after ``since``.
+
+        Many uploads that fail together are settled by one reading: any that began after an upload's failure will do.
+        """
+        signing = self._signing
+        async with signing.reading:
+            if signing.listed_at < since:
+                began = asyncio.get_running_loop().time()
+                signing.listed = await read()
+                signing.listed_at = began
+            return signing.listed
+
     def done(self, document: Document) -> None:
         """It took effect, as this document."""
         assert self._signing.known is not None
@@ -96,7 +118,7 @@ class Upload:
         if not refused and not isinstance(error, InvalidRequest | AuthError | ClientClosed | RateLimited):
             self._signing.lost[self._stem] += 1
 
-    def settle(self, documents: Iterable[Document] | None) -> Done[Document] | None:
+    def settle(self, documents: Listed) -> Done[Document] | None:
         """Whether this upload took effect, by the documents that are there now; `Undecided` if that cannot be told."""
         if documents is None:
             raise Undecided("the service does not list the signing's documents")

@@ -68,7 +68,7 @@ class Recipients:
         fields = {**{name: value for name, value in named.items() if value is not None}, **extra}
         content = _encoded(fields)
 
-        async def check(read: Read) -> Done[Recipient] | None:
+        async def check(read: Read, since: float) -> Done[Recipient] | None:
             everyone = [recipient async for recipient in self.list(signing_id).through(read)]
             if not all(recipient.email for recipient in everyone):
                 raise Undecided("the service does not give the recipients' e-mail addresses", everyone)

@@ -91,7 +91,7 @@ class Signings:
         Raises `CannotBeSent` for one without documents or recipients, or that was sent before.
         """
 
-        async def check(read: Read) -> Done[None] | None:
+        async def check(read: Read, since: float) -> Done[None] | None:
             signing: Signing = await read(reading(signing_id, self._decode))
             if signing.is_draft is None:
                 raise Undecided("the service does not say whether the signing is still a draft", [signing])

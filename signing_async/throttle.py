@@ -46,9 +46,14 @@ class Budget:
         """A call begins."""
         self._credits = min(self._FULL, self._credits + self._BROUGHT)
 
+    @property
+    def any_left(self) -> bool:
+        """Whether one more request could be made."""
+        return self._credits >= 1.0
+
     def take(self) -> bool:
         """Whether one more request may be made; if so, it is paid for."""
-        if self._credits < 1.0:
+        if not self.any_left:
             return False
         self._credits -= 1.0
         return True

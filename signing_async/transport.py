@@ -31,6 +31,7 @@ log = logging.getLogger("signing_async")
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
+_BUDGET_SPENT = "too many calls are failing: the retry budget is used up"
 _CHECK_SHARE, _CHECK_MOST = 0.25, 5.0
 
 
@@ -122,8 +123,11 @@ class Operation(Generic[T]):
     """From the parsed answer and its headers; without it the answer's body does not matter."""
     receive: Callable[[wire.Response], Awaitable[T]] | None = None
     """Reads the answer's body itself, for what is no JSON."""
-    check: Callable[[Read], Awaitable[Done[T] | None]] | None = None
-    """For `Repeat.CHECKED`: whether the request in doubt took effect; None if not. Reads through what it is given."""
+    check: Callable[[Read, float], Awaitable[Done[T] | None]] | None = None
+    """For `Repeat.CHECKED`: whether the request in doubt took effect; None if not.
+
+    It is given what to read through, and when the request failed, by the loop's clock.
+    """
     params: Mapping[str, str] = {}
     body: Callable[[], wire.Body] | None = None
     """Makes the body anew for each attempt."""
@@ -181,21 +185,25 @@ class _Renewed:
 class _Call(Generic[T]):
     """The attempts of one call, and what they have in common."""
 
-    def __init__(self, transport: Transport, operation: Operation[T], deadline: float, *, paid: bool = False) -> None:
+    def __init__(
+        self, transport: Transport, operation: Operation[T], deadline: float, payer: _Call[Any] | None = None
+    ) -> None:
         self.transport = transport
         self.shared = transport.shared
         self.options = transport.options
         self.operation = operation
         self.deadline = deadline
         self.attempts = 0
+        self.trouble: Trouble | None = None
+        self.failed_at = 0.0
         self.in_doubt = False
         self.was_in_doubt = False
         self.may_renew = True
-        self.taken = 0
         self.status: int | None = None
         self.request_id: str | None = None
-        # A check is no call of its own: its first request is paid from the budget like a repeat.
-        self.paid = paid
+        # A check is no call of its own: all of its requests are the call's that it is made for.
+        self.payer = payer or self
+        self.taken = 0
 
     async def attempt(self) -> T:
         if self.in_doubt:
@@ -203,43 +211,51 @@ class _Call(Generic[T]):
             if done is not None:
                 return self._succeed(done.value)
             self.in_doubt = False
-        self._pass_budget()
+        self._pay()
         self.attempts += 1
         began = time.perf_counter()
         try:
             answer = await self._exchange()
         except errors.SigningError as error:
             self._report(began, None, str(error))
-            if self.was_in_doubt and isinstance(error, errors.APIError) and self.operation.repeat is Repeat.CHECKED:
+            if self.was_in_doubt and isinstance(error, errors.APIError):
+                # Refused perhaps because an earlier attempt took effect late.
                 return await self._settle(error)
             raise
-        if not isinstance(answer, Trouble):
-            self._report(began, None, None)
-            return self._succeed(answer)
-        return await self._go_on(answer, began)
+        if isinstance(answer, Trouble):
+            return await self._go_on(answer, began)
+        self._report(began, None, None)
+        return self._succeed(answer)
 
     async def _go_on(self, trouble: Trouble, began: float) -> T:
         """After a failed attempt: ask for another one, find that it took effect after all, or raise."""
         following = retry.step(trouble.outcome, self.operation.repeat)
-        decision = self._decide(trouble)
-        if following is Step.UNKNOWN:
-            decision = retry.Decision(None, "a repeat could take effect twice")
-        elif decision.delay is not None and trouble.outcome is not Outcome.THROTTLED and not self._afford():
-            decision = retry.Decision(None, "too many calls are failing: the retry budget is used up")
+        decision = self._decide(trouble, following)
         self._report(began, decision.delay, str(trouble.error))
+        self.trouble = trouble
+        self.failed_at = asyncio.get_running_loop().time()
         self.in_doubt = following is Step.CHECK
         self.was_in_doubt |= self.in_doubt
         if decision.delay is not None:
             raise retry.Again(decision.delay)
-        if following is Step.UNKNOWN:
+        unchecked = self.in_doubt and self.options.retry.max_attempts == 1
+        if following is Step.UNKNOWN or (unchecked and trouble.outcome is Outcome.LOST):
             raise self._unknown(trouble.error, decision.why)
-        if self.in_doubt and (self.options.retry.max_attempts > 1 or trouble.outcome is Outcome.LOST):
-            if self.options.retry.max_attempts == 1:
-                raise self._unknown(trouble.error, decision.why)
-            return await self._settle(trouble.error)
-        raise self._finally(trouble.error, decision.why)
+        error = self._finally(trouble.error, decision.why)
+        if self.in_doubt and not unchecked:
+            return await self._settle(error)
+        raise error
 
-    def _decide(self, trouble: Trouble) -> retry.Decision:
+    def _succeed(self, value: T) -> T:
+        if self.taken:
+            self.shared.budget.give_back(self.taken)
+        return value
+
+    # What comes next, and whether it can be afforded
+
+    def _decide(self, trouble: Trouble, following: Step) -> retry.Decision:
+        if following is Step.UNKNOWN:
+            return retry.Decision(None, "a repeat could take effect twice")
         if not trouble.passing:
             return retry.Decision(None)
         decision = retry.decide(
@@ -253,29 +269,27 @@ class _Call(Generic[T]):
             # Every call of the client waits, this one's own delay included.
             wait = decision.delay if decision.delay is not None else trouble.retry_after
             self.shared.gate.close(min(wait or 0.0, self.options.retry.max_retry_after))
+        elif decision.delay is not None and not self.shared.budget.any_left:
+            return retry.Decision(None, _BUDGET_SPENT)
         return decision
 
-    def _afford(self) -> bool:
-        if not self.shared.budget.take():
-            return False
-        self.taken += 1
-        return True
-
-    def _pass_budget(self) -> None:
-        if self.paid and not self.attempts and not self._afford():
-            raise errors.TransportError("the retry budget is used up", operation=self.operation.name, attempts=0)
-
-    def _succeed(self, value: T) -> T:
-        if self.taken:
-            self.shared.budget.give_back(self.taken)
-        return value
+    def _pay(self) -> None:
+        """Every request beyond a call's first is paid from the budget, but not after a 429: the gate holds that."""
+        throttled = self.trouble is not None and self.trouble.outcome is Outcome.THROTTLED
+        if throttled or (self.attempts == 0 and self.payer is self):
+            return
+        if self.shared.budget.take():
+            self.payer.taken += 1
+            return
+        error = self.trouble.error if self.trouble is not None else errors.TransportError(self.operation.name)
+        raise self._finally(error, _BUDGET_SPENT)
 
     # Checking what became of a request
 
     async def _check(self) -> Done[T] | None:
         assert self.operation.check is not None
         try:
-            return await self.operation.check(self._read)
+            return await self.operation.check(self._read, self.failed_at)
         except Undecided as error:
             unknown = self._unknown(str(error), "", known=error.known)
         except errors.SigningError as error:
@@ -292,7 +306,7 @@ class _Call(Generic[T]):
         raise error
 
     async def _read(self, operation: Operation[Any]) -> Any:
-        return await retry.run(_Call(self.transport, operation, self.deadline, paid=True).attempt)
+        return await retry.run(_Call(self.transport, operation, self.deadline, payer=self).attempt)
 
     def _unknown(
         self, said: errors.SigningError | str, why: str, known: Iterable[object] = ()

@@ -1,0 +1,316 @@
+"""Writes are repeated without ever taking effect twice: each operation, under each way to lose an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from signing_async import (
+    CannotBeSent,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
+    RequestTimeout,
+    RetryPolicy,
+    ServerError,
+    Signing,
+    SigningClient,
+    TransportError,
+)
+from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
+
+COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit"]
+NOT_COMMITTED = ["500", "503", "502-html", "drop-before-commit", "429"]
+BODY_LOST = ["truncate"]
+
+
+async def _draft(client: SigningClient) -> Signing:
+    return await client.signings.create(name="Lease", language="EN", signing_order="parallel")
+
+
+async def _sendable(client: SigningClient) -> Signing:
+    signing = await _draft(client)
+    await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg", order=1)
+    return signing
+
+
+def _sends(sandbox: Sandbox, signing: Signing) -> int:
+    """How often the recipients of a signing were invited."""
+    ids = {recipient.id for recipient in sandbox.recipients(signing.id)}
+    return max(Counter(n.recipient_id for n in sandbox.notifications if n.recipient_id in ids).values(), default=0)
+
+
+@pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED + BODY_LOST)
+async def test_send_takes_effect_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """However its answer is lost, a signing is sent, and its recipients are invited once."""
+    signing = await _sendable(client)
+    fault = sandbox.faults.add("signings.send", kind, **({"retry_after": 0} if kind == "429" else {}))
+    await client.signings.send(signing)
+    assert fault.hits == 1
+    assert sandbox.signing(signing.id).state == "sent"
+    assert _sends(sandbox, signing) == 1
+    expected = 1 if kind in COMMITTED + BODY_LOST else 2
+    assert len(sandbox.requests_of("signings.send")) == expected
+
+
+@pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED + BODY_LOST)
+async def test_add_takes_effect_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """However its answer is lost, a recipient is added once, and the record that is returned is the server's."""
+    signing = await _draft(client)
+    await client.recipients.add(signing, email="bo@example.com", first_name="Bo", last_name="Ek", order=1)
+    sandbox.faults.add("recipients.add", kind, **({"retry_after": 0} if kind == "429" else {}))
+    added = await client.recipients.add(signing, email="Anna@Example.com", first_name="Anna", last_name="Berg", order=2)
+    held = sandbox.recipients(signing.id)
+    assert [recipient.email.lower() for recipient in held] == ["bo@example.com", "anna@example.com"]
+    assert added.id == held[1].id
+
+
+@pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED + BODY_LOST)
+async def test_upload_takes_effect_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """However its answer is lost, a document is uploaded once, and the record that is returned is its own."""
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", kind, **({"retry_after": 0} if kind == "429" else {}))
+    data = make_pdf(text="the lease")
+    document = await client.documents.upload(signing, data, "lease.pdf")
+    held = sandbox.documents(signing.id)
+    assert [one.id for one in held] == [document.id]
+    assert sandbox.document_bytes(document.id) == data
+
+
+@pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED + BODY_LOST)
+async def test_create_succeeds(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """A signing is created; a lost answer leaves a spare draft at most, and nothing is sent to anybody."""
+    sandbox.faults.add("signings.create", kind, **({"retry_after": 0} if kind == "429" else {}))
+    signing = await _draft(client)
+    spare = 1 if kind in COMMITTED + BODY_LOST else 0
+    assert len(sandbox.signings) == 1 + spare
+    assert sandbox.signings[-1].id == signing.id
+    assert sandbox.notifications == []
+
+
+@pytest.mark.parametrize("kind", ["500-after-commit", "502-html-after-commit", "500", "503"])
+async def test_remind_is_repeated_after_5xx(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """The specification calls 5xx transient, and a reminder is repeated after it."""
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    sandbox.faults.add("recipients.remind", kind)
+    await client.recipients.remind(signing, recipient.id)
+    assert len(sandbox.requests_of("recipients.remind")) == 2
+
+
+@pytest.mark.parametrize("kind", ["drop-after-commit", "drop-before-commit"])
+async def test_remind_is_not_repeated_after_a_lost_answer(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """A person must not be reminded twice: a lost answer is told, not guessed about."""
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    sandbox.faults.add("recipients.remind", kind)
+    with pytest.raises(OutcomeUnknown, match="recipients.remind"):
+        await client.recipients.remind(signing, recipient.id)
+    assert len(sandbox.requests_of("recipients.remind")) == 1
+
+
+@pytest.mark.parametrize("kind", COMMITTED)
+async def test_an_older_document_of_the_same_name_is_not_taken_for_the_new_one(sandbox: Sandbox, kind: str) -> None:
+    """Another client's document of that name was there before: the upload in doubt is told apart from it."""
+    token, retry = sandbox.access_token(), RetryPolicy(base_delay=0.01)
+    async with (
+        SigningClient(sandbox.base_url, token, retry=retry) as first,
+        SigningClient(sandbox.base_url, token, retry=retry) as second,
+    ):
+        signing = await _draft(first)
+        old = await first.documents.upload(signing, make_pdf(text="old"), "lease.pdf")
+        sandbox.faults.add("documents.upload", "drop-before-commit")
+        sandbox.faults.add("documents.upload", kind)
+        new = await second.documents.upload(signing, make_pdf(text="new"), "lease.pdf")
+    assert new.id != old.id
+    assert sandbox.document_bytes(new.id) == make_pdf(text="new")
+    assert len(sandbox.documents(signing.id)) == 2
+
+
+@pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED)
+async def test_twenty_uploads_at_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """Twenty at once, every one of which loses its first answer: twenty documents, each with its own bytes."""
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", kind, times=20, **({"retry_after": 0} if kind == "429" else {}))
+    files = {f"part {number}.pdf": make_pdf(text=f"part {number}") for number in range(20)}
+    documents = await asyncio.gather(*(client.documents.upload(signing, data, name) for name, data in files.items()))
+    assert len(sandbox.documents(signing.id)) == 20
+    for document, data in zip(documents, files.values(), strict=True):
+        assert sandbox.document_bytes(document.id) == data
+
+
+@pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED)
+async def test_five_uploads_of_one_name_at_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """Five of the same name among others, with faults on all: each result is the record of its own bytes."""
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", kind, times=8, **({"retry_after": 0} if kind == "429" else {}))
+    files = [("same.pdf", make_pdf(text=f"same {n}")) for n in range(5)]
+    files += [(f"other {n}.pdf", make_pdf(text=f"other {n}")) for n in range(5)]
+    documents = await asyncio.gather(*(client.documents.upload(signing, data, name) for name, data in files))
+    assert len(sandbox.documents(signing.id)) == 10
+    for document, (_, data) in zip(documents, files, strict=True):
+        assert sandbox.document_bytes(document.id) == data
+
+
+async def test_uploads_under_random_faults(sandbox: Sandbox, client: SigningClient) -> None:
+    """A storm of mixed faults: every result is right, and nothing is there that no result or error accounts for."""
+    signing = await _draft(client)
+    for seed, kind in enumerate(COMMITTED + ["503", "drop-before-commit", "truncate"]):
+        sandbox.faults.add("documents.upload", kind, times=None, probability=0.08, seed=seed)
+    files = [(f"part {n % 15}.pdf", make_pdf(text=f"part {n}")) for n in range(40)]
+    results = await asyncio.gather(
+        *(client.documents.upload(signing, data, name) for name, data in files), return_exceptions=True
+    )
+    held = {document.id for document in sandbox.documents(signing.id)}
+    good = [
+        (result, data)
+        for result, (_, data) in zip(results, files, strict=True)
+        if not isinstance(result, BaseException)
+    ]
+    assert all(sandbox.document_bytes(result.id) == data for result, data in good)
+    bad = [result for result in results if isinstance(result, BaseException)]
+    assert all(isinstance(error, OutcomeUnknown | ServerError | TransportError) for error in bad)
+    assert len(good) <= len(held) <= len(good) + len(bad)
+    contents = Counter(sandbox.document_bytes(one) for one in held)
+    assert max(contents.values()) == 1
+
+
+async def test_a_document_of_another_client_is_not_taken_for_ones_own(sandbox: Sandbox, client: SigningClient) -> None:
+    """Between the upload and its check another client uploads the same name: what cannot be told is not guessed."""
+    signing = await _draft(client)
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
+        await other.documents.upload(signing, make_pdf(text="first"), "first.pdf")
+        sandbox.faults.add("documents.upload", "500-after-commit")
+        sandbox.faults.add("signings.get", "503", retry_after=0.5)
+        upload = asyncio.create_task(client.documents.upload(signing, make_pdf(text="mine"), "lease.pdf"))
+        while len(sandbox.documents(signing.id)) < 2:
+            await asyncio.sleep(0.005)
+        await other.documents.upload(signing, make_pdf(text="other"), "LEASE.PDF")
+    with pytest.raises(OutcomeUnknown, match="more than one") as caught:
+        await upload
+    assert len(caught.value.known) == 3
+    assert len(sandbox.documents(signing.id)) == 3
+
+
+async def test_a_renamed_document_is_not_guessed_at(sandbox: Sandbox, client: SigningClient) -> None:
+    """Nothing of the name is there, but something that was not there before: it may be the upload under a new name."""
+    signing = await _draft(client)
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
+        await other.documents.upload(signing, make_pdf(text="other"), "something else.pdf")
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    with pytest.raises(OutcomeUnknown, match="another name"):
+        await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    assert len(sandbox.requests_of("documents.upload")) == 2
+
+
+async def test_an_unsettled_upload_casts_doubt_on_the_next_of_its_name(sandbox: Sandbox, client: SigningClient) -> None:
+    """A document that may turn up late is never taken for a later upload of the same name."""
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "hang")
+    quick = client.with_options(timeout=0.4)
+    with pytest.raises(OutcomeUnknown):
+        await quick.documents.upload(signing, make_pdf(text="one"), "lease.pdf")
+    sandbox.faults.add("documents.upload", "500-after-commit")
+    with pytest.raises(OutcomeUnknown):
+        await client.documents.upload(signing, make_pdf(text="two"), "lease.pdf")
+
+
+async def test_a_check_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
+    """Where the check itself cannot be made, nothing is repeated."""
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "500")
+    sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.raises(OutcomeUnknown, match=r"not known whether this took effect.*503"):
+        await client.signings.send(signing)
+    assert len(sandbox.requests_of("signings.send")) == 1
+
+
+async def test_a_server_that_goes_on_failing(sandbox: Sandbox, client: SigningClient) -> None:
+    """Attempts end with the server's error once it is known that nothing took effect."""
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "503", times=None)
+    with pytest.raises(ServerError, match="5 attempts") as caught:
+        await client.signings.send(signing)
+    assert caught.value.status == 503
+    assert len(sandbox.requests_of("signings.send")) == 5
+    assert sandbox.signing(signing.id).state == "draft"
+
+
+async def test_the_last_attempt_is_checked_too(sandbox: Sandbox, client: SigningClient) -> None:
+    """The fifth attempt took effect before its 500: that is a success."""
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "503", times=4)
+    sandbox.faults.add("signings.send", "500-after-commit")
+    await client.signings.send(signing)
+    assert _sends(sandbox, signing) == 1
+
+
+async def test_a_refusal_after_doubt_is_checked(sandbox: Sandbox, client: SigningClient) -> None:
+    """The first request took effect late, so that the repeat is refused as sent already: the call has succeeded."""
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "503")
+    sandbox.faults.add("signings.send", "slow", seconds=0.3)
+    task = asyncio.create_task(client.signings.send(signing))
+    while len(sandbox.requests_of("signings.get")) < 1:
+        await asyncio.sleep(0.005)
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as late:
+        await late.signings.send(signing)
+    await task
+    assert _sends(sandbox, signing) == 1
+
+
+async def test_a_true_refusal_stays_one(sandbox: Sandbox, client: SigningClient) -> None:
+    """A draft that cannot be sent is refused as such, also after a 503."""
+    signing = await _draft(client)
+    sandbox.faults.add("signings.send", "503")
+    with pytest.raises(CannotBeSent):
+        await client.signings.send(signing)
+
+
+async def test_without_retries_nothing_is_checked(sandbox: Sandbox, client: SigningClient) -> None:
+    """RetryPolicy.none() is one request: a 5xx is raised as it came, a lost answer is an unknown outcome."""
+    signing = await _sendable(client)
+    once = client.with_options(retry=RetryPolicy.none())
+    reads = len(sandbox.requests_of("signings.get"))
+    sandbox.faults.add("signings.send", "500-after-commit")
+    with pytest.raises(ServerError):
+        await once.signings.send(signing)
+    other = await _sendable(client)
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    with pytest.raises(OutcomeUnknown):
+        await once.signings.send(other)
+    assert len(sandbox.requests_of("signings.get")) == reads
+
+
+async def test_a_deadline_in_the_middle_of_a_send(sandbox: Sandbox, client: SigningClient) -> None:
+    """The end of the deadline is kept for the check: what took effect is a success, what did not is unknown."""
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "hang")
+    with pytest.raises(OutcomeUnknownTimeout, match="still may") as caught:
+        await client.with_options(timeout=0.5).signings.send(signing)
+    assert isinstance(caught.value, RequestTimeout | TimeoutError)
+    assert len(sandbox.requests_of("signings.send")) == 1
+
+
+async def test_a_deadline_in_the_middle_of_a_reminder(sandbox: Sandbox, client: SigningClient) -> None:
+    """Nobody knows whether the reminder went out."""
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    sandbox.faults.add("recipients.remind", "hang")
+    with pytest.raises(OutcomeUnknownTimeout):
+        await client.with_options(timeout=0.3).recipients.remind(signing, sandbox.recipients(signing.id)[0].id)
+
+
+async def test_recipients_that_look_alike_are_told_apart(sandbox: Sandbox, client: SigningClient) -> None:
+    """The same person twice, in two places of the order: a lost answer of the second is not settled by the first."""
+    signing = await client.signings.create(name="Lease", language="EN", signing_order="sequential")
+    first = await client.recipients.add(signing, email="anna@example.com", first_name="Anna", order=1)
+    sandbox.faults.add("recipients.add", "drop-before-commit")
+    second = await client.recipients.add(signing, email="anna@example.com", first_name="Anna", order=2)
+    assert first.id != second.id
+    assert [recipient.order for recipient in sandbox.recipients(signing.id)] == [1, 2]
