@@ -14,20 +14,17 @@ Example::
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from .sandbox import Sandbox
 
-fixture: Any
 try:
-    import pytest_asyncio
+    from pytest_asyncio import fixture as async_fixture
 except ModuleNotFoundError:  # there are no async fixtures then; pytest says so when one is asked for
-    fixture = pytest.fixture
-else:
-    fixture = pytest_asyncio.fixture
+    async_fixture = pytest.fixture  # type: ignore[assignment]  # it is used in the one way that both have
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "signing_sandbox(**settings): start the signing sandbox with these settings")
 
 
-@fixture
+@async_fixture
 async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """A sandbox of this test's own, started; its settings come from the marker `signing_sandbox`."""
     from .sandbox import Sandbox

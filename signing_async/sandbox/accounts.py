@@ -147,9 +147,6 @@ class Accounts:
 
     def token(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a token request; Refused with RFC 6749's codes."""
-        for name, value in parameters.items():
-            if not isinstance(value, str):
-                raise oauth_error("invalid_request", f"{name} must be a string.")
         kind = self._required(parameters, "grant_type")
         if kind not in {"authorization_code", "refresh_token"}:
             raise oauth_error("unsupported_grant_type", "grant_type must be authorization_code or refresh_token.")
@@ -165,7 +162,9 @@ class Accounts:
 
     @staticmethod
     def _required(parameters: Mapping[str, Any], name: str) -> str:
-        value: str = parameters.get(name, "")
+        value = parameters.get(name, "")
+        if not isinstance(value, str):
+            raise oauth_error("invalid_request", f"{name} must be a string.")
         if not value:
             raise oauth_error("invalid_request", f"{name} is required.")
         return value

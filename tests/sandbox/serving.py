@@ -1,0 +1,111 @@
+"""A sandbox in a thread of its own, for tools that call it from outside of any event loop; and a small caller."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+
+from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
+
+Result = TypeVar("Result")
+
+API = "/api/1.0"
+
+
+class InThread:
+    """A running sandbox; `do` runs something with it in its own thread."""
+
+    def __init__(self, sandbox: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.sandbox = sandbox
+        self._loop = loop
+
+    def do(self, work: Callable[[Sandbox], Result]) -> Result:
+        """What `work` gives."""
+        done: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work(self.sandbox))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result(10)
+
+
+@contextmanager
+def in_thread(**settings: Any) -> Iterator[InThread]:
+    """Start a sandbox in a thread, and stop it."""
+    started: Future[InThread] = Future()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with Sandbox(**settings) as sandbox:
+            loop = asyncio.get_running_loop()
+            stops.append(lambda: loop.call_soon_threadsafe(stop.set))
+            started.set_result(InThread(sandbox, loop))
+            await stop.wait()
+
+    stops: list[Callable[[], object]] = []
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        yield started.result(10)
+    finally:
+        stops[0]()
+        thread.join(10)
+
+
+class Caller:
+    """Calls the API and remembers the last answer's headers."""
+
+    def __init__(self, sandbox: Sandbox, session: aiohttp.ClientSession) -> None:
+        self.sandbox = sandbox
+        self.session = session
+        self.headers: dict[str, str] = {}
+
+    async def __call__(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        """Status and body: decoded if it is JSON, else bytes."""
+        async with self.session.request(method, path, **options) as response:
+            self.headers = {name.lower(): value for name, value in response.headers.items()}
+            body = await response.read()
+            if "json" in response.content_type and body:
+                return response.status, await response.json(content_type=None)
+            return response.status, body
+
+    async def ok(self, method: str, path: str, **options: Any) -> Any:
+        """The body of an answer that must be a success."""
+        status, body = await self(method, path, **options)
+        assert 200 <= status < 300, (status, body)
+        return body
+
+    async def draft(self, **fields: Any) -> str:
+        """The id of a new draft."""
+        body = await self.ok("POST", f"{API}/signings", json={"name": "A contract", "language": "EN"} | fields)
+        return str(body["id"])
+
+    async def upload(self, signing_id: str, data: bytes | None = None, filename: str = "contract.pdf") -> Any:
+        """Status and body of an upload."""
+        form = aiohttp.FormData()
+        form.add_field("selected_file", data or make_pdf(), filename=filename, content_type="application/pdf")
+        return await self("POST", f"{API}/signings/{signing_id}/documents", data=form)
+
+    async def recipient(self, signing_id: str, **fields: Any) -> str:
+        """The id of a new recipient."""
+        body = {"email": "anna@example.com", "first_name": "Anna", "last_name": "Berg"} | fields
+        return str((await self.ok("POST", f"{API}/signings/{signing_id}/recipients", json=body))["id"])
+
+    async def sent(self, recipients: int = 1, **fields: Any) -> tuple[str, str, list[str]]:
+        """A sent signing with one document: its id, the document's and the recipients'."""
+        signing_id = await self.draft(**fields)
+        _, document = await self.upload(signing_id)
+        people = [await self.recipient(signing_id, email=f"p{n}@example.com") for n in range(recipients)]
+        await self.ok("POST", f"{API}/signings/{signing_id}/send")
+        return signing_id, document["id"], people
