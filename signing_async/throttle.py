@@ -32,19 +32,20 @@ class Gate:
 class Budget:
     """Keeps the load in an outage at no more than two requests a call on average.
 
-    Every call brings half a credit, every request beyond a call's first takes one, and one that brought the call to
-    success gives back what the call took. A full purse of 20 lets a few calls in trouble make all of their attempts.
+    Every call brings half a credit, and every request beyond a call's first takes one; a call that succeeds after all
+    gives back what it took. The purse begins with 20 credits, so that a few calls in trouble can make all of their
+    attempts, and holds 40.
     """
 
-    _FULL = 20.0
+    _FIRST, _MOST = 20.0, 40.0
     _BROUGHT = 0.5
 
     def __init__(self) -> None:
-        self._credits = self._FULL
+        self._credits = self._FIRST
 
     def bring(self) -> None:
         """A call begins."""
-        self._credits = min(self._FULL, self._credits + self._BROUGHT)
+        self._credits = min(self._MOST, self._credits + self._BROUGHT)
 
     @property
     def any_left(self) -> bool:
@@ -60,4 +61,4 @@ class Budget:
 
     def give_back(self, taken: int) -> None:
         """A call that had taken this many succeeded after all."""
-        self._credits = min(self._FULL, self._credits + taken)
+        self._credits = min(self._MOST, self._credits + taken)

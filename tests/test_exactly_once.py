@@ -109,7 +109,7 @@ async def test_remind_is_not_repeated_after_a_lost_answer(sandbox: Sandbox, clie
     await client.signings.send(signing)
     recipient = sandbox.recipients(signing.id)[0]
     sandbox.faults.add("recipients.remind", kind)
-    with pytest.raises(OutcomeUnknown, match="recipients.remind"):
+    with pytest.raises(OutcomeUnknown, match=r"recipients\.remind"):
         await client.recipients.remind(signing, recipient.id)
     assert len(sandbox.requests_of("recipients.remind")) == 1
 
@@ -160,7 +160,7 @@ async def test_five_uploads_of_one_name_at_once(sandbox: Sandbox, client: Signin
 async def test_uploads_under_random_faults(sandbox: Sandbox, client: SigningClient) -> None:
     """A storm of mixed faults: every result is right, and nothing is there that no result or error accounts for."""
     signing = await _draft(client)
-    for seed, kind in enumerate(COMMITTED + ["503", "drop-before-commit", "truncate"]):
+    for seed, kind in enumerate([*COMMITTED, "503", "drop-before-commit", "truncate"]):
         sandbox.faults.add("documents.upload", kind, times=None, probability=0.08, seed=seed)
     files = [(f"part {n % 15}.pdf", make_pdf(text=f"part {n}")) for n in range(40)]
     results = await asyncio.gather(
