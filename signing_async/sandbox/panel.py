@@ -236,7 +236,7 @@ def _fonts() -> tuple[_Font, ...]:
     fonts = []
     for path in _font_files():
         try:
-            with library.TTFont(path, lazy=True) as font:
+            with path.open("rb") as file, library.TTFont(file, lazy=True) as font:
                 codes = font.getBestCmap() or {}
         except (library.TTLibError, OSError, KeyError):
             continue

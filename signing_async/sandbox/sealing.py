@@ -309,7 +309,8 @@ def _add_field(writer: IncrementalPdfFileWriter, drawn: Drawn) -> str:
     generic: Any = import_module("pyhanko.pdf_utils.generic")
     form = _own(writer, writer.root, "/AcroForm", {})
     fields = _own(writer, form, "/Fields", [])
-    taken = {field.get("/T") for field in fields if isinstance(field, dict)}
+    present = [field.get_object() for field in fields]
+    taken = {field.get("/T") for field in present if isinstance(field, dict)}
     name = next(each for each in _names() if each not in taken)
     page = drawn.pages[-1]
     entries = {
