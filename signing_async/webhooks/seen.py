@@ -7,8 +7,7 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -18,10 +17,13 @@ from ..errors import ConfigurationError
 DAY = 86_400.0
 SETUP = (
     "PRAGMA journal_mode = WAL",
+    "PRAGMA wal_autocheckpoint = 4000",
     "CREATE TABLE IF NOT EXISTS seen_events"
-    " (id TEXT PRIMARY KEY, until REAL NOT NULL, confirmed INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE INDEX IF NOT EXISTS seen_events_until ON seen_events (until)",
+    " (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, until REAL NOT NULL, confirmed INTEGER NOT NULL)",
 )
+# The oldest rows have the lowest seq. Twice as many are looked at as can have come since the last time.
+PRUNE_EVERY = 100
+PRUNE = "DELETE FROM seen_events WHERE until <= ? AND seq IN (SELECT seq FROM seen_events ORDER BY seq LIMIT 200)"
 
 
 class Claim(Enum):
@@ -123,8 +125,8 @@ def _forget(events: OrderedDict[str, float], now: float) -> None:
 class SQLiteSeenEvents:
     """Remembers in a SQLite file: survives a restart, and is shared by every process that opens the file.
 
-    Each step is one short transaction on the caller's thread. What was confirmed survives the death of the process;
-    with ``power_safe=True`` it also survives a power cut, at the price of a disk flush for each step.
+    Each step is one short statement on the caller's thread, atomic by itself. What was confirmed survives the death of
+    the process; with ``power_safe=True`` it also survives a power cut, at the price of a disk flush for each step.
     """
 
     def __init__(
@@ -148,32 +150,32 @@ class SQLiteSeenEvents:
         self._claims = 0
 
     def claim(self, event_id: str) -> Claim:
-        with self._transaction() as database:
-            now = self._clock()
-            if self._claims % 1000 == 0:
-                database.execute("DELETE FROM seen_events WHERE until <= ?", (now,))
-            self._claims += 1
-            taken = database.execute(
-                "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE"
-                " SET until = excluded.until, confirmed = 0 WHERE until <= ?",
-                (event_id, now + self.lease, now),
-            )
-            if taken.rowcount == 1:
-                return Claim.NEW
-            (confirmed,) = database.execute("SELECT confirmed FROM seen_events WHERE id = ?", (event_id,)).fetchone()
-            return Claim.CONFIRMED if confirmed else Claim.PENDING
+        now = self._clock()
+        if self._claims % PRUNE_EVERY == 0:
+            self._run(PRUNE, now)
+        self._claims += 1
+        taken = self._run(
+            "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE"
+            " SET until = excluded.until, confirmed = 0 WHERE until <= ?",
+            event_id,
+            now + self.lease,
+            now,
+        )
+        if taken.rowcount == 1:
+            return Claim.NEW
+        confirmed = self._run("SELECT 1 FROM seen_events WHERE id = ? AND confirmed = 1", event_id).fetchone()
+        return Claim.CONFIRMED if confirmed else Claim.PENDING
 
     def confirm(self, event_id: str) -> None:
-        with self._transaction() as database:
-            database.execute(
-                "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 1) ON CONFLICT (id) DO UPDATE"
-                " SET until = excluded.until, confirmed = 1",
-                (event_id, self._clock() + self.ttl),
-            )
+        self._run(
+            "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 1) ON CONFLICT (id) DO UPDATE"
+            " SET until = excluded.until, confirmed = 1",
+            event_id,
+            self._clock() + self.ttl,
+        )
 
     def release(self, event_id: str) -> None:
-        with self._transaction() as database:
-            database.execute("DELETE FROM seen_events WHERE id = ? AND confirmed = 0", (event_id,))
+        self._run("DELETE FROM seen_events WHERE id = ? AND confirmed = 0", event_id)
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -182,16 +184,9 @@ class SQLiteSeenEvents:
                 self._connection.close()
             self._connection = None
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
         with self._lock:
-            database = self._open()
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                yield database
-                database.execute("COMMIT")
-            finally:
-                database.rollback()  # does nothing after the commit
+            return self._open().execute(statement, values)
 
     def _open(self) -> sqlite3.Connection:
         # a connection must not be used across a fork, and pre-forking servers build their app before it

@@ -1,0 +1,297 @@
+"""``signing-async webhook``: verify a saved delivery, find out why one fails, and check an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import click
+
+from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
+from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
+
+if TYPE_CHECKING:
+    from ..webhooks.check import CheckResult
+
+SECRET_VARIABLE = "SIGNING_WEBHOOK_SECRET"
+SCHEMES = {
+    "default": Scheme(),
+    "github": GITHUB,
+    "slack": SLACK,
+    "standard-webhooks": STANDARD_WEBHOOKS,
+    "stripe": STRIPE,
+    "svix": SVIX,
+}
+
+T = TypeVar("T")
+Command = Callable[..., None]
+
+
+@click.group()
+def webhook() -> None:
+    """Verify, diagnose and check webhook deliveries.
+
+    The secret is read from the variable SIGNING_WEBHOOK_SECRET, from where --secret says, or asked for. It is never
+    an argument, since every process on the machine can read those.
+    """
+
+
+def _secret_option(command: Command) -> Command:
+    return click.option(
+        "--secret",
+        "source",
+        metavar="SOURCE",
+        help=f"Where the secret is: env:NAME, file:PATH, or - for standard input. [default: env:{SECRET_VARIABLE}]",
+    )(command)
+
+
+def _scheme_option(command: Command) -> Command:
+    return click.option(
+        "--scheme",
+        type=click.Choice(sorted(SCHEMES)),
+        default="default",
+        show_default=True,
+        help="How the sender signs.",
+    )(command)
+
+
+def _json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def _delivery_options(command: Command) -> Command:
+    command = click.option(
+        "-H",
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="'NAME: VALUE'",
+        help="A header of the delivery; repeatable.",
+    )(command)
+    command = click.option("--signature", metavar="VALUE", help="The value of the signature's header.")(command)
+    return click.argument("body", type=click.File("rb"))(command)
+
+
+@webhook.command()
+@_delivery_options
+@_secret_option
+@_scheme_option
+@click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age, as a saved delivery has.")
+@_json_option
+def verify(
+    body: BinaryIO,
+    signature: str | None,
+    headers: tuple[str, ...],
+    source: str | None,
+    scheme: str,
+    any_age: bool,
+    as_json: bool,
+) -> None:
+    """Verify the delivery saved in the file BODY (- for standard input).
+
+    \b
+    Example:
+      signing-async webhook verify delivery.json --signature "sha256=9f86d0..."
+
+    Exit code 0: the signature is valid. 1: it is not. 2: the call itself is wrong.
+    """
+    chosen = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
+    verifier = _usage(lambda: WebhookVerifier(_secret(source, body), chosen))
+    content = body.read()
+    pairs = _pairs(headers)
+    try:
+        verifier.verify(content, signature, headers=pairs)
+    except InvalidSignature as error:
+        _print(as_json, {"valid": False, "reason": error.reason, "message": str(error)}, f"not valid: {error}", "red")
+        sys.exit(1)
+    try:
+        event = verifier.parse(content, signature, headers=pairs)
+    except MalformedEvent as error:
+        _print(
+            as_json, {"valid": True, "event": None, "message": str(error)}, f"valid, but no event: {error}", "yellow"
+        )
+        return
+    found = {"id": event.id, "type": event.type}
+    _print(
+        as_json, {"valid": True, "event": found}, f"valid: event {event.id} of type {event.type or 'unknown'}", "green"
+    )
+
+
+@webhook.command()
+@_delivery_options
+@_secret_option
+@_scheme_option
+@_json_option
+def doctor(
+    body: BinaryIO, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str, as_json: bool
+) -> None:
+    """Say in words why the delivery saved in the file BODY (- for standard input) does not verify.
+
+    Everything happens on this machine. A secret from a file is taken with its line end, since that may be the fault.
+
+    \b
+    Example:
+      signing-async webhook doctor delivery.json --signature "$HEADER" -H "X-Timestamp: 1700000000"
+
+    Exit code 0: it verifies. 1: it does not, and the words say why. 2: the call itself is wrong. 3: nothing
+    matches.
+    """
+    secret = _secret(source, body, keep_line_end=True)
+    found = diagnose(secret, body.read(), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
+    facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
+    _print(as_json, facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
+    sys.exit(0 if found.accepted else 1 if found.explained else 3)
+
+
+@webhook.command()
+@click.argument("url")
+@_secret_option
+@_scheme_option
+@click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events that are sent.")
+@click.option(
+    "--slow-limit",
+    type=click.FloatRange(1, 600),
+    default=30.0,
+    show_default=True,
+    help="Seconds in which a slow body must be cut off.",
+)
+@click.option(
+    "--over-long", type=click.IntRange(1, 2**30), default=16 * 2**20, show_default=True, help="Bytes that are too many."
+)
+@click.option("--plain-http", is_flag=True, help="Allow http to another machine.")
+@_json_option
+def check(
+    url: str,
+    source: str | None,
+    scheme: str,
+    event_type: str,
+    slow_limit: float,
+    over_long: int,
+    plain_http: bool,
+    as_json: bool,
+) -> None:
+    """Send deliveries, good and bad, to your own endpoint URL, and report which it handles rightly.
+
+    It gets a few genuine events of a type that it should ignore, so use it on a test system. Nothing is sent elsewhere.
+
+    \b
+    Example:
+      signing-async webhook check http://localhost:8000/webhooks --secret file:webhook-secret
+
+    Exit code 0: all is handled rightly. 1: something is not. 2: the call itself is wrong. 3: the endpoint cannot be
+    reached.
+    """
+    from ..webhooks.check import check_receiver
+
+    async def run() -> list[CheckResult]:
+        results = []
+        async for result in check_receiver(
+            url,
+            secret,
+            scheme=SCHEMES[scheme],
+            event_type=event_type,
+            slow_limit=slow_limit,
+            over_long=over_long,
+            plain_http=plain_http,
+        ):
+            results.append(result)
+            if not as_json:
+                _print_result(result)
+        return results
+
+    secret = _secret(source)
+    try:
+        results = _usage(lambda: asyncio.run(run()))
+    except TransportError as error:
+        _print(
+            as_json, {"url": url, "ok": False, "message": str(error)}, f"signing-async: {error}", None, err=not as_json
+        )
+        sys.exit(3)
+    wrong = sum(not result.ok for result in results)
+    facts = {"url": url, "ok": not wrong, "checks": [result.as_dict() for result in results]}
+    words = f"{wrong} of {len(results)} are handled wrongly" if wrong else f"all {len(results)} are handled rightly"
+    _print(as_json, facts, words, "red" if wrong else "green")
+    sys.exit(1 if wrong else 0)
+
+
+def _print_result(result: CheckResult) -> None:
+    mark, colour = ("right", "green") if result.ok else ("WRONG", "red")
+    click.echo(
+        f"{click.style(mark, fg=colour)}  {result.name:<31} {result.got} in {result.seconds * 1000:.0f} ms",
+        color=_colour(),
+    )
+    if not result.ok:
+        click.echo(f"       expected {result.expected}: {result.advice}")
+
+
+def _print(as_json: bool, facts: dict[str, Any], words: str, colour: str | None, *, err: bool = False) -> None:
+    click.echo(json.dumps(facts) if as_json else click.style(words, fg=colour), color=_colour(), err=err)
+
+
+def _colour() -> bool | None:
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def _usage(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
+    pairs: list[tuple[str | bytes, str | bytes]] = []
+    for header in headers:
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip():
+            raise click.BadParameter(f"{header!r} is not of the form 'NAME: VALUE'", param_hint="--header")
+        pairs.append((name.strip(), value.strip()))
+    return pairs
+
+
+def _secret(source: str | None, body: BinaryIO | None = None, *, keep_line_end: bool = False) -> str:
+    kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
+    if source == "-":
+        return _secret_from_stdin(body, keep_line_end)
+    if kind == "file" and rest:
+        return _secret_from_file(rest, keep_line_end)
+    if kind == "env" and rest:
+        return _secret_from_variable(rest)
+    raise click.BadParameter(
+        "a secret on the command line can be read by every process: use env:NAME, file:PATH, or -",
+        param_hint="--secret",
+    )
+
+
+def _secret_from_stdin(body: BinaryIO | None, keep_line_end: bool) -> str:
+    if getattr(body, "name", "") == "<stdin>":
+        raise click.UsageError("standard input cannot be both the body and the secret")
+    return _ended(sys.stdin.read(), keep_line_end)
+
+
+def _secret_from_file(path: str, keep_line_end: bool) -> str:
+    try:
+        return _ended(Path(path).read_text("utf-8"), keep_line_end)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint="--secret") from None
+
+
+def _secret_from_variable(name: str) -> str:
+    if name in os.environ:
+        return os.environ[name]
+    if name == SECRET_VARIABLE and sys.stdin.isatty():
+        secret: str = click.prompt("Webhook secret", hide_input=True, err=True)
+        return secret
+    raise click.UsageError(f"no secret: set {name}, or say with --secret where it is (env:NAME, file:PATH, or -)")
+
+
+def _ended(text: str, keep_line_end: bool) -> str:
+    return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")

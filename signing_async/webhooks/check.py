@@ -1,0 +1,257 @@
+"""The conformance check: sends deliveries, good and bad, to somebody's own endpoint, and judges the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+from yarl import URL
+
+from ..errors import ConfigurationError, TransportError
+from .scheme import Scheme, Secret, sign
+
+ANSWER_LIMIT = 10.0
+OVER_LONG = 16 * 1024 * 1024
+SLOW_LIMIT = 30.0
+PIECE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One delivery (or two), and whether the endpoint handled it rightly."""
+
+    name: str
+    ok: bool
+    expected: str
+    got: str
+    seconds: float
+    advice: str
+    """What it means when it is not ok."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, or how the connection ended without one."""
+
+    status: int | None
+    words: str
+    seconds: float
+
+    @property
+    def accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def refused(self) -> bool:
+        return self.status is not None and 400 <= self.status < 500
+
+    @property
+    def cut_off(self) -> bool:
+        """Refused, or the connection was closed: what one may do to a body that is not to be read."""
+        return self.refused or self.words == CLOSED
+
+
+CLOSED = "the connection was closed"
+NO_ANSWER = "no answer in time"
+ACCEPT = "2xx"
+REFUSE = "4xx, best 401"
+
+
+async def check_receiver(
+    url: str,
+    secret: Secret,
+    *,
+    scheme: Scheme | None = None,
+    event_type: str = "webhook.check",
+    answer_limit: float = ANSWER_LIMIT,
+    slow_limit: float = SLOW_LIMIT,
+    over_long: int = OVER_LONG,
+    plain_http: bool = False,
+) -> AsyncIterator[CheckResult]:
+    """Send the deliveries one after the other to ``url`` and nowhere else; no redirect is followed, no proxy used.
+
+    The endpoint gets a handful of genuine events of the type ``event_type``: give it one that it ignores.
+    ``over_long`` is the size in bytes of the body that should be refused, ``slow_limit`` how many seconds it may take
+    to cut off a body that trickles in. Plain http goes to this machine only, unless ``plain_http`` is true.
+    """
+    target = _target(url, plain_http)
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        sender = _Sender(session, target, secret, scheme or Scheme(), event_type, answer_limit)
+        for check in (_valid, _duplicate, _reordered, _odd_layout, _wrong, _unsigned, _encoded_again):
+            yield await check(sender)
+        yield await _over_long(sender, over_long)
+        yield await _slow(sender, slow_limit)
+
+
+def _target(url: str, plain_http: bool) -> URL:
+    try:
+        target = URL(url)
+    except ValueError as error:
+        raise ConfigurationError(f"{url!r} is not a URL: {error}") from None
+    if target.scheme not in ("http", "https") or not target.host:
+        raise ConfigurationError(f"{url!r} is not an http or https URL")
+    if target.scheme == "http" and not plain_http and not _is_loopback(target.host):
+        raise ConfigurationError(f"{url!r} is plain http to another machine: use https, or allow it explicitly")
+    return target
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Sender:
+    """Makes events, signs them and posts them."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: URL,
+        secret: Secret,
+        scheme: Scheme,
+        event_type: str,
+        answer_limit: float,
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._secret = secret
+        self._scheme = scheme
+        self._event_type = event_type
+        self._answer_limit = answer_limit
+
+    def event(self, **more: object) -> dict[str, Any]:
+        return {"event": {"id": f"check_{uuid4().hex}", "type": self._event_type}, **more}
+
+    def sign(self, body: bytes, secret: Secret | None = None) -> dict[str, str]:
+        return sign(secret or self._secret, body, self._scheme, id=f"msg_{uuid4().hex}")
+
+    def forge(self, body: bytes) -> dict[str, str]:
+        other = Scheme(key_encoding="utf-8").key(uuid4().hex)
+        return self.sign(body, other)
+
+    def unsigned(self, body: bytes) -> dict[str, str]:
+        return {name: value for name, value in self.sign(body).items() if name != self._scheme.header}
+
+    async def post(
+        self,
+        data: bytes | AsyncIterator[bytes],
+        headers: dict[str, str],
+        *,
+        length: int | None = None,
+        limit: float = 0,
+    ) -> Answer:
+        started = time.monotonic()
+        headers = {"Content-Type": "application/json", **headers}
+        if length is not None:
+            headers["Content-Length"] = str(length)
+        timeout = aiohttp.ClientTimeout(total=limit or self._answer_limit)
+        status, words = None, CLOSED
+        try:
+            async with self._session.post(
+                self._url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                status, words = answer.status, str(answer.status)
+        except TimeoutError:
+            words = NO_ANSWER
+        except aiohttp.ClientConnectorError as error:
+            raise TransportError(f"{self._url} cannot be reached: {error}") from None
+        except aiohttp.ClientError:
+            pass
+        return Answer(status, words, time.monotonic() - started)
+
+
+async def _valid(sender: _Sender) -> CheckResult:
+    body = _plain(sender.event())
+    answer = await sender.post(body, sender.sign(body))
+    return _result("valid delivery", answer.accepted, ACCEPT, "genuine events are refused", answer)
+
+
+async def _duplicate(sender: _Sender) -> CheckResult:
+    body = _plain(sender.event())
+    headers = sender.sign(body)
+    answers = await sender.post(body, headers), await sender.post(body, headers)
+    advice = "a duplicate must be acknowledged, and its event not handled again (which cannot be seen from here)"
+    return _result("duplicate", all(one.accepted for one in answers), "2xx both times", advice, *answers)
+
+
+async def _reordered(sender: _Sender) -> CheckResult:
+    bodies = [_plain(sender.event(sequence=number)) for number in (2, 1)]
+    answers = [await sender.post(body, sender.sign(body)) for body in bodies]
+    advice = "events may arrive in another order than they happened: take each, and read the state from the service"
+    return _result("reordered pair", all(one.accepted for one in answers), "2xx both times", advice, *answers)
+
+
+async def _odd_layout(sender: _Sender) -> CheckResult:
+    body = json.dumps(sender.event(text="\u00e5\u00e4\u00f6 \u20ac"), indent=3, sort_keys=True).encode() + b"\r\n"
+    answer = await sender.post(body, sender.sign(body))
+    advice = "the signature is checked over JSON that was written again: check it over the bytes as received"
+    return _result("unusual layout, signed as sent", answer.accepted, ACCEPT, advice, answer)
+
+
+async def _wrong(sender: _Sender) -> CheckResult:
+    body = _plain(sender.event())
+    answer = await sender.post(body, sender.forge(body))
+    return _result("wrong signature", answer.refused, REFUSE, "anybody can forge an event", answer)
+
+
+async def _unsigned(sender: _Sender) -> CheckResult:
+    body = _plain(sender.event())
+    answer = await sender.post(body, sender.unsigned(body))
+    return _result(
+        "no signature", answer.refused, REFUSE, "anybody can forge an event by leaving the signature out", answer
+    )
+
+
+async def _encoded_again(sender: _Sender) -> CheckResult:
+    event = sender.event()
+    answer = await sender.post(json.dumps(event, indent=2).encode(), sender.sign(_plain(event)))
+    advice = "the signature is checked over JSON that was written again: check it over the bytes as received"
+    return _result("re-encoded body", answer.refused, REFUSE, advice, answer)
+
+
+async def _over_long(sender: _Sender, size: int) -> CheckResult:
+    body = _plain(sender.event(padding="x" * size))
+    answer = await sender.post(_pieces(body), sender.sign(body), length=len(body))
+    advice = f"a body of {len(body)} bytes is read whole: set a limit, or anybody can fill the memory"
+    return _result("over-long body", answer.cut_off, "413, or closed", advice, answer)
+
+
+async def _slow(sender: _Sender, limit: float) -> CheckResult:
+    body = _plain(sender.event(padding="x" * 1000))
+    answer = await sender.post(_trickle(body, limit), sender.sign(body), length=len(body), limit=limit)
+    advice = "a body that trickles in is waited for: set a time limit, or a few senders can hold every worker"
+    return _result("slow body", answer.cut_off, f"408, or closed, within {limit:g} s", advice, answer)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]
+
+
+async def _trickle(body: bytes, limit: float) -> AsyncIterator[bytes]:
+    # a byte now and then, so that a limit on each read alone does not help; never the whole body
+    for byte in body:
+        yield bytes((byte,))
+        await asyncio.sleep(limit / 60)
+
+
+def _plain(event: dict[str, Any]) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def _result(name: str, ok: bool, expected: str, advice: str, *answers: Answer) -> CheckResult:
+    got = ", ".join(answer.words for answer in answers)
+    return CheckResult(name, ok, expected, got, sum(answer.seconds for answer in answers), advice)
