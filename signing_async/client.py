@@ -73,9 +73,9 @@ class SigningClient:
         self._shared = shared
         self._ledger = ledger
         self._transport = Transport(shared, options)
-        self.signings = Signings(self._transport, ledger)
-        self.documents = Documents(self._transport, ledger)
-        self.recipients = Recipients(self._transport)
+        self.signings: Signings = Signings(self._transport, ledger)
+        self.documents: Documents = Documents(self._transport, ledger)
+        self.recipients: Recipients = Recipients(self._transport)
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:

@@ -226,7 +226,7 @@ def _reading(field: attrs.Attribute[Any], scope: dict[str, Any]) -> list[str]:
     return [*lines, f"   value = {field.default!r} if value is None else {read}(value)"]
 
 
-converter = cattrs.Converter(detailed_validation=False)
+converter: cattrs.Converter = cattrs.Converter(detailed_validation=False)
 _HOOKS: dict[Any, Callable[[Any, Any], Any]] = {}
 for _cls in (Document, Signing, Recipient, User):
     _HOOKS[_cls] = _generate(_cls)

@@ -32,12 +32,12 @@ class _Signing:
     def __init__(self, known: set[str] | None) -> None:
         self.known = known
         """Ids of its documents; None before the signing was read."""
-        self.reading = asyncio.Lock()
+        self.reading: asyncio.Lock = asyncio.Lock()
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.under_way: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
         """Uploads that ended without an outcome: their documents may turn up at any time."""
-        self.listed_at = -math.inf
+        self.listed_at: float = -math.inf
         self.listed: Listed = None
         """What the signing held at that time, kept while uploads are under way."""
 

@@ -85,7 +85,7 @@ class OpenPdf:
         self, filename: str, size: int, *, handle: int | None = None, memory: memoryview | None = None, start: int = 0
     ) -> None:
         self.filename = filename
-        self.size = size - start
+        self.size: int = size - start
         self._handle = handle
         self._memory = memory
         self._start = start

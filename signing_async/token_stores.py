@@ -92,7 +92,7 @@ class FileTokenStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if fcntl is None:
             raise ConfigurationError("FileTokenStore needs POSIX file locks, which this system does not have")
-        self.path = Path(path).expanduser()
+        self.path: Path = Path(path).expanduser()
         if self.path.is_dir():
             raise ConfigurationError(f"FileTokenStore: path is a folder: {self.path}")
 

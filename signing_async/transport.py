@@ -27,7 +27,7 @@ __all__ = ["Attempt", "Auth", "Bearer", "Done", "Operation", "Options", "Shared"
 T = TypeVar("T")
 Read = Callable[["Operation[Any]"], Awaitable[Any]]
 
-log = logging.getLogger("signing_async")
+log: logging.Logger = logging.getLogger("signing_async")
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
@@ -108,7 +108,7 @@ class Undecided(Exception):  # stays inside the package: callers see OutcomeUnkn
 
     def __init__(self, words: str, known: Iterable[object] = ()) -> None:
         super().__init__(words)
-        self.known = tuple(known)
+        self.known: tuple[object, ...] = tuple(known)
 
 
 @attrs.frozen
@@ -152,8 +152,8 @@ class Shared:
         self.origin = origin
         self.auth = auth
         self.sessions = sessions
-        self.gate = Gate()
-        self.budget = Budget()
+        self.gate: Gate = Gate()
+        self.budget: Budget = Budget()
 
 
 class Transport:

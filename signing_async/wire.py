@@ -107,7 +107,7 @@ class Body(aiohttp.Payload):
         super().__init__(None, content_type=content_type)
         self._chunks = chunks
         self._size = size
-        self.started = False
+        self.started: bool = False
         self.failure: Exception | None = None
 
     async def write(self, writer: AbstractStreamWriter) -> None:
@@ -179,8 +179,8 @@ class Response:
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
-        self.status = response.status
-        self.headers = response.headers
+        self.status: int = response.status
+        self.headers: Mapping[str, str] = response.headers
         self._kept = False
 
     @property
@@ -249,7 +249,7 @@ class Sessions:
         self._given = session
         self._made: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.closed = False
+        self.closed: bool = False
 
     def get(self) -> aiohttp.ClientSession:
         if self.closed:
