@@ -1,0 +1,178 @@
+"""From a genuine body to an event: tolerant of what is new, strict with what is dangerous."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from signing_async.webhooks import Event, InvalidSignature, MalformedEvent, Scheme, WebhookVerifier
+from tests.webhooks.deliveries import SECRET, event_body, hex_of
+
+VERIFIER = WebhookVerifier(SECRET, Scheme(clock=lambda: 1_700_000_000.5))
+
+
+def parse(body: bytes) -> Event:
+    """Parse a body with its right signature."""
+    return VERIFIER.parse(body, hex_of(body))
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ({"event": {"id": "evt_1", "type": "signing.completed"}, "more": [1]}, ("evt_1", "signing.completed")),
+        ({"id": "evt_2", "type": "never.seen.before"}, ("evt_2", "never.seen.before")),
+        ({"event": {"id": "evt_3"}, "type": "outside"}, ("evt_3", "outside")),
+        ({"event": {"type": "inside"}, "id": "evt_4"}, ("evt_4", "inside")),
+        ({"event": {"id": "inner", "type": "a"}, "id": "outer", "type": "b"}, ("inner", "a")),
+        ({"event": "signing.sent", "id": "evt_5"}, ("evt_5", "")),
+        ({"event": {"id": 12345, "type": None}}, ("12345", "")),
+        ({"id": "evt 6 – å", "type": 7}, ("evt 6 – å", "")),
+        ({"id": "x" * 512}, ("x" * 512, "")),
+    ],
+)
+def test_id_and_type_are_found_where_they_may_be(payload: dict[str, Any], expected: tuple[str, str]) -> None:
+    """In the member event or at the top; an unknown or missing type is fine; the payload is kept whole."""
+    event = parse(json.dumps(payload).encode())
+    assert (event.id, event.type) == expected
+    assert event.payload == payload
+    assert event.received_at == datetime.fromtimestamp(1_700_000_000.5, UTC)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not JSON"),
+        (b"nonsense", "not JSON"),
+        (b'{"id": "x"', "not JSON"),
+        (b'{"id": "x"} {}', "not JSON"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8"),
+        ('{"id": "x"}'.encode("utf-16"), "not UTF-8"),
+        (b'{"id": "\xff"}', "not UTF-8"),
+        (b"[]", "no object but an array"),
+        (b'"evt"', "no object but a string"),
+        (b"null", "no object but null"),
+        (b"true", "no object but a boolean"),
+        (b"12", "no object but a number"),
+        (b"{}", "no id"),
+        (b'{"event": {}}', "no id"),
+        (b'{"event": {"id": null}}', "no id"),
+        (b'{"id": ""}', "is empty"),
+        (b'{"id": "  "}', "is empty"),
+        (b'{"id": true}', "is a boolean"),
+        (b'{"id": 1.5}', "is a number"),
+        (b'{"id": {}}', "is an object"),
+        (b'{"id": "a\\u0000b"}', "cannot be printed"),
+        (b'{"id": "\\ud800"}', "cannot be printed"),
+        (b'{"id": "' + b"x" * 513 + b'"}', "513 characters"),
+        (b'{"id": "a", "id": "b"}', "the member 'id' twice"),
+        (b'{"id": "a", "data": {"x": 1, "x": 1}}', "the member 'x' twice"),
+        (b'{"id": "a", "n": NaN}', "NaN"),
+        (b'{"id": "a", "n": -Infinity}', "-Infinity"),
+        (b'{"id": "a", "n": 1e999}', "cannot be held"),
+        (b'{"id": "a", "n": 0.' + b"0" * 2000 + b"1}", "cannot be held"),
+        (b'{"id": "a", "n": ' + b"9" * 1001 + b"}", "1001 digits"),
+        (b'{"id": "a", "n": ' + b"9" * 900_000 + b"}", "digits"),
+        (b'{"id": "a", "d": ' + b"[" * 65 + b"]" * 65 + b"}", "deeper than 64"),
+        (b"[" * 1_000_000, "deeper than 64"),
+        (b'{"a":' * 200_000, "deeper than 64"),
+        (b'["' + b'\\"' * 100 + b"[" * 500_000, "not JSON"),
+        (b'{"id": "a"}' + b" " * 2**20, "at most 1048576"),
+    ],
+)
+def test_what_is_no_event_is_malformed(body: bytes, words: str) -> None:
+    """Each kind of bad body is a MalformedEvent that says what is wrong, and nothing else happens."""
+    with pytest.raises(MalformedEvent, match=words) as caught:
+        parse(body)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_byte_order_mark_is_read_over() -> None:
+    """Some senders put one before the JSON."""
+    assert parse(b"\xef\xbb\xbf" + event_body("evt_1")).id == "evt_1"
+
+
+def test_nesting_is_counted_outside_strings_only() -> None:
+    """Brackets in a text, and many beside each other, are no depth."""
+    event = parse(json.dumps({"id": "a", "text": '[[["\\' * 100, "many": [[{}]] * 100}).encode())
+    assert len(event.payload["many"]) == 100
+    deep: Any = "bottom"
+    for _ in range(63):
+        deep = [deep]
+    assert parse(json.dumps({"id": "a", "d": deep, "text": "[" * 100}).encode()).id == "a"
+
+
+def test_numbers_that_can_be_held_are_exact() -> None:
+    """Large integers stay integers."""
+    event = parse(b'{"id": 7, "n": ' + b"9" * 1000 + b', "f": 1.5e300}')
+    assert event.payload["n"] == int("9" * 1000)
+    assert event.payload["f"] == 1.5e300
+    assert event.id == "7"
+
+
+def test_a_limit_of_ones_own() -> None:
+    """max_body is the verifier's."""
+    verifier = WebhookVerifier(SECRET, max_body=100)
+    small, large = event_body("a"), event_body("a", pad="x" * 100)
+    assert verifier.parse(small, hex_of(small)).id == "a"
+    with pytest.raises(MalformedEvent, match="at most 100"):
+        verifier.parse(large, hex_of(large))
+
+
+def test_nothing_is_parsed_before_it_is_verified() -> None:
+    """A forged delivery is InvalidSignature even where its body is no JSON."""
+    with pytest.raises(InvalidSignature):
+        VERIFIER.parse(b"nonsense", hex_of(b"other"))
+    with pytest.raises(InvalidSignature):
+        VERIFIER.parse(b"nonsense")
+
+
+def test_an_event_is_a_value() -> None:
+    """Frozen, equal by content, hashable, pickled; its repr shows no payload, which may hold personal data."""
+    event = parse(event_body("evt_1", email="person@example.com"))
+    assert pickle.loads(pickle.dumps(event)) == event
+    assert {event: 1}[parse(event_body("evt_1", email="person@example.com"))] == 1
+    assert "person@example.com" not in repr(event)
+    with pytest.raises(FrozenInstanceError):
+        event.id = "other"  # type: ignore[misc]  # that is the point
+
+
+def test_bytes_like_bodies_are_parsed() -> None:
+    """As verify takes them."""
+    body = event_body("evt_1")
+    assert VERIFIER.parse(memoryview(body), hex_of(body)).id == "evt_1"  # type: ignore[arg-type]  # bytes-like is enough
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300), st.text(alphabet='{}[]":,\\0123456789.eE-+truefalsn ', max_size=200).map(str.encode)
+    )
+)
+def test_any_genuine_body_is_an_event_or_malformed(body: bytes) -> None:
+    """Whatever the bytes are, nothing but an Event or a MalformedEvent comes out."""
+    try:
+        event = parse(body)
+    except MalformedEvent:
+        return
+    assert event.id
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), st.booleans())
+def test_payloads_come_through_unchanged(payload: dict[str, Any], ascii_only: bool) -> None:
+    """Every JSON object with an id is read as the json module wrote it."""
+    payload = {**payload, "event": {"id": "evt_1", "type": "t"}}
+    body = json.dumps(payload, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    assert parse(body).payload == payload

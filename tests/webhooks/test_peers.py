@@ -1,0 +1,177 @@
+"""Published vectors, and the real signers and verifiers of other projects."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from gidgethub.sansio import validate_event
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+from stripe import WebhookSignature
+
+from signing_async.webhooks import (
+    GITHUB,
+    SLACK,
+    STANDARD_WEBHOOKS,
+    STRIPE,
+    SVIX,
+    InvalidSignature,
+    Scheme,
+    WebhookVerifier,
+    sign,
+)
+
+NOW = 1_700_000_000
+TEXT = st.text(alphabet=st.characters(codec="utf-8"), max_size=200)
+
+PUBLISHED = [
+    # GitHub's documentation, validating webhook deliveries
+    (
+        "It's a Secret to Everybody",
+        b"Hello, World!",
+        "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
+    ),
+    # Coinify's documentation, webhook signature
+    (
+        "my-shared-secret",
+        b'{"examplePayload":true}',
+        "bcdbb89e3031905f3cc1a20d16b5f969a17a7d8fa0c26e4a807c2193402d66f4",
+    ),
+    # Datasaur's documentation, webhook signature
+    ("secret", b'{"body":"sample"}', "0278b1a603de4c561ac0feb960354d0d00e8846b74813d81bddb43ad45bff767"),
+    # RFC 4231, section 4: test cases 1 to 4, 6 and 7 (5 is a truncated MAC)
+    (b"\x0b" * 20, b"Hi There", "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"),
+    ("Jefe", b"what do ya want for nothing?", "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"),
+    (b"\xaa" * 20, b"\xdd" * 50, "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"),
+    (bytes(range(1, 26)), b"\xcd" * 50, "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b"),
+    (
+        b"\xaa" * 131,
+        b"Test Using Larger Than Block-Size Key - Hash Key First",
+        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54",
+    ),
+    (
+        b"\xaa" * 131,
+        b"This is a test using a larger than block-size key and a larger than block-size data."
+        b" The key needs to be hashed before being used by the HMAC algorithm.",
+        "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("secret", "body", "expected"), PUBLISHED)
+def test_published_vectors_are_accepted(secret: Any, body: bytes, expected: str) -> None:
+    """In every spelling; and one changed bit is not."""
+    verifier = WebhookVerifier(secret)
+    verifier.verify(body, expected)
+    verifier.verify(body, "sha256=" + expected.upper())
+    WebhookVerifier(secret, GITHUB).verify(body, "sha256=" + expected)
+    changed = expected[:-1] + ("0" if expected[-1] != "0" else "1")
+    with pytest.raises(InvalidSignature):
+        verifier.verify(body, changed)
+    assert sign(secret, body) == {"X-Signature": expected}
+
+
+def test_a_truncated_mac_is_refused() -> None:
+    """RFC 4231's test case 5: the right first 128 bits are no signature."""
+    with pytest.raises(InvalidSignature):
+        WebhookVerifier(b"\x0c" * 20).verify(b"Test With Truncation", "a3b6167473100ee06e0c796c2955552b")
+
+
+@given(
+    body=TEXT, secret=st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=80)
+)
+def test_gidgethub_and_this_agree(body: str, secret: str) -> None:
+    """What is signed here gidgethub takes, and the other way round there is nothing to sign with but HMAC itself."""
+    signature = sign(secret, body.encode(), GITHUB)["X-Hub-Signature-256"]
+    validate_event(body.encode(), signature=signature, secret=secret)
+    made = "sha256=" + hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()
+    WebhookVerifier(secret, GITHUB).verify(body.encode(), made)
+
+
+def test_github_needs_its_label_and_not_sha1() -> None:
+    """A bare signature, or the old SHA-1 header's form, is not GitHub's."""
+    digest = hmac.new(b"s", b"body", hashlib.sha1).hexdigest()
+    for signature in (hmac.new(b"s", b"body", hashlib.sha256).hexdigest(), "sha1=" + digest):
+        with pytest.raises(InvalidSignature):
+            WebhookVerifier("s", GITHUB).verify(b"body", signature)
+
+
+@given(
+    body=TEXT,
+    key=st.binary(min_size=1, max_size=80).filter(lambda key: key.strip(b" \t\r\n")),
+    name=st.from_regex(r"msg_[0-9A-Za-z]{1,30}", fullmatch=True),
+)
+def test_standardwebhooks_signs_and_this_verifies(body: str, key: bytes, name: str) -> None:
+    """The reference implementation's signature is accepted, and it accepts ours."""
+    moment = datetime.now(UTC).replace(microsecond=0)
+    stamp = str(int(moment.timestamp()))
+    theirs = Webhook(key)
+    headers = {"webhook-id": name, "webhook-timestamp": stamp, "webhook-signature": theirs.sign(name, moment, body)}
+    for scheme in (
+        STANDARD_WEBHOOKS,
+        replace(SVIX, header="webhook-signature", id_header="webhook-id", timestamp_header="webhook-timestamp"),
+    ):
+        WebhookVerifier(key, scheme).verify(body.encode(), None, headers=headers)
+    ours = sign(key, body.encode(), STANDARD_WEBHOOKS, id=name, timestamp=int(stamp))
+    theirs.verify(body.encode(), ours, json_parse=False)
+    with pytest.raises(InvalidSignature):
+        WebhookVerifier(key, STANDARD_WEBHOOKS).verify(
+            body.encode(), None, headers={**headers, "webhook-id": name + "x"}
+        )
+
+
+def test_standard_webhooks_secrets_and_rotation() -> None:
+    """whsec_ and base64 is the key's text form; spaces separate signatures; other versions are passed over."""
+    text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    moment = datetime.now(UTC).replace(microsecond=0)
+    good = Webhook(text).sign("msg_1", moment, "{}")
+    headers = {"webhook-id": "msg_1", "webhook-timestamp": str(int(moment.timestamp()))}
+    verifier = WebhookVerifier(text, STANDARD_WEBHOOKS)
+    verifier.verify(b"{}", f"v1a,AAAA v1,{'A' * 43}= {good}", headers=headers)
+    WebhookVerifier(text.removeprefix("whsec_"), STANDARD_WEBHOOKS).verify(b"{}", good, headers=headers)
+    with pytest.raises(InvalidSignature):
+        verifier.verify(b"{}", good.replace("v1,", "v1a,"), headers=headers)
+    with pytest.raises(InvalidSignature):
+        verifier.verify(b"{}", good.replace("v1,", ""), headers=headers)
+
+
+@given(
+    body=TEXT, secret=st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=80)
+)
+def test_stripe_signs_and_this_verifies(body: str, secret: str) -> None:
+    """Stripe's own test signer's header is accepted, and its verifier accepts ours."""
+    scheme = replace(STRIPE, clock=lambda: NOW)
+    verifier = WebhookVerifier(secret, scheme)
+    verifier.verify(body.encode(), WebhookSignature.generate_signature_header(body, secret, NOW))
+    WebhookSignature.verify_header(body, sign(secret, body.encode(), scheme)["Stripe-Signature"], secret)
+    with pytest.raises(InvalidSignature):
+        verifier.verify(body.encode(), WebhookSignature.generate_signature_header(body, secret, NOW - 301))
+
+
+def test_slack_like_signatures() -> None:
+    """Slack's documentation, verifying requests: the worked example of the page."""
+    body = (
+        b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V"
+        b"&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text="
+        b"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN"
+        b"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
+    )
+    signature = "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"
+    scheme = replace(SLACK, clock=lambda: 1531420618)
+    verifier = WebhookVerifier("8f742231b10e8888abcd99yyyzzz85a5", scheme)
+    headers = {"X-Slack-Request-Timestamp": "1531420618", "X-Slack-Signature": signature}
+    verifier.verify(body, signature, headers=headers)
+    verifier.verify(body, None, headers=headers)
+    with pytest.raises(InvalidSignature):
+        verifier.verify(body, signature, headers={"X-Slack-Request-Timestamp": "1531420619"})
+
+
+def test_the_schemes_can_be_told_apart() -> None:
+    """A scheme is a value: a variant made with replace is another one."""
+    assert len({Scheme(), GITHUB, STANDARD_WEBHOOKS, STRIPE, SLACK, SVIX, replace(STRIPE, tolerance=1)}) == 7

@@ -1,0 +1,436 @@
+"""The verifier: what it accepts, what it refuses, and that no header can do anything else to it."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from signing_async.errors import ConfigurationError
+from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier, sign
+from tests.webhooks.deliveries import SECRET, base64_of, event_body, hex_of, mac
+
+BODY = event_body("evt_1")
+HEX = hex_of(BODY)
+URL_SAFE = base64.urlsafe_b64encode(mac(BODY)).decode()
+
+
+def special_body() -> bytes:
+    """A body whose signature has both characters in which the two base64 alphabets differ."""
+    return next(
+        body for body in (event_body(f"evt_{number}") for number in range(1000)) if {"+", "/"} <= set(base64_of(body))
+    )
+
+
+def accepts(body: bytes, signature: Any, scheme: Scheme | None = None, secret: Any = SECRET, **options: Any) -> bool:
+    """Whether the verifier accepts; anything but InvalidSignature goes through."""
+    try:
+        WebhookVerifier(secret, scheme or Scheme()).verify(body, signature, **options)
+    except InvalidSignature:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("label", ["", "sha256=", "v1=", "v1,"])
+@pytest.mark.parametrize(
+    "value",
+    [HEX, HEX.upper(), base64_of(BODY), base64_of(BODY).rstrip("="), URL_SAFE, URL_SAFE.rstrip("=")],
+)
+def test_every_honest_encoding_is_accepted(label: str, value: str) -> None:
+    """Hex of either case and base64 of either alphabet, padded or not, with and without a label, as text and bytes."""
+    assert accepts(BODY, label + value)
+    assert accepts(BODY, (label + value).encode())
+    assert accepts(BODY, f"  {label}{value} ")
+
+
+def test_url_safe_base64_is_accepted_where_it_differs() -> None:
+    """The two base64 alphabets are both understood, and never a mixture of them."""
+    body = special_body()
+    standard = base64_of(body)
+    assert accepts(body, standard)
+    assert accepts(body, standard.translate(str.maketrans("+/", "-_")))
+    assert not accepts(body, standard.replace("+", "-"))
+
+
+@pytest.mark.parametrize("separator", [",", ", ", " ", "\t", ",,  ,"])
+@pytest.mark.parametrize("label", ["", "v1=", "v1,", "sha256="])
+def test_one_of_several_signatures_is_enough(separator: str, label: str) -> None:
+    """A header may carry several signatures, and the good one may stand anywhere."""
+    wrong, right = label + hex_of(BODY, "another"), label + HEX
+    assert accepts(BODY, separator.join([wrong, right]))
+    assert accepts(BODY, separator.join([right, wrong]))
+    assert accepts(BODY, separator.join(["v0=zzz", "t=12", wrong, label + base64_of(BODY)]))
+    assert not accepts(BODY, separator.join([wrong, wrong]))
+
+
+@pytest.mark.parametrize("secrets", [["new", "old"], ("old", "new"), iter(["old"]), {"old"}, b"old", ["x", b"old"]])
+def test_any_of_several_secrets_is_enough(secrets: Any) -> None:
+    """While a secret is rotated, both the new and the old one are valid, in any collection."""
+    assert accepts(BODY, hex_of(BODY, "old"), secret=secrets)
+    assert not accepts(BODY, hex_of(BODY, "oldest"), secret=["new", "old"])
+
+
+@pytest.mark.parametrize("body", [b"", BODY, bytearray(BODY), memoryview(BODY), memoryview(BODY * 2)[::2]])
+def test_every_bytes_like_body_is_taken(body: Any) -> None:
+    """bytes, bytearray and memoryview, also one that is not contiguous."""
+    assert accepts(body, hex_of(bytes(body)))
+    assert accepts(body, base64_of(bytes(body)))
+    assert not accepts(body, hex_of(bytes(body) + b"x"))
+
+
+@pytest.mark.parametrize("signature", [HEX, "sha256=" + HEX, None, "", "é", b"\xff", 5])
+@pytest.mark.parametrize("body", [BODY.decode(), {"event": {"id": "evt_1"}}, ["x"], None, 7])
+def test_a_body_that_is_not_bytes_is_a_type_error_that_explains(body: Any, signature: Any) -> None:
+    """A str or parsed JSON is the programmer's mistake, whatever the header: the error says why."""
+    with pytest.raises(TypeError, match=r"bytes as they were received, not \w+: the signature covers those") as caught:
+        WebhookVerifier(SECRET).verify(body, signature)
+    assert type(body).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (None, "missing"),
+        ("", "missing"),
+        (b"", "missing"),
+        (" \t", "missing"),
+        ("é" * 64, "malformed"),
+        ("\ud800" * 64, "malformed"),
+        (HEX[:-1] + "é", "malformed"),
+        (HEX[:-1] + "\N{FULLWIDTH DIGIT ONE}", "malformed"),
+        (HEX[:-1] + "\0", "mismatch"),
+        (b"\xff\xfe\x00" * 30, "malformed"),
+        ("x" * 1_000_000, "malformed"),
+        (("v1," * 400_000) + HEX, "malformed"),
+        (HEX[:-1], "malformed"),
+        (HEX + "0", "malformed"),
+        (HEX[:-2], "malformed"),
+        ("sha256=", "malformed"),
+        ("sha256" + HEX, "malformed"),
+        ("md5=" + HEX, "malformed"),
+        ("=" + HEX, "malformed"),
+        (HEX[:32] + " " + HEX[32:], "malformed"),
+        (HEX[:32] + HEX[32:].upper(), "mismatch"),
+        ("z" * 64, "mismatch"),
+        (base64_of(BODY)[:-2] + "A=", "mismatch"),
+        (base64_of(BODY) + "=", "malformed"),
+        (hex_of(BODY, "another"), "mismatch"),
+        (HEX[::-1], "mismatch"),
+        (5, "malformed"),
+        ([HEX], "malformed"),
+        (bytearray(HEX.encode()), "malformed"),
+        (object(), "malformed"),
+    ],
+)
+def test_a_bad_header_is_an_invalid_signature_of_its_kind(header: Any, reason: str) -> None:
+    """Whatever the header is, the error is InvalidSignature, names the kind of fault and never the right signature."""
+    with pytest.raises(InvalidSignature) as caught:
+        WebhookVerifier(SECRET).verify(BODY, header)
+    assert caught.value.reason == reason
+    text = (
+        str(caught.value)
+        + repr(caught.value)
+        + repr(caught.value.__context__)
+        + repr(pickle.loads(pickle.dumps(caught.value)))
+    )
+    for expected in (HEX, HEX.upper(), base64_of(BODY), URL_SAFE, SECRET):
+        assert expected not in text
+
+
+@given(
+    body=st.binary(max_size=400),
+    header=st.one_of(
+        st.none(),
+        st.text(),
+        st.binary(),
+        st.text(alphabet="0123456789abcdefABCDEF=,v1sha256 +/-_", max_size=140),
+        st.text(alphabet=st.characters(codec=None), max_size=80),
+    ),
+)
+@example(body=BODY, header="sha256=" * 20)
+def test_no_header_does_anything_but_fail(body: bytes, header: Any) -> None:
+    """Made-up headers of every kind raise InvalidSignature and nothing else, for every kind of scheme."""
+    for scheme in (Scheme(), STRIPE, STANDARD_WEBHOOKS):
+        verifier = WebhookVerifier(b"property", scheme)
+        with pytest.raises(InvalidSignature):
+            verifier.verify(body, header)
+        with pytest.raises(InvalidSignature):
+            verifier.verify(body, header, headers={"webhook-id": header or "", "webhook-timestamp": header or ""})
+
+
+@given(
+    body=st.binary(max_size=2000),
+    secret=st.one_of(st.binary(min_size=1, max_size=200), st.text(min_size=1, max_size=99)),
+)
+@example(body=b"x", secret=b"k" * 63)
+@example(body=b"x", secret=b"k" * 64)
+@example(body=b"x", secret=b"k" * 65)
+@example(body=b"x", secret=b"\0")
+def test_it_agrees_with_the_standard_library(body: bytes, secret: Any) -> None:
+    """For every body and key, of any length, the standard library's HMAC is accepted; for another body it is not."""
+    key = secret if isinstance(secret, bytes) else secret.encode("utf-8", "surrogatepass")
+    if not key.strip(b" \t\r\n"):
+        return
+    try:
+        verifier = WebhookVerifier(secret)
+    except ConfigurationError:
+        assert any("\ud800" <= letter <= "\udfff" for letter in secret)
+        return
+    verifier.verify(body, hex_of(body, key))
+    verifier.verify(body, base64_of(body, key))
+    with pytest.raises(InvalidSignature):
+        verifier.verify(body + b"\n", hex_of(body, key))
+
+
+@pytest.mark.parametrize("secret", ["", b"", " ", "\n", [], (), ["good", ""], None, 5, [None], ["good", 5], object()])
+def test_an_unusable_secret_is_a_configuration_error(secret: Any) -> None:
+    """An empty or missing secret is found when the verifier is made, not when the first forgery is accepted."""
+    with pytest.raises(ConfigurationError, match="webhook secret"):
+        WebhookVerifier(secret)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "secret"),
+    [
+        ("hex", "0b" * 20),
+        ("hex", " 0B0B0b0b" + "0b" * 16),
+        ("base64", base64.b64encode(b"\x0b" * 20).decode()),
+        ("base64", base64.urlsafe_b64encode(b"\x0b" * 20).decode().rstrip("=")),
+        ("utf-8", "\x0b" * 20),
+        ("hex", b"\x0b" * 20),
+    ],
+)
+def test_the_key_may_be_encoded(encoding: Any, secret: Any) -> None:
+    """A secret given as text is decoded as the scheme says; given as bytes it is the key itself."""
+    assert accepts(BODY, hex_of(BODY, b"\x0b" * 20), Scheme(key_encoding=encoding), secret)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "secret"),
+    [
+        ("hex", "0g"),
+        ("hex", "abc"),
+        ("hex", "é"),
+        ("base64", "!!!!"),
+        ("base64", "zzzzz"),
+        ("base64", "é"),
+        ("utf-8", "\ud800"),
+        ("hex", ""),
+        ("base64", "===="),
+    ],
+)
+def test_a_secret_that_cannot_be_decoded_is_refused_without_being_shown(encoding: Any, secret: str) -> None:
+    """The error names the encoding and not the secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        WebhookVerifier(secret, Scheme(key_encoding=encoding))
+    assert "secret" in str(caught.value)
+    assert not secret or secret not in str(caught.value)
+
+
+def test_the_secret_is_in_no_text_of_the_verifier() -> None:
+    """repr shows how many secrets there are, and none of them."""
+    text = repr(WebhookVerifier([SECRET, "other-secret"]))
+    assert "2 secrets" in text
+    assert SECRET not in text
+    assert "other-secret" not in text
+
+
+class Clock:
+    """A clock that stands where it is put."""
+
+    now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+STAMPED = Scheme(signed="{timestamp}.{body}", timestamp_header="X-Timestamp", clock=Clock(), tolerance=300)
+
+
+@pytest.mark.parametrize(
+    ("age", "reason"), [(0, None), (300, None), (-300, None), (301, "too_old"), (-301, "too_new"), (10**9, "too_old")]
+)
+def test_a_timestamp_is_tolerated_both_ways(age: int, reason: str | None) -> None:
+    """A signed timestamp may lie so far in the past and in the future, and no further."""
+    stamp = str(1_700_000_000 - age)
+    signature = hex_of(stamp.encode() + b"." + BODY)
+    verifier = WebhookVerifier(SECRET, STAMPED)
+    if reason is None:
+        verifier.verify(BODY, signature, headers={"x-timestamp": stamp})
+        return
+    with pytest.raises(InvalidSignature) as caught:
+        verifier.verify(BODY, signature, headers={"X-TIMESTAMP": stamp})
+    assert caught.value.reason == reason
+
+
+def test_age_is_told_of_genuine_deliveries_only() -> None:
+    """What is forged and old is forged."""
+    with pytest.raises(InvalidSignature) as caught:
+        WebhookVerifier(SECRET, STAMPED).verify(BODY, HEX, headers={"X-Timestamp": "1"})
+    assert caught.value.reason == "mismatch"
+
+
+@pytest.mark.parametrize("stamp", ["", "now", "-1", "1e3", "1.5", " ", "9" * 16, "１２", "0x10"])
+def test_an_unusable_timestamp_is_told_as_such(stamp: str) -> None:
+    """Only a plain number of seconds is a timestamp."""
+    with pytest.raises(InvalidSignature, match="X-Timestamp") as caught:
+        WebhookVerifier(SECRET, STAMPED).verify(BODY, HEX, headers={"X-Timestamp": stamp})
+    assert caught.value.reason == "header"
+
+
+@pytest.mark.parametrize(
+    "headers", [None, {}, {"other": "1"}, [("X-Timestamp", "1700000000"), ("x-timestamp", "1700000000")]]
+)
+def test_a_signed_header_must_be_there_once(headers: Any) -> None:
+    """A signed header that is missing, or there twice, leaves open what was signed."""
+    with pytest.raises(InvalidSignature, match="X-Timestamp") as caught:
+        WebhookVerifier(SECRET, STAMPED).verify(BODY, HEX, headers=headers)
+    assert caught.value.reason == "header"
+
+
+def test_headers_may_be_pairs_of_bytes_and_carry_the_signature() -> None:
+    """As ASGI gives them; the signature is found in them when none is passed."""
+    signature = hex_of(b"1700000000." + BODY)
+    headers = [(b"x-timestamp", b"1700000000"), (b"x-signature", signature.encode()), (b"x-other", b"\xff")]
+    WebhookVerifier(SECRET, STAMPED).verify(BODY, None, headers=headers)
+    with pytest.raises(InvalidSignature):
+        WebhookVerifier(SECRET, STAMPED).verify(BODY + b" ", None, headers=headers)
+
+
+def test_several_signature_headers_count_as_one_list() -> None:
+    """HTTP allows a header to come several times; each of its values counts."""
+    headers = [("X-Signature", hex_of(BODY, "another")), ("x-signature", HEX)]
+    WebhookVerifier(SECRET).verify(BODY, None, headers=headers)
+
+
+def test_the_timestamp_may_stand_in_the_signature_header() -> None:
+    """t=...,v1=... as the sender wrote it; two timestamps are one too many."""
+    scheme = replace(STRIPE, clock=Clock())
+    good = hex_of(b"1700000000." + BODY)
+    assert accepts(BODY, f"t=1700000000,v1={good}", scheme)
+    assert accepts(BODY, f"v1={HEX},v1={good}, t=1700000000", scheme)
+    assert not accepts(BODY, f"t=1700000000,t=1700000001,v1={good}", scheme)
+    assert not accepts(BODY, f"t=1700000000,v0={good}", scheme)
+    assert not accepts(BODY, f"v1={good}", scheme)
+
+
+def test_an_id_that_could_be_cut_elsewhere_is_refused() -> None:
+    """With {id}.{timestamp}.{body} an id with a full stop would give one signature to two messages."""
+    scheme = replace(STANDARD_WEBHOOKS, clock=Clock())
+    headers = {"webhook-id": "a.1700000000", "webhook-timestamp": "1700000000"}
+    content = b"a.1700000000.1700000000." + BODY
+    signature = "v1," + base64_of(content, b"key")
+    with pytest.raises(InvalidSignature) as caught:
+        WebhookVerifier(b"key", scheme).verify(BODY, signature, headers=headers)
+    assert caught.value.reason == "header"
+    assert accepts(
+        BODY, "v1," + base64_of(b"a.1700000000." + BODY, b"key"), scheme, b"key", headers={**headers, "webhook-id": "a"}
+    )
+    last = Scheme(signed="{body}.{id}", id_header="X-Id")
+    assert accepts(BODY, hex_of(BODY + b".a.b"), last, headers={"X-Id": "a.b"})
+
+
+def test_signed_content_may_come_after_the_body() -> None:
+    """A template may put the body anywhere."""
+    scheme = Scheme(signed="<{body}|{id}>", id_header="X-Id")
+    assert accepts(BODY, hex_of(b"<" + BODY + b"|7>"), scheme, headers={"X-Id": "7"})
+    assert not accepts(BODY, hex_of(b"<" + BODY + b"|7>"), scheme, headers={"X-Id": "8"})
+
+
+def test_a_scheme_can_be_narrowed() -> None:
+    """Only the encodings and labels that are asked for are accepted."""
+    only_hex = Scheme(encodings=("hex",), labels=("sha256=",))
+    assert accepts(BODY, "sha256=" + HEX, only_hex)
+    assert not accepts(BODY, HEX, only_hex)
+    assert not accepts(BODY, "v1=" + HEX, only_hex)
+    assert not accepts(BODY, "sha256=" + base64_of(BODY), only_hex)
+    only_base64 = Scheme(encodings=("base64",))
+    assert accepts(BODY, base64_of(BODY), only_base64)
+    assert not accepts(BODY, HEX, only_base64)
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"header": ""}, "header"),
+        ({"header": "X Signature"}, "header"),
+        ({"id_header": "a:b"}, "id_header"),
+        ({"header": None}, "header"),
+        ({"key_encoding": "rot13"}, "key_encoding"),
+        ({"encodings": ()}, "encodings"),
+        ({"encodings": "hex"}, "encodings"),
+        ({"encodings": ("hex", "base58")}, "base58"),
+        ({"labels": "v1="}, "labels"),
+        ({"labels": ("v1 ",)}, "labels"),
+        ({"labels": (None,)}, "labels"),
+        ({"signed": "{timestamp}"}, "signed"),
+        ({"signed": "{body}{body}"}, "signed"),
+        ({"signed": "{body}{url}"}, "url"),
+        ({"signed": 5}, "signed"),
+        ({"signed": "{id}{body}"}, "id_header"),
+        ({"signed": "{timestamp}{body}"}, "timestamp_header"),
+        ({"signed": "{timestamp}{body}", "timestamp_header": "a", "timestamp_label": "t="}, "timestamp_header"),
+        ({"tolerance": 0}, "tolerance"),
+        ({"tolerance": float("nan")}, "tolerance"),
+        ({"tolerance": "5"}, "tolerance"),
+    ],
+)
+def test_a_scheme_that_cannot_work_is_refused(setting: dict[str, Any], named: str) -> None:
+    """The error names the field, and the value or what is missing."""
+    with pytest.raises(ConfigurationError, match=named):
+        Scheme(**setting)
+
+
+def test_a_scheme_is_frozen_hashable_and_survives_pickling() -> None:
+    """It can be shared, be a key, and go to another process; lists in it become tuples."""
+    scheme = Scheme(labels=["v1="], encodings=["hex"])  # type: ignore[arg-type]  # what users pass
+    assert scheme.labels == ("v1=",)
+    assert {scheme: 1}[pickle.loads(pickle.dumps(scheme))] == 1
+    with pytest.raises(FrozenInstanceError):
+        scheme.header = "other"  # type: ignore[misc]  # that is the point
+
+
+@pytest.mark.parametrize("options", [{"scheme": "github"}, {"scheme": Scheme(), "max_body": 0}])
+def test_a_verifier_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
+    """A scheme by name, or a limit of nothing, is found at once."""
+    with pytest.raises(ConfigurationError):
+        WebhookVerifier(SECRET, **options)
+
+
+def test_sign_makes_what_the_verifier_takes() -> None:
+    """For tests and senders: the headers of a delivery in any scheme."""
+    assert sign(SECRET, BODY) == {"X-Signature": HEX}
+    assert sign("k", BODY, STRIPE, timestamp=5) == {"Stripe-Signature": "t=5,v1=" + hex_of(b"5." + BODY, "k")}
+    headers = sign("whsec_a2V5", BODY, STANDARD_WEBHOOKS, id="msg_1")
+    WebhookVerifier(b"key", STANDARD_WEBHOOKS).verify(BODY, None, headers=headers)
+
+
+def test_the_import_needs_the_standard_library_only() -> None:
+    """Importing and using the verifier loads nothing that had to be installed, and no event loop."""
+    code = (
+        "import sys; before = set(sys.modules); import signing_async.webhooks as w;"
+        "w.WebhookVerifier('k'); new = {name.partition('.')[0] for name in set(sys.modules) - before};"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'signing_async'}), 'asyncio' in new)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, cwd=root)
+    assert done.stdout.strip() == "[] False", done.stderr
+
+
+def test_the_public_names_are_all_there() -> None:
+    """Every name of __all__ loads, shows in dir(), and an unknown one is an AttributeError."""
+    import signing_async.webhooks as package
+
+    for name in package.__all__:
+        assert getattr(package, name).__name__ if name[1:2].islower() else getattr(package, name)
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        package.nonsense  # noqa: B018  # the access is the test
