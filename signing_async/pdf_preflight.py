@@ -346,6 +346,8 @@ class _Section:
             at = head.end() + 20 * int(head[2])
         trailer = _expect_dict(self.text.value(end.end())[0])
         if isinstance(hidden := trailer.get(b"/XRefStm"), int):
+            if self.text.match(_TABLE, hidden):
+                raise _UnreadableError  # it has to be a stream, which hides nothing further
             self.hidden = _Section(self.text, hidden)
         return trailer
 
@@ -519,14 +521,13 @@ class _Document:
 
     def _unpack(self, container: int) -> tuple[_Text, dict[int, int]]:
         """An object stream's text, and where each of its objects starts in it."""
-        ref = _Ref(container, 0)
-        place = self._find(container)
-        if not place.offset or place.generation:
-            raise _UnreadableError
-        value, end = self.text.numbered(place.offset, ref)
+        value, end = self._unpackable(_Ref(container, 0))
         entries = _expect_dict(value)
-        data = _decoded(self.text.stream(end, self.get(entries, b"/Length")), entries, self.text.budget)
-        match entries.get(b"/Type"), self.get(entries, b"/N"), self.get(entries, b"/First"):
+        length = entries.get(b"/Length")
+        if isinstance(length, _Ref):
+            length, _ = self._unpackable(length)
+        data = _decoded(self.text.stream(end, length), entries, self.text.budget)
+        match entries.get(b"/Type"), entries.get(b"/N"), entries.get(b"/First"):
             case b"/ObjStm", int(count), int(first) if b"/DecodeParms" not in entries:
                 heads = data[: max(0, first)].split()[: max(0, 2 * count)]
             case _:
@@ -536,3 +537,10 @@ class _Document:
             raise _UnreadableError
         starts = {int(n): first + int(at) for n, at in zip(heads[::2], heads[1::2], strict=True)}
         return _Text(data, self.text.budget), starts
+
+    def _unpackable(self, ref: _Ref) -> tuple[_Value, int]:
+        """An object of the file itself, and where it ends: what unpacks object streams cannot be in one."""
+        place = self._find(ref.number)
+        if not place.offset or place.generation != ref.generation:
+            raise _UnreadableError
+        return self.text.numbered(place.offset, ref)

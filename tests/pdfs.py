@@ -136,11 +136,11 @@ FIELD = b"<</Type/Annot/Subtype/Widget/FT/Sig/T(seal)/Rect[0 0 0 0]/F 132/P 4 0 
 
 
 def with_signature_field(
-    value: bytes = b"", *, catalog: bytes = b"", field: bytes = FIELD, form: bytes = b"/SigFlags 3"
+    value: bytes = b"", *, catalog: bytes = b"", field: bytes = FIELD, more: Mapping[int, bytes] | None = None
 ) -> bytes:
     """A signature field whose further entries are `value`: none (an empty field), /V 7 0 R (a signature), ..."""
-    acroform = b"/AcroForm<</Fields[6 0 R]" + form + b">>" + catalog
-    return with_catalog(acroform, {6: field + value + b">>", 7: SIGNATURE, 4: _page(b"/Annots[6 0 R]")})
+    objects = {6: field + value + b">>", 7: SIGNATURE, 4: _page(b"/Annots[6 0 R]")} | dict(more or {})
+    return with_catalog(b"/AcroForm<</Fields[6 0 R]/SigFlags 3>>" + catalog, objects)
 
 
 def with_usage_rights(*, key: bytes = b"UR3", in_field: bool = False) -> bytes:

@@ -1,0 +1,398 @@
+"""The preflight refuses what the sandbox's own judge refuses, never anything else, and never does much work."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signing_async import pdf_preflight
+from signing_async.pdf_preflight import BUDGET, STEP, preflight
+from signing_async.sandbox.inspection import inspect
+from tests import pdfs
+
+SIGNED_VALUE = b"/V 7 0 R"
+
+
+def judge(data: bytes) -> str | None:
+    """The sandbox's verdict on these bytes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "upload.pdf")
+        path.write_bytes(data)
+        rejection = inspect(path, max_bytes=20 * 2**20)
+    return rejection.code if rejection else None
+
+
+def same_places(data: bytes, old: bytes, new: bytes) -> bytes:
+    """`data` with a first `old` replaced by `new`, padded so that all offsets stay right."""
+    assert old in data
+    assert len(new) <= len(old)
+    return data.replace(old, new.ljust(len(old)), 1)
+
+
+@cache
+def accepted() -> dict[str, bytes]:
+    """Documents that have to pass."""
+    report = pdfs.by_reportlab()
+    return {
+        "small": pdfs.make_pdf(),
+        "large": pdfs.make_pdf(1_000_000, pages=200),
+        "nested": pdfs.nested_pages(),
+        "form": pdfs.with_form(),
+        "reportlab": report,
+        "fpdf2": pdfs.by_fpdf2(),
+        "linearized": pdfs.rewritten(report, linearize=True),
+        "object streams": pdfs.rewritten(report, linearize=True, object_streams=True),
+        "xref stream": pdfs.xref_stream_pdf(),
+        "hybrid": pdfs.hybrid_pdf(),
+        "empty field": pdfs.with_signature_field(),
+        "usage rights": pdfs.with_usage_rights(),
+        "usage rights, old": pdfs.with_usage_rights(key=b"UR"),
+        "usage rights in a field": pdfs.with_usage_rights(in_field=True),
+        "signature taken back": pdfs.update(pdfs.with_signature_field(SIGNED_VALUE), {6: pdfs.FIELD + b">>"}, size=9),
+        "another generation's signature": pdfs.with_signature_field(b"/V 7 1 R"),
+        "junk first": pdfs.prefixed(b"junk\n" * 200, absolute=False),
+        "counted junk first": pdfs.prefixed(b"junk\n" * 200, absolute=True),
+        **pdfs.decoys(),
+        **pdfs.damaged(),
+    }
+
+
+@cache
+def refused() -> dict[str, tuple[str, bytes]]:
+    """Ordinary documents that have to be caught, with the verdict."""
+    report = pdfs.by_reportlab()
+    protected = {
+        f"{method}, password {user!r}, object streams {packed}": pdfs.encrypted(
+            report, method, user=user, object_streams=packed
+        )
+        for method in ("AES-256", "AES-128", "RC4-128", "RC4-40")
+        for user in ("", "secret")
+        for packed in (False, True)
+    }
+    locked = pdfs.encrypted(report)
+    protected |= {
+        "encrypted, end lost": locked[: locked.rindex(b"startxref")],
+        "encrypted, startxref wrong": locked[: locked.rindex(b"startxref")] + b"startxref\n3\n%%EOF\n",
+        "encrypted, junk first": b"junk" * 9 + locked,
+        "encrypted in place": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt<</Filter/Standard/V 1>>"),
+        "encrypted, escaped": locked.replace(b"/Encrypt ", b"/#45ncryp#74 "),
+        "encrypted, a table row out of place": locked.replace(b" 00000 n \n", b" 00000 n\n ", 1),
+        "encrypted hybrid": pdfs.hybrid_pdf(b"/Encrypt 4 0 R"),
+        "encrypted by an object in a stream": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R"),
+    }
+    signature = pdfs.signed_by_pyhanko(report)
+    in_place = b"/V " + pdfs.SIGNATURE
+    signed = {
+        "pyHanko": signature,
+        "certified": pdfs.signed_by_pyhanko(report, certify=True),
+        "rewritten": pdfs.rewritten(signature, object_streams=True),
+        "linearized": pdfs.rewritten(signature, linearize=True, object_streams=True),
+        "after an update": pdfs.update(pdfs.with_signature_field(SIGNED_VALUE), {5: pdfs.stream_object(b"")}, size=9),
+        "by an update": pdfs.update(pdfs.with_signature_field(), {6: pdfs.FIELD + SIGNED_VALUE + b">>"}, size=9),
+        "of a large file": pdfs.signed_by_pyhanko(pdfs.make_pdf(1_000_000, pages=300)),
+        "in place": pdfs.with_signature_field(in_place),
+        "beside usage rights": pdfs.with_signature_field(
+            SIGNED_VALUE, catalog=b"/Perms<</UR3<</Type/Sig/ByteRange[0 1 2 3]/Contents<00>>>>>"
+        ),
+        "in the permissions": pdfs.with_signature_field(catalog=b"/Perms<</DocMDP 7 0 R>>"),
+        "below a parent": pdfs.with_catalog(
+            b"/AcroForm<</Fields[6 0 R 6 0 R 9 0 R 8 1 R]>>",
+            {6: b"<</FT/Sig/T(a)/Kids[8 0 R]>>", 7: pdfs.SIGNATURE, 8: b"<</Parent 6 0 R/V 7 0 R>>"},
+        ),
+    }
+    return {name: ("protected", data) for name, data in protected.items()} | {
+        name: ("already_signed", data) for name, data in signed.items()
+    }
+
+
+@pytest.mark.parametrize("name", accepted())
+def test_passes_what_the_service_accepts(name: str) -> None:
+    """A document that the sandbox accepts is not refused locally."""
+    assert judge(accepted()[name]) is None
+    assert preflight(accepted()[name]) is None
+
+
+@pytest.mark.parametrize("name", refused())
+def test_catches_what_the_service_refuses(name: str) -> None:
+    """Protected and signed documents are caught before they are sent, with the verdict that the sandbox gives."""
+    verdict, data = refused()[name]
+    assert judge(data) == verdict
+    assert preflight(data) == verdict
+
+
+@pytest.mark.skipif(not pdfs.have("pdfsig", "certutil", "mutool"), reason="needs poppler, libnss3 and mupdf tools")
+def test_catches_what_other_tools_signed(tmp_path: Path) -> None:
+    """Documents signed by Poppler and MuPDF are caught."""
+    for name in ("poppler", "mupdf"):
+        (tmp_path / name).mkdir()
+    assert preflight(pdfs.signed_by_pdfsig(pdfs.by_reportlab(), tmp_path / "poppler")) == "already_signed"
+    assert preflight(pdfs.signed_by_mutool(tmp_path / "mupdf")) == "already_signed"
+
+
+@pytest.mark.parametrize("name", pdfs.not_pdfs())
+def test_never_calls_a_broken_file_anything_worse(name: str) -> None:
+    """What has no header, or nothing in it, is no PDF; the subtler wrecks are left to the service."""
+    assert preflight(pdfs.not_pdfs()[name]) in ("not_pdf", None)
+
+
+@pytest.mark.parametrize("name", ["nothing", "text", "html", "zip", "png", "only a header", "a header too late"])
+def test_catches_what_is_no_pdf(name: str) -> None:
+    """Files of other kinds are caught."""
+    assert preflight(pdfs.not_pdfs()[name]) == "not_pdf"
+
+
+@pytest.mark.parametrize("name", pdfs.hostile())
+def test_never_refuses_a_hostile_file_that_the_service_accepts(name: str) -> None:
+    """Files made to mislead or exhaust a parser are refused only where the sandbox refuses them."""
+    data = pdfs.hostile()[name]
+    assert preflight(data) in (None, judge(data))
+
+
+WORDS = [
+    b"/Encrypt", b"/V", b"null", b"/Root", b"trailer", b"startxref", b"endobj", b" obj", b"<<", b">>", b"(", b")", b"[",
+    b"0", b"7", b"6 0 R", b"/Sig", b"/FT", b"/Kids", b"/Fields", b"stream", b"%", b"\n", b"/Prev", b"xref", b"/Perms",
+    b"/UR3", b"/AcroForm", b"#", b"99", b"endstream", b"/Type", b"/Length", b"/W", b"/Index", b"/N", b"/First", b" ",
+]  # fmt: skip
+
+
+@cache
+def seeds() -> list[bytes]:
+    """What is mutated: the refused documents above all, and those that come close."""
+    close = ["empty field", "usage rights in a field", "signature taken back", "words in a content stream"]
+    return [data for _, data in refused().values() if len(data) < 50_000] + [accepted()[name] for name in close]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A document with a few small wounds, most of them at words that matter."""
+    data = bytearray(draw(st.sampled_from(seeds())))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        found = data.find(draw(st.sampled_from(WORDS)), at)
+        at = max(0, min(len(data), (found if found >= 0 else at) + draw(st.integers(-3, 9))))
+        cut = draw(st.sampled_from([0, 0, 1, 1, 2, 8, 30, len(data)]))
+        put = draw(st.sampled_from(WORDS) | st.binary(min_size=1, max_size=1))
+        data[at : at + cut] = put
+    return bytes(data)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(mutated())
+def test_never_refuses_a_damaged_file_that_the_service_accepts(data: bytes) -> None:
+    """Whatever happened to a document, a local refusal is one that the sandbox confirms."""
+    if verdict := preflight(data):
+        assert judge(data) is not None, verdict
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_no_bytes_make_it_raise(inner: bytes, tail: bytes) -> None:
+    """Any bytes in any place of a file get an answer."""
+    preflight(b"%PDF-1.7\n" + inner + b"\nxref\n" + tail)
+    preflight(b"%PDF-1.7\n1 0 obj" + inner + b"startxref\n9\n%%EOF")
+    preflight(inner + tail)
+
+
+@pytest.mark.parametrize("name", ["pyHanko", "AES-256, password '', object streams True"])
+def test_takes_every_kind_of_buffer(name: str, tmp_path: Path) -> None:
+    """Bytes, bytearrays, memoryviews of any item size and maps get the same verdict, and are let go of afterwards."""
+    verdict, data = refused()[name]
+    data += b"\n" * (-len(data) % 8)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    array = bytearray(data)
+    assert preflight(array) == preflight(memoryview(data)) == preflight(memoryview(data).cast("Q")) == verdict
+    array += b"still resizable"
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert preflight(mapped) == verdict
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert preflight(memoryview(mapped)[: len(data)]) == verdict
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
+    """How many things are read from a file until there is a verdict."""
+    calls = 0
+    original = pdf_preflight._Text.match
+
+    def counting(text: pdf_preflight._Text, pattern: re.Pattern[bytes], at: int) -> re.Match[bytes] | None:
+        nonlocal calls
+        calls += 1
+        return original(text, pattern, at)
+
+    def run(data: bytes) -> int:
+        nonlocal calls
+        calls = 0
+        preflight(data)
+        return calls
+
+    monkeypatch.setattr(pdf_preflight._Text, "match", counting)
+    return run
+
+
+def test_a_large_file_is_no_more_work_than_a_small_one(count: Callable[[bytes], int]) -> None:
+    """What is read of an ordinary file does not depend on its size, nor on its pages."""
+    assert count(pdfs.make_pdf(10 * 2**20)) == count(pdfs.make_pdf(5_000)) == count(pdfs.make_pdf(500_000, pages=900))
+    assert 0 < count(pdfs.make_pdf()) < 60
+
+
+@pytest.mark.parametrize("name", pdfs.hostile())
+def test_work_is_bounded_whatever_the_file(name: str, count: Callable[[bytes], int]) -> None:
+    """No file, however large or cunning, is more than the budget's worth of work."""
+    assert count(pdfs.hostile()[name]) <= BUDGET // STEP
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"[", b"<<", b"(", b"<</A", b"[]", b"0 ", b"1 0 R ", b"%\n", b"/", b"<", b"((", b"\\", b"\n", b"xref\n", b"null "],
+)
+def test_repeated_parts_cost_no_more_than_the_budget(part: bytes, count: Callable[[bytes], int]) -> None:
+    """A trailer of a million equal parts is given up within the budget, and the verdict is the service's."""
+    head = b"%PDF-1.7\n1 0 obj null endobj\nxref\n0 0\ntrailer\n<</Root "
+    data = head + part * (2**20 // len(part)) + b"\nstartxref\n30\n%%EOF\n"
+    assert count(data) <= BUDGET // STEP
+    assert preflight(data) is None
+
+
+def test_inflates_no_more_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed bomb is abandoned when the budget is spent: no more is ever inflated."""
+    sizes: list[int] = []
+    decompressobj = zlib.decompressobj
+
+    class Counting:
+        def __init__(self) -> None:
+            self.inner = decompressobj()
+
+        def decompress(self, data: bytes, limit: int) -> bytes:
+            out = self.inner.decompress(data, limit)
+            sizes.append(len(out))
+            return out
+
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    assert preflight(pdfs.hostile()["an object stream bomb"]) is None
+    assert 0 < sum(sizes) <= BUDGET
+
+
+def test_a_form_of_many_fields_is_walked_to_its_end() -> None:
+    """A signature behind hundreds of other fields is found; one behind ten thousand is left to the service."""
+    for many, verdict in ((800, "already_signed"), (20_000, None)):
+        fields = b"<</FT/Tx/T(a)>>" * many
+        objects = {6: b"[" + fields + b"8 0 R]", 7: pdfs.SIGNATURE, 8: b"<</FT/Sig/V 7 0 R>>"}
+        assert preflight(pdfs.with_catalog(b"/AcroForm<</Fields 6 0 R>>", objects)) == verdict
+
+
+LOCKED = pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", filters=False)
+SIGNED = pdfs.with_signature_field(SIGNED_VALUE, more={8: b"(unused)"})
+UNFOLLOWED = {
+    "not a cross-reference": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Type/Other"),
+    "no widths": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/W 3"),
+    "too wide": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/W[1 20 2]"),
+    "an odd index": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[0 8 9]"),
+    "an index of words": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[/A/B]"),
+    "a negative index": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[-1 8]"),
+    "an index beyond the rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[0 90]"),
+    "another compression": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Filter/LZWDecode"),
+    "a TIFF predictor": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/DecodeParms<</Predictor 2/Columns 7>>"),
+    "a filter of rows that is not there": pdfs.xref_stream_pdf(
+        entries=b"/Encrypt 4 0 R/DecodeParms[<</Predictor 15/Columns 7>>]"
+    ),
+    "a short predicted table": pdfs.xref_stream_pdf(predictor=True, entries=b"/Encrypt 4 0 R/Index[0 90]"),
+    "a stream that is not compressed": LOCKED.replace(b"/Encrypt 4 0 R", b"/Encrypt 4 0 R/Filter/FlateDecode"),
+    "no object stream": same_places(LOCKED, b"/ObjStm", b"/Other"),
+    "an object stream without a count": same_places(LOCKED, b"/N 4", b"/M 4"),
+    "an object stream with words for numbers": same_places(LOCKED, b"1 0 2 ", b"a 0 2 "),
+    "an object twice in its stream": same_places(LOCKED, b"1 0 2 ", b"2 0 2 "),
+    "an object stream that is no dictionary": same_places(LOCKED, b"6 0 obj\n<<", b"6 0 obj\n[1"),
+    "an object stream of another number": same_places(LOCKED, b"6 0 obj", b"8 0 obj"),
+    "a length beyond the end": re.sub(rb"/Length \d{3}(>>\nstream\n1 0 2)", rb"/Length 999\1", LOCKED),
+    "half a reference": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt 3 R"),
+    "a spoilt row": SIGNED[: SIGNED.rindex(b" n ")] + b" x " + SIGNED[SIGNED.rindex(b" n ") + 3 :],
+    "a table before itself": re.sub(rb"(/Root 1 0 R)(>>\nstartxref\n)(\d+)", rb"\1/Prev \3\2\3", SIGNED),
+    "a previous table that is nowhere": pdfs.assemble(
+        pdfs.basic_objects(), trailer=b"/Encrypt<</Filter/Standard>>/Prev 20"
+    ),
+    "a trailer without a root": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt<</V 1>>/Root null"),
+    "an encryption of another generation": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt 3 1 R"),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_what_cannot_be_followed_is_left_to_the_service(name: str) -> None:
+    """A cross-reference that breaks the format's rules is not interpreted: no verdict is better than a wrong one."""
+    assert preflight(LOCKED) == "protected"
+    assert preflight(SIGNED) == "already_signed"
+    assert preflight(UNFOLLOWED[name]) is None
+
+
+def _packed_with_length(length: bytes, *, lost: int = 0) -> bytes:
+    """An encrypted file: its object stream's /Length is a reference, its compressed table has lost some last bytes."""
+    packed = b"<</Type/ObjStm/N 1/First 4/Length %b>>\nstream\n4 0 <</Filter/Standard/V 1>>  \nendstream" % length
+    out = bytearray(b"%PDF-1.7\n")
+    rows = {1: (2, 6, 0), 4: (2, 6, 0)}
+    for number, body in {5: b"28", 6: packed}.items():
+        rows[number] = (1, len(out), 0)
+        out += b"%d 0 obj\n" % number + body + b"\nendobj\n"
+    rows[7] = (1, len(out), 0)
+    table = b"".join(
+        kind.to_bytes(1, "big") + at.to_bytes(4, "big") + more.to_bytes(1, "big")
+        for kind, at, more in (rows.get(number, (0, 0, 0)) for number in range(8))
+    )
+    entries = b"/Type/XRef/Size 8/W[1 4 1]/Root 1 0 R/Encrypt 4 0 R/Filter/FlateDecode"
+    stream = pdfs.stream_object(zlib.compress(table)[: -lost or None], entries)
+    return bytes(out) + b"7 0 obj\n" + stream + b"\nendobj\nstartxref\n%d\n%%%%EOF\n" % len(out)
+
+
+def test_a_cut_table_is_not_read() -> None:
+    """A cross-reference stream that ends too early is not trusted in its readable part."""
+    assert preflight(_packed_with_length(b"5 0 R")) == "protected"
+    assert preflight(_packed_with_length(b"5 0 R", lost=4)) is None
+
+
+def test_a_length_may_be_an_object_but_not_a_packed_one() -> None:
+    """A stream's length is followed to another object, and not in circles into the stream itself."""
+    assert preflight(_packed_with_length(b"5 0 R")) == "protected"
+    assert preflight(_packed_with_length(b"4 0 R")) is None
+    assert preflight(_packed_with_length(b"1 0 R")) is None
+    assert preflight(_packed_with_length(b"99 0 R")) is None
+
+
+def test_a_hidden_stream_that_is_its_own_table_ends() -> None:
+    """A hybrid file whose hidden stream is the table itself does not lead into a circle."""
+    data = pdfs.hybrid_pdf(b"/Encrypt 4 0 R")
+    at = data[data.rindex(b"startxref") + 10 :].split()[0]
+    circle = re.sub(rb"/XRefStm \d+", b"/XRefStm " + at, data)
+    assert circle != data
+    assert preflight(circle) == judge(circle) == "protected"
+
+
+WRECK = pdfs.encrypted(pdfs.make_pdf())
+WRECK = WRECK[: WRECK.rindex(b"startxref")]
+
+
+@pytest.mark.parametrize(
+    "wound",
+    [
+        (b"trailer", b"railer "),
+        (b"/Encrypt", b"/Decrypt"),
+        (b"/Root 1 0 R", b"/Root 0 0 R"),
+        (b"/Root 1 0 R", b"/Root (1)  "),
+        (b"\n1 0 obj", b"  1 0 obj"),
+        (b"endobj\nxref", b"endobj\n1 0 obj\nxref"),
+        (b"trailer", b"trailer []\ntrailer <</Root 1 0 R>>\ntrailer"),
+    ],
+)
+def test_a_wreck_is_refused_only_when_all_of_it_agrees(wound: tuple[bytes, bytes]) -> None:
+    """Without its end, an encrypted file is caught by its trailer; not when anything about that is doubtful."""
+    assert preflight(WRECK) == "protected"
+    assert preflight(WRECK.replace(b"trailer", b"trailer []\ntrailer")) == "protected"
+    assert wound[0] in WRECK
+    assert preflight(WRECK.replace(*wound)) is None
