@@ -311,7 +311,8 @@ def _add_field(writer: IncrementalPdfFileWriter, drawn: Drawn) -> str:
     fields = _own(writer, form, "/Fields", [])
     present = [field.get_object() for field in fields]
     taken = {field.get("/T") for field in present if isinstance(field, dict)}
-    name = next(each for each in _names() if each not in taken)
+    names = (FIELD_NAME + number for number in itertools.chain([""], map(str, itertools.count(2))))
+    name = next(each for each in names if each not in taken)
     page = drawn.pages[-1]
     entries = {
         "/Type": "/Annot",
@@ -340,12 +341,6 @@ def _own(writer: IncrementalPdfFileWriter, holder: Any, key: str, empty: dict[st
         holder.update({as_pdf(key): entry})
         writer.update_container(holder)
     return entry
-
-
-def _names() -> Iterator[str]:
-    yield FIELD_NAME
-    for number in itertools.count(2):
-        yield f"{FIELD_NAME}{number}"
 
 
 def _drop_usage_rights(writer: IncrementalPdfFileWriter) -> None:
