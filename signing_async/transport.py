@@ -202,7 +202,7 @@ class _Call(Generic[T]):
         self.status: int | None = None
         self.request_id: str | None = None
         # A check is no call of its own: all of its requests are the call's that it is made for.
-        self.payer = payer or self
+        self.payer = payer
         self.taken = 0
 
     async def attempt(self) -> T:
@@ -276,10 +276,10 @@ class _Call(Generic[T]):
     def _pay(self) -> None:
         """Every request beyond a call's first is paid from the budget, but not after a 429: the gate holds that."""
         throttled = self.trouble is not None and self.trouble.outcome is Outcome.THROTTLED
-        if throttled or (self.attempts == 0 and self.payer is self):
+        if throttled or (self.attempts == 0 and self.payer is None):
             return
         if self.shared.budget.take():
-            self.payer.taken += 1
+            (self.payer or self).taken += 1
             return
         error = self.trouble.error if self.trouble is not None else errors.TransportError(self.operation.name)
         raise self._finally(error, _BUDGET_SPENT)
