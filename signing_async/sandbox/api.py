@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import logging
 import math
 import random
 import time
@@ -22,7 +23,7 @@ from .answers import API, Answer, Answers
 from .clock import Clock
 from .faults import Fault, Faults
 from .profile import Profile
-from .reading import read_form_or_json, read_json, receive_file
+from .reading import chunks_of, read_form_or_json, read_json, receive_file
 from .records import Signing, User
 from .refused import Refused, not_found
 from .service import Service
@@ -32,6 +33,8 @@ HTML_502 = (
 )
 SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-signature"})
 NO_ANSWER = 0
+
+logger = logging.getLogger("signing_async.sandbox")
 
 
 @dataclass(slots=True)
@@ -412,6 +415,11 @@ class Api:
             problem = Refused(405, "method_not_allowed", message, headers={"Allow": allowed})
         except web.HTTPNotFound:
             problem = not_found("path")
+        except web.HTTPException:
+            raise
+        except Exception:
+            logger.exception("the sandbox itself failed at %s %s", request.method, request.path)
+            problem = Refused(500, "server_error", "The sandbox itself failed; its log says why.")
         return self._respond(record, self.error(problem, record))
 
 
@@ -433,7 +441,7 @@ def _check_text(*texts: str) -> None:
 
 
 async def _drain(request: web.Request) -> None:
-    async for _ in request.content.iter_any():
+    async for _ in chunks_of(request):
         pass
 
 

@@ -19,10 +19,19 @@ MAX_BODY = 1024 * 1024
 FILE_FIELD = "selected_file"
 
 
+async def chunks_of(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it arrives; a 400 when it breaks off or cannot be decompressed."""
+    try:
+        async for chunk in request.content.iter_any():
+            yield chunk
+    except (web.RequestPayloadError, ConnectionError):
+        raise Refused(400, "incomplete_body", "The body broke off, or is not encoded as it says.") from None
+
+
 async def read_body(request: web.Request, limit: int = MAX_BODY) -> bytes:
     """The whole body, if it is no longer than the limit."""
     body = bytearray()
-    async for chunk in request.content.iter_any():
+    async for chunk in chunks_of(request):
         body += chunk
         if len(body) > limit:
             raise Refused(413, "body_too_large", f"The body has more than {limit} bytes.")
@@ -40,13 +49,17 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 def parse_json(body: bytes) -> dict[str, Any]:
     """The object in a JSON text; anything else is a 400."""
     try:
-        value = json.loads(body.decode())
+        value = json.loads(body.decode(), parse_constant=_no_constant)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is text that nothing can store
     except (ValueError, RecursionError):
         raise Refused(400, "malformed_json", "The body is not JSON in UTF-8.") from None
     if not isinstance(value, dict):
         raise Refused(400, "malformed_json", "The body must be a JSON object.")
     return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 async def read_form(request: web.Request) -> dict[str, str]:
@@ -73,7 +86,7 @@ async def receive_file(request: web.Request, incoming: Incoming) -> str:
     if boundary is None:
         raise Refused(415, "unsupported_media_type", "The body must be multipart/form-data with a boundary.")
     try:
-        filename = await _receive(request.content.iter_any(), Multipart(boundary), incoming.write, incoming)
+        filename = await _receive(chunks_of(request), Multipart(boundary), incoming.write, incoming)
     except MalformedMultipart as error:
         raise Refused(400, "malformed_multipart", f"The body is not multipart/form-data: {error}.") from None
     if filename is None:

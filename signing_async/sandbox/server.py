@@ -15,7 +15,7 @@ from typing import IO, Any, Self
 from aiohttp import web
 
 from .accounts import DEFAULT_TENANT, Accounts, is_loopback
-from .api import Api, RateLimit, RequestRecord
+from .api import Api, RateLimit, RequestRecord, logger
 from .clock import Clock
 from .database import Database
 from .deliveries import Deliveries
@@ -154,7 +154,7 @@ class Sandbox:
         app.router.add_routes(Own(self).routes())
         app.router.add_routes(self._watched(pages.routes(self)))
         app.router.add_get("/openapi.json", partial(openapi.serve, self.profile))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN, handle_signals=False)
+        runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=SHUTDOWN, handle_signals=False)
         await runner.setup()
         exits.push_async_callback(runner.cleanup)
         exits.push_async_callback(self.webhooks.close)

@@ -80,7 +80,9 @@ class Service:
                 created_at=now,
                 updated_at=now,
             )
-        return self.signing(signing_id)
+            signing = self.signing(signing_id)
+            self._emit("signing.created", signing, {})
+        return signing
 
     def signing(self, signing_id: str, user: User | None = None) -> Signing:
         """The signing of that id, if the user may see it."""
@@ -365,7 +367,7 @@ class Service:
         if all(other.completed_at is not None for other in others):
             sealed = await self._seal(self.signing(recipient.signing_id), recipient_id, now)
         with self._database.transaction():
-            self._check_turn(recipient)
+            self._check_turn(recipient)  # it may have been cancelled while the documents were sealed
             self._database.run("UPDATE recipients SET completed_at = ? WHERE id = ?", now, recipient_id)
             self._touch(recipient.signing_id, now)
             signing = self.signing(recipient.signing_id)
@@ -475,14 +477,17 @@ class Sealer:
             [sealing.Signer(r.full_name, r.email, r.signing_method, to_datetime(at)) for r, at in signed],
         )
         authority = await self._authority()
+        when = to_datetime(now)
 
         def work() -> None:
             target = files.path(f"{name}.part")
-            source = files.path(document.file)
-            sealing.seal(source, target, panel=panel, authority=authority, when=to_datetime(now))
+            sealing.seal(files.path(document.file), target, panel=panel, authority=authority, when=when)
             files.publish(target, name)
 
-        await asyncio.to_thread(work)
+        try:
+            await asyncio.to_thread(work)
+        except sealing.SealingFailed as error:
+            raise Refused(409, "cannot_be_sealed", str(error)) from error
 
     async def _authority(self) -> Any:
         from . import sealing
@@ -548,7 +553,7 @@ class _Fields:
     def email(self, field: str) -> str:
         """An address."""
         value = self.text(field, required=True)
-        if value and field not in self._errors and not re.search(EMAIL, value):
+        if value and field not in self._errors and not re.fullmatch(EMAIL, value):
             self.refuse(field, f"The {field} is not an e-mail address.")
         return value or ""
 

@@ -1,0 +1,337 @@
+"""The endpoint table of the specification (section 4), row by row, and what is not in it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
+from tests.sandbox.serving import API, Caller
+
+
+async def test_get_me(call: Caller) -> None:
+    """GET /me: information on the authenticated user."""
+    status, body = await call("GET", f"{API}/me")
+    assert status == 200
+    assert body["email"] == "user@sandbox.example"
+
+
+async def test_post_signings(call: Caller) -> None:
+    """POST /signings: the created signing with its id, as a draft."""
+    body = {"name": "Lease", "language": "SV", "signing_order": "sequential", "message": "Please sign"}
+    status, signing = await call("POST", f"{API}/signings", json=body)
+    assert status == 201
+    assert signing["id"]
+    assert signing["is_draft"] is True
+    assert {name: signing[name] for name in body} == body
+
+
+async def test_get_signings(call: Caller) -> None:
+    """GET /signings: pages of signings with name, is_draft, is_completed, updated_at, each once."""
+    created = [await call.draft(name=f"Contract {n}") for n in range(7)]
+    seen: list[Any] = []
+    cursor = None
+    while True:
+        query = {"limit": "3"} | ({"cursor": cursor} if cursor else {})
+        page = await call.ok("GET", f"{API}/signings", params=query)
+        assert len(page["data"]) <= 3
+        seen += page["data"]
+        if (cursor := page["meta"]["next_cursor"]) is None:
+            break
+    assert [signing["id"] for signing in seen] == created[::-1]
+    assert {"name", "is_draft", "is_completed", "updated_at"} <= set(seen[0])
+
+
+async def test_get_signings_while_signings_are_created(call: Caller) -> None:
+    """A cursor means a place: what is created meanwhile neither repeats nor hides anything."""
+    first = [await call.draft() for _ in range(4)]
+    page = await call.ok("GET", f"{API}/signings", params={"limit": "2"})
+    await call.draft()
+    rest = await call.ok("GET", f"{API}/signings", params={"limit": "9", "cursor": page["meta"]["next_cursor"]})
+    assert [row["id"] for row in page["data"] + rest["data"]] == first[::-1]
+
+
+async def test_get_signing(call: Caller) -> None:
+    """GET /signings/{id}: the states' fields, and the documents with name and completed_at."""
+    signing_id = await call.draft()
+    await call.upload(signing_id, filename="lease.pdf")
+    signing = await call.ok("GET", f"{API}/signings/{signing_id}")
+    assert {"is_draft", "is_completed", "cancelled_at", "name", "updated_at"} <= set(signing)
+    assert [(d["name"], d["completed_at"]) for d in signing["documents"]] == [("lease.pdf", None)]
+
+
+async def test_post_documents(call: Caller, signing_sandbox: Sandbox) -> None:
+    """POST /signings/{id}/documents: the created document; its bytes are kept as they came."""
+    data = make_pdf(200_000)
+    signing_id = await call.draft()
+    status, document = await call.upload(signing_id, data)
+    assert status == 201
+    assert signing_sandbox.document_bytes(document["id"]) == data
+
+
+async def test_post_recipients(call: Caller) -> None:
+    """POST /signings/{id}/recipients: the created recipient with its id."""
+    signing_id = await call.draft()
+    body = {"first_name": "Anna", "last_name": "Berg", "email": "anna@example.com", "order": 1}
+    status, recipient = await call(
+        "POST", f"{API}/signings/{signing_id}/recipients", json=body | {"signing_method": "approval"}
+    )
+    assert status == 201
+    assert recipient["id"]
+    assert {name: recipient[name] for name in body} == body
+
+
+async def test_get_recipients(call: Caller) -> None:
+    """GET /signings/{id}/recipients: the list in which those who have not completed are found."""
+    signing_id, _, people = await call.sent(recipients=2)
+    await call.sandbox.sign(people[0])
+    rows = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"]
+    assert [(row["id"], row["completed_at"] is None) for row in rows] == [(people[0], False), (people[1], True)]
+
+
+async def test_post_send(call: Caller, signing_sandbox: Sandbox) -> None:
+    """POST /signings/{id}/send: the signing is sent."""
+    signing_id = await call.draft()
+    await call.upload(signing_id)
+    await call.recipient(signing_id)
+    status, signing = await call("POST", f"{API}/signings/{signing_id}/send")
+    assert status == 200
+    assert signing["is_draft"] is False
+    assert signing_sandbox.signing(signing_id).times_sent == 1
+
+
+async def test_post_remind(call: Caller, signing_sandbox: Sandbox) -> None:
+    """POST …/remind: a reminder is sent to the recipient."""
+    signing_id, _, [person] = await call.sent()
+    status, _ = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
+    assert status == 200
+    assert [n.kind for n in signing_sandbox.notifications] == ["invitation", "reminder"]
+    assert signing_sandbox.recipients(signing_id)[0].reminders == 1
+
+
+async def test_get_download_signed(call: Caller) -> None:
+    """GET …/download-signed: the signed PDF as a file, the uploaded bytes at its beginning."""
+    data = make_pdf(3000)
+    signing_id = await call.draft()
+    _, document = await call.upload(signing_id, data)
+    await call.recipient(signing_id)
+    await call.ok("POST", f"{API}/signings/{signing_id}/send")
+    await call.sandbox.complete(signing_id)
+    status, sealed = await call("GET", f"{API}/signings/{signing_id}/documents/{document['id']}/download-signed")
+    assert status == 200
+    assert call.headers["content-type"] == "application/pdf"
+    assert sealed.startswith(data)
+    assert b"/ByteRange" in sealed[len(data) :]
+
+
+# what goes wrong in every row
+
+EVERY_OPERATION = [
+    ("GET", "/me"),
+    ("POST", "/signings"),
+    ("GET", "/signings"),
+    ("GET", "/signings/{signing}"),
+    ("POST", "/signings/{signing}/documents"),
+    ("POST", "/signings/{signing}/recipients"),
+    ("GET", "/signings/{signing}/recipients"),
+    ("POST", "/signings/{signing}/send"),
+    ("POST", "/signings/{signing}/recipients/{recipient}/remind"),
+    ("GET", "/signings/{signing}/documents/{document}/download-signed"),
+]
+WITH_AN_ID = [row for row in EVERY_OPERATION if "{signing}" in row[1]]
+
+
+def request_for(method: str, path: str) -> dict[str, Any]:
+    """A request that is right in itself."""
+    if path.endswith("/documents"):
+        form = aiohttp.FormData()
+        form.add_field("selected_file", make_pdf(), filename="a.pdf", content_type="application/pdf")
+        return {"data": form}
+    if method == "POST" and path.endswith(("signings", "recipients")):
+        return {"json": {"name": "A", "language": "EN", "email": "a@b.example"}}
+    return {}
+
+
+async def fill(call: Caller, path: str) -> str:
+    """The path with the ids of a signing that is sent."""
+    signing, document, [recipient] = await call.sent()
+    return API + path.format(signing=signing, document=document, recipient=recipient)
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_OPERATION)
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic YTpi", "Bearer wrong", "Bearer \udcff"])
+async def test_without_a_token(
+    signing_sandbox: Sandbox, call: Caller, method: str, path: str, header: str | None
+) -> None:
+    """No operation answers a missing or wrong token with anything but a clean 401."""
+    address = await fill(call, path)
+    headers = {} if header is None else {"Authorization": header}
+    async with aiohttp.ClientSession(signing_sandbox.base_url, headers=headers) as session:
+        status, body = await Caller(signing_sandbox, session)(method, address, **request_for(method, path))
+    assert (status, bool(body["message"])) == (401, True)
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_OPERATION)
+async def test_with_an_expired_token(signing_sandbox: Sandbox, call: Caller, method: str, path: str) -> None:
+    """No operation takes a token whose time is over."""
+    address = await fill(call, path)
+    token = signing_sandbox.access_token(lifetime=60)
+    signing_sandbox.clock.advance(seconds=61)
+    async with aiohttp.ClientSession(signing_sandbox.base_url, headers={"Authorization": f"Bearer {token}"}) as session:
+        status, body = await Caller(signing_sandbox, session)(method, address, **request_for(method, path))
+    assert (status, body["code"]) == (401, "invalid_token")
+
+
+@pytest.mark.parametrize(("method", "path"), WITH_AN_ID)
+async def test_with_another_tenants_data(signing_sandbox: Sandbox, call: Caller, method: str, path: str) -> None:
+    """To another tenant's user the signing does not exist, whatever the operation."""
+    address = await fill(call, path)
+    stranger = signing_sandbox.add_user("Eve", "eve@other.example", tenant="other")
+    headers = {"Authorization": f"Bearer {signing_sandbox.access_token(user=stranger)}"}
+    async with aiohttp.ClientSession(signing_sandbox.base_url, headers=headers) as session:
+        other = Caller(signing_sandbox, session)
+        status, body = await other(method, address, **request_for(method, path))
+        assert (status, body["code"]) == (404, "not_found")
+        assert (await other.ok("GET", f"{API}/signings"))["data"] == []
+    assert signing_sandbox.recipients()[0].reminders == 0
+
+
+@pytest.mark.parametrize(("method", "path"), WITH_AN_ID)
+@pytest.mark.parametrize("wrong", ["nope", "0", "%00", "%F0%9F%98%80", "a" * 3000, "..%2F..%2Fetc"])
+async def test_with_an_unknown_id(call: Caller, method: str, path: str, wrong: str) -> None:
+    """An unknown id is a 404, however it looks."""
+    from yarl import URL
+
+    address = API + path.format(signing=wrong, document=wrong, recipient=wrong)
+    status, body = await call(method, URL(address, encoded=True), **request_for(method, path))  # type: ignore[arg-type]  # aiohttp takes both
+    assert (status, body["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [row for row in WITH_AN_ID if "recipient}" in row[1] or "document}" in row[1]]
+)
+async def test_with_the_id_of_another_signing(call: Caller, method: str, path: str) -> None:
+    """A document or recipient of another signing does not exist in this one."""
+    signing, _, _ = await call.sent()
+    _, document, [recipient] = await call.sent()
+    address = API + path.format(signing=signing, document=document, recipient=recipient)
+    status, body = await call(method, address)
+    assert (status, body["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_OPERATION)
+@pytest.mark.parametrize("wrong", ["PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"])
+async def test_wrong_methods(call: Caller, method: str, path: str, wrong: str) -> None:
+    """A method that the table does not have is a 405 that names those it has."""
+    status, _ = await call(wrong, API + path.format(signing="x", document="x", recipient="x"))
+    assert status == 405
+    assert method in call.headers["allow"].split(", ")
+
+
+@pytest.mark.parametrize("path", ["/", f"{API}", f"{API}/nope", "/api/2.0/me", f"{API}/me/", "//", "/%2e%2e/x"])
+async def test_unknown_paths(call: Caller, path: str) -> None:
+    """What is nowhere is a 404 in the common shape; the root may be a page."""
+    status, body = await call("GET", path)
+    assert status == 404 or path == "/"
+    assert path == "/" or body["code"] == "not_found"
+
+
+BAD_BODIES = [
+    b"",
+    b"{",
+    b"nonsense",
+    b"[]",
+    b"null",
+    b'"text"',
+    b"\xff\xfe{}",
+    b'{"name": "\\ud800", "language": "EN"}',
+    b'{"name": NaN}',
+    b"[" * 100_000,
+    b'{"a":' * 50_000,
+    b'{"order": ' + b"9" * 5000 + b"}",
+]
+
+
+@pytest.mark.parametrize("path", ["/signings", "/signings/{signing}/recipients"])
+@pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
+async def test_malformed_json(call: Caller, path: str, body: bytes) -> None:
+    """A body that is no JSON object in UTF-8 is a clean 400."""
+    address = API + path.format(signing=await call.draft())
+    status, answer = await call("POST", address, data=body, headers={"Content-Type": "application/json"})
+    assert (status, answer["code"]) == (400, "malformed_json")
+
+
+@pytest.mark.parametrize("path", ["/signings", "/signings/{signing}/recipients", "/signings/{signing}/documents"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/xml", "multipart/form-data", "application/x-json;;;", ""])
+async def test_wrong_content_types(call: Caller, path: str, kind: str) -> None:
+    """A body of another type is a 415."""
+    address = API + path.format(signing=await call.draft())
+    status, answer = await call("POST", address, data=b"{}", headers={"Content-Type": kind})
+    assert (status, answer["code"]) == (415, "unsupported_media_type")
+
+
+async def test_a_huge_json_body(call: Caller) -> None:
+    """JSON over a megabyte is refused before it is all read."""
+    body = io.BytesIO(json.dumps({"name": "x" * 2_000_000, "language": "EN"}).encode())
+    status, answer = await call("POST", f"{API}/signings", data=body, headers={"Content-Type": "application/json"})
+    assert (status, answer["code"]) == (413, "body_too_large")
+
+
+async def test_an_undecodable_body(call: Caller) -> None:
+    """A body that is not compressed as it says is a 400."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with call.session.post(f"{API}/signings", data=b"not gzip", headers=headers, compress=None) as response:
+        assert response.status == 400
+        assert (await response.json())["code"] == "incomplete_body"
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1.5", "1e3", "٣", "9" * 30])
+async def test_wrong_page_sizes(call: Caller, limit: str) -> None:
+    """A page size that is no whole number from 1 is a 400 that names it."""
+    status, body = await call("GET", f"{API}/signings", params={"limit": limit})
+    assert status == 400
+    assert "limit" in body["errors"]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "!!!", "czA", "cy0x", "s1", "czEK", "é", "A" * 5000])
+async def test_wrong_cursors(call: Caller, cursor: str) -> None:
+    """A cursor that did not come from the list is a 400 that names it."""
+    status, body = await call("GET", f"{API}/signings", params={"cursor": cursor})
+    assert status == 400
+    assert "cursor" in body["errors"]
+
+
+async def test_a_client_that_leaves(signing_sandbox: Sandbox, call: Caller) -> None:
+    """A client that breaks off its body leaves nothing behind, and the service goes on."""
+    signing_id = await call.draft()
+    port = int(signing_sandbox.base_url.rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {API}/signings/{signing_id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n"
+    head += f"Authorization: Bearer {signing_sandbox.access_token()}\r\n"
+    head += "Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+    writer.write(head.encode())
+    await writer.drain()
+    writer.close()
+    async with asyncio.timeout(5):
+        while not (records := signing_sandbox.requests_of("documents.upload")) or records[0].seconds is None:
+            await asyncio.sleep(0.01)
+    assert signing_sandbox.documents(signing_id) == []
+    assert (await call("GET", f"{API}/me"))[0] == 200
+
+
+async def test_its_own_failure(call: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Should the sandbox itself fail, it says so in the common shape and logs why."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(call.sandbox.service, "list_signings", fail)
+    status, body = await call("GET", f"{API}/signings")
+    assert (status, body["code"]) == (500, "server_error")
+    assert "a bug" in caplog.text

@@ -1,0 +1,305 @@
+"""The states and transitions of the specification (section 3), rule by rule, and what people do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from signing_async.sandbox import Profile, Refused, Sandbox
+from tests.sandbox.serving import API, Caller
+
+
+async def state(call: Caller, signing_id: str) -> tuple[bool, bool, bool]:
+    """is_draft, is_completed, and whether cancelled_at is filled."""
+    body = await call.ok("GET", f"{API}/signings/{signing_id}")
+    return body["is_draft"], body["is_completed"], body["cancelled_at"] is not None
+
+
+async def cannot_be_sent(call: Caller, signing_id: str, why: str) -> None:
+    """The send must be refused, and nothing changed."""
+    before = call.sandbox.signing(signing_id)
+    status, body = await call("POST", f"{API}/signings/{signing_id}/send")
+    assert (status, body["code"]) == (400, "cannot_be_sent")
+    assert why in body["message"]
+    assert call.sandbox.signing(signing_id) == before
+
+
+async def test_draft_to_sent(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Draft, sent: is_draft false, is_completed false, cancelled_at empty; notifications are dispatched."""
+    signing_id, _, people = await call.sent(recipients=3)
+    assert await state(call, signing_id) == (False, False, False)
+    assert [(n.kind, n.recipient_id) for n in signing_sandbox.notifications] == [("invitation", p) for p in people]
+
+
+async def test_draft_without_document_or_recipient(call: Caller) -> None:
+    """Draft without a document or recipient: unchanged, cannot_be_sent."""
+    signing_id = await call.draft()
+    await cannot_be_sent(call, signing_id, "no document")
+    await call.upload(signing_id)
+    await cannot_be_sent(call, signing_id, "no recipient")
+    other = await call.draft()
+    await call.recipient(other)
+    await cannot_be_sent(call, other, "no document")
+
+
+async def test_no_longer_editable_is_not_sent_again(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Sent, completed and cancelled signings: unchanged, cannot_be_sent; nobody is notified twice."""
+    sent, _, _ = await call.sent()
+    await cannot_be_sent(call, sent, "sent")
+    await signing_sandbox.complete(sent)
+    await cannot_be_sent(call, sent, "completed")
+    cancelled, _, _ = await call.sent()
+    await signing_sandbox.cancel(cancelled)
+    await cannot_be_sent(call, cancelled, "cancelled")
+    assert len(signing_sandbox.notifications) == 2
+
+
+async def test_sent_twice_at_once(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Of many sends at once one works."""
+    signing_id = await call.draft()
+    await call.upload(signing_id)
+    await call.recipient(signing_id)
+    answers = await asyncio.gather(*(call("POST", f"{API}/signings/{signing_id}/send") for _ in range(8)))
+    assert sorted(status for status, _ in answers) == [200] + [400] * 7
+    assert signing_sandbox.signing(signing_id).times_sent == 1
+    assert len(signing_sandbox.notifications) == 1
+
+
+async def test_sent_to_completed(call: Caller, signing_sandbox: Sandbox) -> None:
+    """All recipients done: completed; each document gets completed_at and its signed file."""
+    signing_id = await call.draft()
+    for name in ("a.pdf", "b.pdf"):
+        await call.upload(signing_id, filename=name)
+    person = await call.recipient(signing_id)
+    await call.ok("POST", f"{API}/signings/{signing_id}/send")
+    await signing_sandbox.sign(person)
+    assert await state(call, signing_id) == (False, True, False)
+    for document in (await call.ok("GET", f"{API}/signings/{signing_id}"))["documents"]:
+        assert document["completed_at"] is not None
+        assert (await call("GET", document["signed_file_path"]))[0] == 200
+
+
+async def test_rule_1_a_draft_is_editable(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Rule 1: documents and recipients can be added to a draft."""
+    signing_id = await call.draft()
+    await call.upload(signing_id)
+    await call.recipient(signing_id)
+    await call.upload(signing_id)
+    await call.recipient(signing_id)
+    assert (len(signing_sandbox.documents(signing_id)), len(signing_sandbox.recipients(signing_id))) == (2, 2)
+
+
+@pytest.mark.parametrize("end", ["sent", "completed", "cancelled"])
+async def test_rule_2_nothing_is_added_later(call: Caller, signing_sandbox: Sandbox, end: str) -> None:
+    """Rule 2: nothing is added to a signing that is no longer editable."""
+    signing_id, _, _ = await call.sent()
+    if end == "completed":
+        await signing_sandbox.complete(signing_id)
+    if end == "cancelled":
+        await signing_sandbox.cancel(signing_id)
+    status, body = await call.upload(signing_id)
+    assert (status, body["code"]) == (400, "not_editable")
+    status, body = await call("POST", f"{API}/signings/{signing_id}/recipients", json={"email": "a@b.example"})
+    assert (status, body["code"]) == (400, "not_editable")
+    assert (len(signing_sandbox.documents(signing_id)), len(signing_sandbox.recipients(signing_id))) == (1, 1)
+
+
+async def test_rule_2_holds_for_an_upload_under_way(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Rule 2: a file whose signing is sent while it is being read is not added."""
+    signing_id = await call.draft()
+    await call.upload(signing_id)
+    await call.recipient(signing_id)
+    port = int(signing_sandbox.base_url.rpartition(":")[2])
+    from tests.sandbox.test_multipart import body_of
+
+    body, kind = body_of([("selected_file", "late.pdf", None)])
+    head = f"POST {API}/signings/{signing_id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head += f"Authorization: Bearer {signing_sandbox.access_token()}\r\nContent-Type: {kind}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.encode() + body[:100])
+    await writer.drain()
+    async with asyncio.timeout(5):
+        while len(signing_sandbox.requests_of("documents.upload")) < 2:
+            await asyncio.sleep(0.01)
+    await call.ok("POST", f"{API}/signings/{signing_id}/send")
+    writer.write(body[100:])
+    answer = await reader.readuntil(b"\r\n")
+    writer.close()
+    assert b" 400 " in answer
+    assert len(signing_sandbox.documents(signing_id)) == 1
+
+
+async def test_rule_3_a_reminder_skips_the_finished(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Rule 3: who has completed is not reminded."""
+    signing_id, _, people = await call.sent(recipients=2)
+    await signing_sandbox.sign(people[0])
+    for person in people:
+        await call.ok("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
+    reminded = [n.recipient_id for n in signing_sandbox.notifications if n.kind == "reminder"]
+    assert reminded == [people[1]]
+
+
+async def test_rule_3_a_reminder_respects_the_14_days(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Rule 3: a reminder works until the invitation is 14 days old, and not after."""
+    signing_id, _, [person] = await call.sent()
+    path = f"{API}/signings/{signing_id}/recipients/{person}/remind"
+    signing_sandbox.clock.advance(days=13, hours=23)
+    await call.ok("POST", path)
+    signing_sandbox.clock.advance(hours=1)
+    status, body = await call("POST", path)
+    assert (status, body["code"]) == (400, "invitation_expired")
+    assert signing_sandbox.recipients(signing_id)[0].reminders == 1
+
+
+@pytest.mark.signing_sandbox(profile=Profile(remind_expired="renew", invitation_days=3))
+async def test_a_reminder_may_renew(call: Caller, signing_sandbox: Sandbox) -> None:
+    """With another profile a reminder after the expiry is a new invitation, and the recipient can sign again."""
+    signing_id, _, [person] = await call.sent()
+    signing_sandbox.clock.advance(days=3)
+    with pytest.raises(Refused, match="expired"):
+        await signing_sandbox.sign(person)
+    await call.ok("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
+    assert (await signing_sandbox.sign(person)).is_completed
+
+
+@pytest.mark.signing_sandbox(profile=Profile(expiry_blocks_signing=False))
+async def test_an_expired_invitation_may_do(call: Caller, signing_sandbox: Sandbox) -> None:
+    """With another profile the expiry keeps nobody from signing."""
+    _, _, [person] = await call.sent()
+    signing_sandbox.clock.advance(days=100)
+    assert (await signing_sandbox.sign(person)).is_completed
+
+
+@pytest.mark.parametrize("end", ["draft", "cancelled"])
+async def test_nobody_is_reminded_of_nothing(call: Caller, signing_sandbox: Sandbox, end: str) -> None:
+    """A draft or cancelled signing has nothing to remind of."""
+    signing_id = await call.draft()
+    person = await call.recipient(signing_id)
+    if end == "cancelled":
+        await signing_sandbox.cancel(signing_id)
+    status, body = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
+    assert (status, body["code"]) == (400, "cannot_be_reminded")
+
+
+@pytest.mark.signing_sandbox(profile=Profile(remind_finished="refuse"))
+async def test_reminding_the_finished_may_be_refused(call: Caller, signing_sandbox: Sandbox) -> None:
+    """With another profile a reminder to who has finished, or is not yet invited, is a 400."""
+    signing_id, _, people = await call.sent(recipients=3, signing_order="sequential")
+    await signing_sandbox.sign(people[0])
+    for person, expected in zip(people, (400, 200, 400), strict=True):
+        status, _ = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
+        assert status == expected
+
+
+async def test_rule_4_cancelled(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Rule 4: a draft and a sent signing can be cancelled, by an operation of the sandbox; a completed one cannot."""
+    draft, (sent, _, [person]), (done, _, _) = await call.draft(), await call.sent(), await call.sent()
+    for signing_id in (draft, sent):
+        await signing_sandbox.cancel(signing_id)
+        assert await state(call, signing_id) == (False, False, True)
+        with pytest.raises(Refused, match="cancelled"):
+            await signing_sandbox.cancel(signing_id)
+    with pytest.raises(Refused, match="cancelled"):
+        await signing_sandbox.sign(person)
+    await signing_sandbox.complete(done)
+    with pytest.raises(Refused, match="completed"):
+        await signing_sandbox.cancel(done)
+
+
+async def test_sequential_order_is_kept(call: Caller, signing_sandbox: Sandbox) -> None:
+    """In a sequential signing each is invited when the one before has signed, and cannot sign earlier."""
+    signing_id = await call.draft(signing_order="sequential")
+    await call.upload(signing_id)
+    third, first, second = [await call.recipient(signing_id, order=order) for order in (7, 1, 3)]
+    await call.ok("POST", f"{API}/signings/{signing_id}/send")
+    for early in (second, third):
+        with pytest.raises(Refused, match="turn"):
+            await signing_sandbox.sign(early)
+    for person in (first, second, third):
+        await signing_sandbox.sign(person)
+        with pytest.raises(Refused):
+            await signing_sandbox.sign(person)
+    assert [n.recipient_id for n in signing_sandbox.notifications] == [first, second, third]
+    assert signing_sandbox.signing(signing_id).is_completed
+
+
+async def test_nobody_signs_a_draft(call: Caller, signing_sandbox: Sandbox) -> None:
+    """A draft is neither signed nor declined nor completed."""
+    signing_id = await call.draft()
+    person = await call.recipient(signing_id)
+    for attempt in (
+        signing_sandbox.sign(person),
+        signing_sandbox.decline(person),
+        signing_sandbox.complete(signing_id),
+    ):
+        with pytest.raises(Refused, match="draft"):
+            await attempt
+
+
+async def test_the_last_two_sign_at_once(call: Caller, signing_sandbox: Sandbox) -> None:
+    """However many sign at the same moment, the signing is completed once, with all of them."""
+    signing_id, document_id, people = await call.sent(recipients=4)
+    await asyncio.gather(*(signing_sandbox.sign(person) for person in people))
+    assert signing_sandbox.signing(signing_id).is_completed
+    assert all(person.completed_at for person in signing_sandbox.recipients(signing_id))
+    kinds = [event.type for event in signing_sandbox.webhooks.events()]
+    assert kinds.count("signing.completed") == 1
+    assert (await call("GET", f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"))[0] == 200
+
+
+async def test_cancelled_while_it_is_sealed(call: Caller, signing_sandbox: Sandbox) -> None:
+    """A signing cancelled in the moment the last one signs is cancelled, and nothing else."""
+    signing_id, document_id, [person] = await call.sent()
+    signature = asyncio.create_task(signing_sandbox.sign(person))
+    await asyncio.sleep(0)
+    await signing_sandbox.cancel(signing_id)
+    with pytest.raises(Refused, match="cancelled"):
+        await signature
+    assert await state(call, signing_id) == (False, False, True)
+    assert (await call("GET", f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"))[0] == 404
+
+
+async def test_declining_cancels(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Who declines ends the signing."""
+    signing_id, _, people = await call.sent(recipients=2)
+    assert (await signing_sandbox.decline(people[0])).state == "cancelled"
+    row = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"][0]
+    assert row["declined_at"] is not None
+    assert row["completed_at"] is None
+
+
+@pytest.mark.signing_sandbox(profile=Profile(decline_effect="nothing"))
+async def test_declining_may_leave_it(call: Caller, signing_sandbox: Sandbox) -> None:
+    """With another profile the signing stays sent, and never becomes completed."""
+    signing_id, _, people = await call.sent(recipients=2)
+    await signing_sandbox.decline(people[0])
+    with pytest.raises(Refused, match="finished"):
+        await signing_sandbox.decline(people[0])
+    assert (await signing_sandbox.complete(signing_id)).state == "sent"
+
+
+@pytest.mark.parametrize("action", ["sign", "decline", "complete", "cancel"])
+async def test_unknown_ids(signing_sandbox: Sandbox, action: str) -> None:
+    """What does not exist is refused as such."""
+    with pytest.raises(Refused, match="no such") as caught:
+        await getattr(signing_sandbox, action)("nope")
+    assert caught.value.status == 404
+
+
+async def test_a_document_that_cannot_be_sealed(
+    call: Caller, signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When sealing fails, nothing is signed and the reason is told; it can be tried again."""
+    from signing_async.sandbox import sealing
+
+    def fail(*_: object, **__: object) -> None:
+        raise sealing.SealingFailed("it is damaged")
+
+    signing_id, _, [person] = await call.sent()
+    with monkeypatch.context() as patch:
+        patch.setattr(sealing, "seal", fail)
+        with pytest.raises(Refused, match="damaged"):
+            await signing_sandbox.sign(person)
+    assert await state(call, signing_id) == (False, False, False)
+    assert (await signing_sandbox.sign(person)).is_completed
