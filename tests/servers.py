@@ -1,0 +1,74 @@
+"""Small real servers for what the sandbox does not do: odd answers, raw bytes, silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from ssl import SSLContext
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Web:
+    """A running server: its origin, and the requests it got."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.requests: list[web.Request] = []
+
+
+@asynccontextmanager
+async def serving(handler: Handler, *, ssl: SSLContext | None = None, host: str = "127.0.0.1") -> AsyncIterator[Web]:
+    """A server that answers every request with ``handler``."""
+    server = Web("")
+
+    async def watch(request: web.Request) -> web.StreamResponse:
+        server.requests.append(request)
+        return await handler(request)
+
+    app = web.Application(client_max_size=64 * 2**20)
+    app.router.add_route("*", "/{path:.*}", watch)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, 0, ssl_context=ssl).start()
+        server.origin = f"{'https' if ssl else 'http'}://{host}:{runner.addresses[0][1]}"
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def answering(
+    raw: bytes, *, then: Callable[[asyncio.StreamWriter], Awaitable[None]] | None = None
+) -> AsyncIterator[str]:
+    """A server that answers every request on a connection with these bytes; gives its origin."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(raw)
+            await writer.drain()
+            if then is not None:
+                await then(writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()

@@ -1,0 +1,490 @@
+"""One call from outside: deadlines, the gate, tokens that expire, redirects, hostile answers, what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    APIError,
+    Assumptions,
+    Attempt,
+    ClientClosed,
+    ConfigurationError,
+    DecodeError,
+    Forbidden,
+    MemoryTokenStore,
+    NotFound,
+    OAuth,
+    RateLimited,
+    RequestTimeout,
+    RetryPolicy,
+    ServerError,
+    SigningClient,
+    Timeouts,
+    Token,
+    TransportError,
+    Unauthorized,
+)
+from signing_async.sandbox import Profile, Sandbox
+from tests.pdfs import make_pdf
+from tests.servers import answering, serving
+
+QUICK = RetryPolicy(base_delay=0.01)
+
+
+async def _raw(raw: bytes, **options: object) -> object:
+    async with answering(raw) as origin, SigningClient(origin, "token", retry=QUICK, **options) as client:  # type: ignore[arg-type]  # passed on
+        return await client.me()
+
+
+# Reads under faults
+
+
+@pytest.mark.parametrize(
+    "kind", ["500", "503", "502-html", "drop-before-commit", "drop-after-commit", "truncate", "429"]
+)
+async def test_a_read_is_repeated(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
+    """Whatever passing trouble a read meets, it is made again."""
+    sandbox.faults.add("me", kind, times=2, **({"retry_after": 0} if kind == "429" else {}))
+    assert (await client.me()).email == "user@sandbox.example"
+
+
+@pytest.mark.parametrize(("kind", "error"), [("503", ServerError), ("truncate", TransportError), ("429", RateLimited)])
+async def test_attempts_end(sandbox: Sandbox, client: SigningClient, kind: str, error: type[Exception]) -> None:
+    """After the policy's attempts the last error is raised, and says how many there were."""
+    sandbox.faults.add("me", kind, times=None, **({"retry_after": 0} if kind == "429" else {}))
+    with pytest.raises(error, match="3 attempts were made"):
+        await client.with_options(retry=RetryPolicy(max_attempts=3, base_delay=0.01)).me()
+    assert len(sandbox.requests_of("me")) == 3
+
+
+async def test_an_error_that_stays_is_raised_at_once(sandbox: Sandbox, client: SigningClient) -> None:
+    """A 404 is no passing trouble."""
+    with pytest.raises(NotFound) as caught:
+        await client.signings.get("00000000-0000-4000-8000-000000000000")
+    assert len(sandbox.requests_of("signings.get")) == 1
+    assert caught.value.request_id
+    assert caught.value.request_id in str(caught.value)
+
+
+async def test_nothing_listens() -> None:
+    """A refused connection is tried again, then told as such, with host and port."""
+    async with SigningClient("http://127.0.0.1:9", "token", retry=QUICK) as client:
+        with pytest.raises(TransportError, match=r"no connection could be made.*127\.0\.0\.1:9") as caught:
+            await client.me()
+        assert caught.value.attempts == 5
+        with pytest.raises(TransportError, match="no connection"):
+            await client.signings.send("id")
+        with pytest.raises(TransportError, match="no connection"):
+            await client.recipients.remind("id", "recipient")
+
+
+# Deadlines and the gate
+
+
+async def test_a_deadline_bounds_the_whole_call(sandbox: Sandbox, client: SigningClient) -> None:
+    """An answer that never comes ends in RequestTimeout, which is also a TimeoutError."""
+    sandbox.faults.add("me", "hang", times=None)
+    began = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"within its deadline of 0\.3 s") as caught:
+        await client.with_options(timeout=0.3).me()
+    assert isinstance(caught.value, TimeoutError)
+    assert time.monotonic() - began < 5
+    assert caught.value.__context__ is None or "aiohttp" not in type(caught.value.__context__).__module__
+
+
+async def test_a_wait_past_the_deadline_is_refused(sandbox: Sandbox, client: SigningClient) -> None:
+    """A Retry-After that the deadline does not allow is raised at once, on the error."""
+    sandbox.faults.add("me", "429", retry_after=20)
+    began = time.monotonic()
+    with pytest.raises(RateLimited, match="deadline leaves no time") as caught:
+        await client.with_options(timeout=5).me()
+    assert caught.value.retry_after == 20
+    assert time.monotonic() - began < 4
+
+
+async def test_a_retry_after_above_the_cap_is_refused(sandbox: Sandbox, client: SigningClient) -> None:
+    """The policy's cap bounds every wait."""
+    sandbox.faults.add("me", "503", retry_after=3600)
+    with pytest.raises(ServerError, match="longer than the policy's 60 s") as caught:
+        await client.me()
+    assert caught.value.retry_after == 3600
+
+
+async def test_retry_after_is_never_undercut(sandbox: Sandbox, client: SigningClient) -> None:
+    """The repeat comes no earlier than the service said, in seconds or as a date."""
+    sandbox.faults.add("me", "429", retry_after=1)
+    await client.me()
+    first, second = sandbox.requests_of("me")
+    assert (second.received_at - first.received_at).total_seconds() >= 0.99
+
+
+async def test_a_429_holds_back_every_call(sandbox: Sandbox, client: SigningClient) -> None:
+    """While the gate is closed no call of the client is sent, nor any of its views."""
+    sandbox.faults.add("me", "429", retry_after=1)
+    first = asyncio.create_task(client.me())
+    while not sandbox.requests_of("me"):
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.02)
+    await asyncio.gather(first, *(client.with_options(timeout=30).me() for _ in range(5)))
+    refused, *others = sandbox.requests_of("me")
+    assert len(others) == 6
+    assert all((other.received_at - refused.received_at).total_seconds() >= 0.99 for other in others)
+
+
+async def test_a_call_that_cannot_wait_for_the_gate_is_not_sent(sandbox: Sandbox, client: SigningClient) -> None:
+    """It raises RateLimited at once, saying for how long the gate stays closed."""
+    sandbox.faults.add("me", "429", retry_after=30)
+    with pytest.raises(RateLimited):
+        await client.with_options(timeout=10).me()
+    began = time.monotonic()
+    with pytest.raises(RateLimited, match="nothing was sent") as caught:
+        await client.with_options(timeout=10).me()
+    assert time.monotonic() - began < 2
+    assert caught.value.retry_after is not None
+    assert 20 < caught.value.retry_after <= 30
+    assert len(sandbox.requests_of("me")) == 1
+
+
+async def test_the_gate_closes_for_no_longer_than_the_cap(sandbox: Sandbox, client: SigningClient) -> None:
+    """A service that asks for an hour holds calls back for the policy's cap."""
+    sandbox.faults.add("me", "429", retry_after=3600)
+    short = client.with_options(retry=RetryPolicy(max_retry_after=0.2))
+    with pytest.raises(RateLimited):
+        await short.me()
+    await client.with_options(timeout=5).me()
+
+
+async def test_an_outage_is_not_made_worse(sandbox: Sandbox, client: SigningClient) -> None:
+    """While everything fails, no more than two requests are made for each call on average."""
+    sandbox.faults.add("*", "503", times=None)
+    calls = 150
+    results = await asyncio.gather(
+        *(client.me() for _ in range(calls // 2)),
+        *(client.signings.send("00000000-0000-4000-8000-000000000000") for _ in range(calls // 2)),
+        return_exceptions=True,
+    )
+    assert all(isinstance(result, ServerError | TransportError) for result in results)
+    assert len(sandbox.requests) <= 2 * calls
+    with pytest.raises(ServerError, match="retry budget"):
+        await client.me()
+    sandbox.faults.clear()
+    await client.me()
+
+
+# Tokens
+
+
+async def test_a_rejected_fixed_token(sandbox: Sandbox) -> None:
+    """There is nothing to refresh it with: the service's 401 is raised, once."""
+    async with SigningClient(sandbox.base_url, "wrong", retry=QUICK) as client:
+        with pytest.raises(Unauthorized, match="HTTP 401 on me"):
+            await client.me()
+    assert len(sandbox.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_an_expired_token_is_refreshed(status: int) -> None:
+    """The call that met it goes on with the new one, an upload with its whole body."""
+    profile = Profile(expired_token_status=status)
+    assumptions = Assumptions(expired_token_statuses=status)
+    once = RetryPolicy.none()
+    async with (
+        Sandbox(profile=profile) as sandbox,
+        _authorized(sandbox) as oauth,
+        SigningClient(sandbox.base_url, oauth, retry=once, assumptions=assumptions) as client,
+    ):
+        before = await oauth.access_token()
+        sandbox.clock.advance(days=1)
+        signing = await client.signings.create(name="x", language="EN")
+        assert await oauth.access_token() != before
+        sandbox.clock.advance(days=1)
+        document = await client.documents.upload(signing, make_pdf(), "a.pdf")
+        assert sandbox.document_bytes(document.id) == make_pdf()
+
+
+async def test_a_token_that_is_rejected_twice(sandbox: Sandbox) -> None:
+    """A refresh that does not help is not repeated for ever."""
+    sandbox.faults.add("me", "expired-token", times=None)
+    async with _authorized(sandbox) as oauth, SigningClient(sandbox.base_url, oauth, retry=QUICK) as client:
+        with pytest.raises(Unauthorized):
+            await client.me()
+    assert len(sandbox.requests_of("me")) == 2
+
+
+async def test_a_token_without_refresh(sandbox: Sandbox) -> None:
+    """An OAuth that has only an access token raises the service's own 401."""
+    app = sandbox.register_app(redirect_uri="http://127.0.0.1:1/cb")
+    async with (
+        OAuth(
+            sandbox.base_url,
+            client_id=app.client_id,
+            client_secret=app.client_secret,
+            redirect_uri=app.redirect_uri,
+            store=MemoryTokenStore(Token("stale")),
+        ) as oauth,
+        SigningClient(sandbox.base_url, oauth) as client,
+    ):
+        with pytest.raises(Unauthorized):
+            await client.me()
+
+
+@asynccontextmanager
+async def _authorized(sandbox: Sandbox) -> AsyncIterator[OAuth]:
+    app = sandbox.register_app(redirect_uri="http://127.0.0.1:1/cb")
+    async with OAuth(
+        sandbox.base_url, client_id=app.client_id, client_secret=app.client_secret, redirect_uri=app.redirect_uri
+    ) as oauth:
+        await oauth.exchange(sandbox.authorize(app))
+        yield oauth
+
+
+# Redirects
+
+
+async def test_a_get_follows_a_redirect_on_the_same_origin() -> None:
+    """Absolute or relative, with its own query; the token goes along."""
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/api/1.0/me":
+            raise web.HTTPTemporaryRedirect("/api/1.0/elsewhere?who=me")
+        if request.query.get("who") == "me":
+            raise web.HTTPFound(f"http://{request.host}/final")
+        return web.json_response({"id": "1", "authorization": request.headers["Authorization"]})
+
+    async with serving(handle) as server, SigningClient(server.origin, "tok-en") as client:
+        assert (await client.me()).extra == {"authorization": "Bearer tok-en"}
+
+
+async def test_a_redirect_to_another_origin_is_refused() -> None:
+    """The token goes nowhere else: not to another port, another scheme, nor by way of a user name in the address."""
+
+    async def trap(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    target = ""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": target} if target else {})
+
+    async with serving(trap) as other, serving(handle) as server, SigningClient(server.origin, "token") as client:
+        inner = server.origin.removeprefix("http://")
+        for address in (
+            other.origin + "/x",
+            other.origin.replace("http://", "//") + "/x",
+            f"https://{inner}/x",
+            f"http://{inner}@{other.origin.removeprefix('http://')}/x",
+            "http://[",
+            "javascript:alert(1)",
+            "",
+        ):
+            target = address
+            with pytest.raises(APIError, match="redirect to another origin is not followed") as caught:
+                await client.me()
+            assert caught.value.status == 302
+        assert other.requests == []
+
+
+async def test_redirects_end() -> None:
+    """A loop of redirects is an error."""
+
+    async def handle(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/api/1.0/me")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(APIError, match="more than 5 redirects"):
+            await client.me()
+        assert len(server.requests) == 6
+
+
+async def test_a_write_follows_no_redirect() -> None:
+    """A 307 of a POST is the error that it is."""
+
+    async def handle(request: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect("/api/1.0/elsewhere")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(APIError, match="307"):
+            await client.signings.create(name="x", language="EN")
+        assert len(server.requests) == 1
+
+
+# Hostile answers
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "empty"),
+        (b"<html><title>Welcome</title>", "not JSON"),
+        (b"\xff\xfe\x00", "not"),
+        (b"[1, 2]", "expected an object"),
+        (b"[" * 100_000, "not"),
+    ],
+)
+async def test_a_success_that_cannot_be_read(body: bytes, said: str) -> None:
+    """It is a DecodeError with the status and the request id, at once."""
+    raw = b"HTTP/1.1 200 OK\r\nX-Request-Id: req_7\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with pytest.raises(DecodeError, match=said) as caught:
+        await _raw(raw + body)
+    assert (caught.value.status, caught.value.request_id) == (200, "req_7")
+    assert "req_7" in str(caught.value)
+
+
+async def test_an_answer_that_is_too_large() -> None:
+    """It is read no further than the limit, and is no passing trouble."""
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n" + b" " * 5_000_000
+    with pytest.raises(TransportError, match="larger than 1000 bytes"):
+        await _raw(raw, assumptions=Assumptions(max_answer_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcd",
+        b"HTTP/1.1 200 OK\r\nContent-Length: nonsense\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\nnot gzip",
+    ],
+)
+async def test_a_broken_answer(raw: bytes) -> None:
+    """It is a TransportError, after the attempts that it is worth."""
+    with pytest.raises(TransportError) as caught:
+        await _raw(raw)
+    assert caught.value.attempts == 5
+
+
+async def test_an_error_whose_body_breaks_off() -> None:
+    """The status is what counts."""
+    with pytest.raises(NotFound, match="404"):
+        await _raw(b"HTTP/1.1 404 Not Found\r\nContent-Length: 100\r\n\r\n{")
+
+
+async def test_an_endless_error_body() -> None:
+    """Only its start is read."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=403)
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65536)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(Forbidden) as caught:
+            await client.me()
+    assert len(caught.value.body) == 64 * 1024
+
+
+async def test_the_body_of_a_send_does_not_matter() -> None:
+    """Its status says that it took effect; an answer that breaks off after that is still a success."""
+    raw = b"HTTP/1.1 202 Accepted\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(raw) as origin, SigningClient(origin, "token", retry=RetryPolicy.none()) as client:
+        await client.signings.send("id")
+
+
+# What is told
+
+
+async def test_the_hook_sees_every_attempt(sandbox: Sandbox, client: SigningClient) -> None:
+    """Operation, attempt, status, seconds, request id, and the delay to come."""
+    seen: list[Attempt] = []
+    sandbox.faults.add("me", "503")
+    # Two, since aiohttp repeats a GET by itself when a kept connection turns out to be closed.
+    sandbox.faults.add("me", "drop-before-commit", times=2)
+    await client.with_options(on_attempt=seen.append).me()
+    assert [(one.operation, one.attempt, one.status) for one in seen] == [
+        ("me", 1, 503),
+        ("me", 2, None),
+        ("me", 3, 200),
+    ]
+    assert [one.delay is None for one in seen] == [False, False, True]
+    assert seen[0].request_id == sandbox.requests_of("me")[0].request_id
+    assert seen[2].request_id == sandbox.requests_of("me")[-1].request_id
+    assert "503" in (seen[0].error or "")
+    assert seen[2].error is None
+    assert all(one.seconds > 0 for one in seen)
+
+
+async def test_a_hook_that_fails_harms_nothing(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its exception is logged, and the call goes on."""
+
+    def hook(attempt: Attempt) -> None:
+        raise RuntimeError("metrics are down")
+
+    await client.with_options(on_attempt=hook).me()
+    assert "metrics are down" in caplog.text
+
+
+async def test_the_log_tells_the_same(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line for each attempt, at DEBUG, without the token."""
+    sandbox.faults.add("me", "503")
+    with caplog.at_level(logging.DEBUG, "signing_async"):
+        await client.me()
+    lines = [record.getMessage() for record in caplog.records if record.name == "signing_async"]
+    assert len(lines) == 2
+    assert lines[0].startswith("me attempt 1: 503 in ")
+    assert "; again in " in lines[0]
+    assert "request id" in lines[1]
+
+
+async def test_dates_of_retry_after(sandbox: Sandbox) -> None:
+    """A date is understood as well as seconds."""
+
+    async def handle(request: web.Request) -> web.Response:
+        if len(server.requests) == 1:
+            later = email.utils.formatdate(time.time() + 2, usegmt=True)
+            return web.Response(status=429, headers={"Retry-After": later})
+        return web.json_response({"id": "1"})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        began = time.monotonic()
+        await client.me()
+        assert time.monotonic() - began >= 0.9
+
+
+async def test_a_session_that_has_credentials_of_its_own(sandbox: Sandbox) -> None:
+    """A shared session that insists on other credentials is a configuration error, and nothing is sent."""
+    import aiohttp
+
+    async def refuse(request: object, handler: object) -> aiohttp.ClientResponse:
+        raise ValueError("Cannot combine AUTHORIZATION header with AUTH argument")
+
+    async with aiohttp.ClientSession(middlewares=[refuse]) as session:  # type: ignore[list-item]  # a stand-in
+        client = SigningClient(sandbox.base_url, "token", session=session)
+        with pytest.raises(ConfigurationError, match="Cannot combine"):
+            await client.me()
+    assert sandbox.requests == []
+
+
+async def test_a_session_that_closes_in_the_middle(sandbox: Sandbox, client: SigningClient) -> None:
+    """Calls under way when the client is closed end with an error of the package."""
+    sandbox.faults.add("me", "hang", times=None)
+    call = asyncio.create_task(client.me())
+    while not sandbox.requests_of("me"):
+        await asyncio.sleep(0.005)
+    await client.aclose()
+    with pytest.raises((ClientClosed, TransportError)):
+        await call
+
+
+async def test_timeouts_are_checked() -> None:
+    """The error names which one and the value."""
+    for settings in ({"call": 0}, {"transfer": -1}, {"connect": float("inf")}, {"call": "5"}, {"connect": True}):
+        name = next(iter(settings))
+        with pytest.raises(ConfigurationError, match=f"timeout: {name}"):
+            Timeouts(**settings)  # type: ignore[arg-type]  # that is the point
