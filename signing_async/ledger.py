@@ -73,7 +73,8 @@ class Ledger:
         finally:
             signing.under_way[stem] -= 1
             if not signing.under_way[stem]:
-                del signing.under_way[stem], signing.turns[stem]
+                del signing.under_way[stem]
+                signing.turns.pop(stem, None)
             if not signing.under_way:
                 signing.listed_at, signing.listed = -math.inf, None
 

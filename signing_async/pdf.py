@@ -66,7 +66,7 @@ class PdfSource:
                 view = memoryview(source).cast("B")
                 yield OpenPdf(self.filename, len(view), memory=view)
             elif isinstance(source, str | os.PathLike):
-                handle = await asyncio.to_thread(_open, source)
+                handle = await _opened(source)
                 stack.callback(os.close, handle)
                 yield OpenPdf(self.filename, os.fstat(handle).st_size, handle=handle)
             elif isinstance(source, AsyncIterable):
@@ -216,6 +216,16 @@ async def _open_file(source: IO[bytes], filename: str, most: int | None, stack: 
 
 def _seekable(source: Any) -> bool:
     return bool(hasattr(source, "seekable") and source.seekable())
+
+
+async def _opened(path: str | os.PathLike[str]) -> int:
+    """Open in a thread, since a disk may be slow; a caller that is cancelled meanwhile leaves no open file behind."""
+    opening = asyncio.get_running_loop().run_in_executor(None, _open, path)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(lambda late: None if late.exception() else os.close(late.result()))
+        raise
 
 
 def _open(path: str | os.PathLike[str]) -> int:

@@ -47,9 +47,9 @@ Chunk = bytes | bytearray | memoryview
 def check_origin(base_url: str) -> str:
     """The origin to talk to, or a `ConfigurationError`: HTTPS, or plain HTTP to a loopback host."""
     try:
-        parts = urlsplit(base_url)
+        parts = urlsplit(base_url if isinstance(base_url, str) else "http://[")
         origin = _origin(parts)
-    except (ValueError, TypeError, AttributeError):
+    except ValueError:
         raise ConfigurationError(f"base_url is not a URL: {base_url!r}") from None
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError("base_url must not hold a user name or a password")
