@@ -1,0 +1,523 @@
+"""The client as a whole: its settings, its session, its views, its end; and every operation, cancelled anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import warnings
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from signing_async import (
+    Assumptions,
+    ClientClosed,
+    ConfigurationError,
+    FileTokenStore,
+    InvalidRequest,
+    RetryPolicy,
+    SigningCancelled,
+    SigningClient,
+    SigningState,
+    Timeouts,
+    Token,
+    WaitTimeout,
+)
+from signing_async.sandbox import Profile, Sandbox
+from tests.pdfs import make_pdf
+
+QUICK = RetryPolicy(base_delay=0.01)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("base_url", "said"),
+    [
+        ("http://tenant.example.com", "must be https"),
+        ("ftp://tenant.example.com", "must be an origin"),
+        ("tenant.example.com", "must be an origin"),
+        ("https://", "must be an origin"),
+        ("https://tenant.example.com/api", "without path"),
+        ("https://tenant.example.com?x=1", "without path"),
+        ("https://me:secret@tenant.example.com", "user name or a password"),
+        ("https://tenant.example.com:port", "not a URL"),
+        ("https://[", "not a URL"),
+        ("http://127.0.0.1.example.com", "must be https"),
+        (None, "not a URL"),
+        (5, "not a URL"),
+    ],
+)
+def test_base_urls_that_are_refused(base_url: str, said: str) -> None:
+    """The error names base_url, and never shows a password in it."""
+    with pytest.raises(ConfigurationError, match=rf"base_url.*{said}") as caught:
+        SigningClient(base_url, "token")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://tenant.example.com",
+        "https://tenant.example.com:443/",
+        "https://TENANT.example.com:8443",
+        "http://localhost:8080",
+        "http://app.localhost",
+        "http://127.8.9.10:1",
+        "http://[::1]:8080",
+    ],
+)
+def test_base_urls_that_are_taken(base_url: str) -> None:
+    """HTTPS anywhere, plain HTTP on loopback."""
+    assert "example.com" in repr(SigningClient(base_url, "token")) or "http://" in repr(
+        SigningClient(base_url, "token")
+    )
+
+
+@pytest.mark.parametrize("auth", ["", "with space", "line\nbreak", "ünicode", None, 5, b"bytes"])
+def test_auth_that_is_refused(auth: str) -> None:
+    """A token that cannot be sent is refused when the client is made, without showing it."""
+    with pytest.raises(ConfigurationError) as caught:
+        SigningClient("https://tenant.example.com", auth)
+    assert not auth or str(auth) not in str(caught.value)
+
+
+def test_timeout_is_a_number_or_timeouts() -> None:
+    """A number bounds every call; the error names what is wrong."""
+    with pytest.raises(ConfigurationError, match="timeout: call must be seconds above 0, not -1"):
+        SigningClient("https://tenant.example.com", "token", timeout=-1)
+
+
+def test_from_env_with_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two variables are enough."""
+    monkeypatch.setenv("SIGNING_BASE_URL", "https://tenant.example.com")
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "token")
+    assert repr(SigningClient.from_env()) == "SigningClient('https://tenant.example.com')"
+
+
+async def test_from_env_with_an_app(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Client id and secret, and the file that holds the token."""
+    app = sandbox.register_app(redirect_uri="http://127.0.0.1:1/cb")
+    store = FileTokenStore(tmp_path / "token.json")
+    await store.save(Token(sandbox.access_token()))
+    monkeypatch.delenv("SIGNING_ACCESS_TOKEN", raising=False)
+    for name, value in {
+        "SIGNING_BASE_URL": sandbox.base_url,
+        "SIGNING_CLIENT_ID": app.client_id,
+        "SIGNING_CLIENT_SECRET": app.client_secret,
+        "SIGNING_REDIRECT_URI": app.redirect_uri,
+        "SIGNING_TOKEN_FILE": str(tmp_path / "token.json"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    async with SigningClient.from_env(retry=QUICK) as client:
+        assert (await client.me()).email
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "SIGNING_BASE_URL is not set"),
+        ({"SIGNING_BASE_URL": "https://t.example.com"}, "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID"),
+        ({"SIGNING_BASE_URL": "https://t.example.com", "SIGNING_CLIENT_ID": "x"}, "SIGNING_CLIENT_SECRET is not set"),
+    ],
+)
+def test_from_env_says_what_is_missing(given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name."""
+    for name in [name for name in os.environ if name.startswith("SIGNING_")]:
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=said):
+        SigningClient.from_env()
+
+
+# The session
+
+
+async def test_a_given_session_is_shared_and_stays_open(sandbox: Sandbox) -> None:
+    """Many clients use it, none closes it, and each sends its own token."""
+    async with aiohttp.ClientSession() as session:
+        for number in range(3):
+            user = sandbox.add_user(f"User {number}", f"u{number}@example.com", tenant=f"tenant {number}")
+            async with SigningClient(sandbox.base_url, sandbox.access_token(user=user), session=session) as client:
+                assert (await client.me()).email == f"u{number}@example.com"
+        assert not session.closed
+    with pytest.raises(ClientClosed, match="session"):
+        await SigningClient(sandbox.base_url, "token", session=session).me()
+
+
+async def test_thousands_of_clients_on_one_session(sandbox: Sandbox) -> None:
+    """They cost no connections, and nothing complains when they are dropped unclosed."""
+    async with aiohttp.ClientSession() as session:
+        token = sandbox.access_token()
+        clients = [SigningClient(sandbox.base_url, token, session=session) for _ in range(3000)]
+        assert (await clients[-1].me()).email
+        del clients
+        gc.collect()
+
+
+async def test_settings_of_a_given_session_do_no_harm(sandbox: Sandbox) -> None:
+    """raise_for_status, a time-out and headers of its own do not change what the client does."""
+    async with aiohttp.ClientSession(
+        raise_for_status=True, timeout=aiohttp.ClientTimeout(total=60), headers={"Authorization": "Bearer other"}
+    ) as session:
+        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session, retry=QUICK)
+        sandbox.faults.add("me", "503")
+        assert (await client.me()).email
+
+
+async def test_traces_see_the_requests(sandbox: Sandbox) -> None:
+    """trace_configs of the caller's session work."""
+    seen: list[str] = []
+    trace = aiohttp.TraceConfig()
+
+    async def on_end(session: aiohttp.ClientSession, context: object, params: aiohttp.TraceRequestEndParams) -> None:
+        seen.append(f"{params.method} {params.url.path} {params.response.status}")
+
+    trace.on_request_end.append(on_end)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
+        signing = await client.signings.create(name="x", language="EN")
+        await client.documents.upload(signing, make_pdf(), "a.pdf")
+    assert seen == ["POST /api/1.0/signings 201", f"POST /api/1.0/signings/{signing.id}/documents 201"]
+
+
+async def test_opentelemetry_sees_the_requests(sandbox: Sandbox) -> None:
+    """OpenTelemetry's instrumentation of aiohttp gives a span for each request of the client's own session."""
+    from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    AioHttpClientInstrumentor().instrument(tracer_provider=provider)
+    try:
+        async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK) as client:
+            sandbox.faults.add("me", "503")
+            await client.me()
+    finally:
+        AioHttpClientInstrumentor().uninstrument()
+        provider.shutdown()
+    spans = exporter.get_finished_spans()
+    assert len(spans) == 2
+    assert all(span.name == "GET" for span in spans)
+
+
+async def test_a_client_that_is_forgotten_is_told_of(sandbox: Sandbox) -> None:
+    """ResourceWarning, with the client's name; a view says nothing."""
+    client = SigningClient(sandbox.base_url, sandbox.access_token())
+    await client.me()
+    view = client.with_options(timeout=5)
+    session = client._shared.sessions.get()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del view
+        gc.collect()
+        assert not caught
+        del client
+        gc.collect()
+    assert any("SigningClient" in str(one.message) for one in caught if one.category is ResourceWarning)
+    await session.close()
+
+
+async def test_a_client_that_was_never_used_needs_no_closing() -> None:
+    """No session was made, so there is nothing to warn of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SigningClient("https://tenant.example.com", "token")
+        gc.collect()
+
+
+def test_a_client_belongs_to_one_loop() -> None:
+    """Used in a second event loop, its own session cannot serve: that is said, not hung on."""
+
+    async def first() -> SigningClient:
+        client = SigningClient("http://127.0.0.1:9", "token", retry=RetryPolicy.none())
+        client._shared.sessions.get()
+        return client
+
+    async def second(client: SigningClient) -> None:
+        with pytest.raises(ConfigurationError, match="event loop"):
+            await client.me()
+        await client.aclose()
+
+    client = asyncio.run(first())
+    asyncio.run(second(client))
+
+
+# Views and the end
+
+
+async def test_views_share_all_but_their_options(sandbox: Sandbox, client: SigningClient) -> None:
+    """A view has its own time-outs, retries and assumptions; the session is the client's."""
+    view = client.with_options(
+        timeout=Timeouts(call=5), retry=RetryPolicy.none(), assumptions=Assumptions(limit_param="limit")
+    )
+    assert (await view.me()) is not None
+    assert view._shared is client._shared
+    async with view:
+        pass
+    with pytest.raises(ClientClosed):
+        await client.me()
+
+
+async def test_after_aclose(sandbox: Sandbox, client: SigningClient) -> None:
+    """Every operation raises ClientClosed; closing again is fine."""
+    view = client.with_options(timeout=5)
+    await client.me()
+    await client.aclose()
+    await client.aclose()
+    for one in (client, view):
+        with pytest.raises(ClientClosed):
+            await one.me()
+        with pytest.raises(ClientClosed):
+            await one.signings.list()
+        with pytest.raises(ClientClosed):
+            await one.documents.upload("id", make_pdf())
+        with pytest.raises(ClientClosed):
+            await one.recipients.remind_pending("id")
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problems"),
+    [
+        ({"name": ""}, ["name: must be a text that is not empty, not ''"]),
+        ({"name": 5}, ["name: must be a text that is not empty, not 5"]),
+        ({"language": "FI"}, ["language: must be EN or SV, not 'FI'"]),
+        ({"language": None}, ["language: must be EN or SV, not None"]),
+        ({"signing_order": "random"}, ["signing_order: must be sequential or parallel, not 'random'"]),
+        ({"message": 5}, ["message: must be a text, not 5"]),
+        ({"message": "x" * 401}, [f"message: at most 400 characters, this has 401: '{'x' * 40}'..."]),
+        (
+            {"name": " ", "language": "xx"},
+            ["name: must be a text that is not empty, not ' '", "language: must be EN or SV, not 'xx'"],
+        ),
+    ],
+)
+async def test_limits_of_create_are_checked_before_sending(
+    sandbox: Sandbox, client: SigningClient, arguments: dict[str, object], problems: list[str]
+) -> None:
+    """All problems at once, each naming the field, the limit and the value; nothing is sent."""
+    with pytest.raises(InvalidRequest) as caught:
+        await client.signings.create(**{"name": "x", "language": "EN", **arguments})  # type: ignore[arg-type]  # the point
+    assert list(caught.value.problems) == problems
+    assert sandbox.requests == []
+
+
+async def test_limits_are_not_checked_too_strictly(client: SigningClient) -> None:
+    """What the service takes is let through: exactly 400 characters, of any kind."""
+    signing = await client.signings.create(name="x", language="SV", signing_order="sequential", message="å" * 400)
+    assert signing.message == "å" * 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"email": ""}, "email: must be an e-mail address, not ''"),
+        ({"email": "nobody"}, "email: must be an e-mail address, not 'nobody'"),
+        ({"email": None}, "email: must be an e-mail address, not None"),
+        ({"first_name": ""}, "first_name: must be a text that is not empty, not ''"),
+        ({"signing_method": 5}, "signing_method: must be a text that is not empty, not 5"),
+        ({"order": 0}, "order: must be a whole number from 1, not 0"),
+        ({"order": True}, "order: must be a whole number from 1, not True"),
+        ({"extra": {"email": "x"}}, "extra: email is an argument of its own"),
+        ({"extra": {1: 2}}, "extra: must map names to values, not {1: 2}"),
+        ({"extra": {"phone": object}}, "extra: cannot be sent as JSON"),
+        ({"extra": {"phone": float("nan")}}, "extra: cannot be sent as JSON"),
+    ],
+)
+async def test_recipients_are_checked_before_sending(
+    sandbox: Sandbox, client: SigningClient, arguments: dict[str, object], problem: str
+) -> None:
+    """The error names the field and the value; nothing is sent."""
+    with pytest.raises(InvalidRequest) as caught:
+        await client.recipients.add("id", **{"email": "a@example.com", **arguments})  # type: ignore[arg-type]  # the point
+    assert str(caught.value).startswith(problem)
+    assert sandbox.requests == []
+
+
+@pytest.mark.parametrize("bad", ["", " ", ".", "..", None, 5, "\ud800"])
+async def test_ids_are_checked(sandbox: Sandbox, client: SigningClient, bad: str) -> None:
+    """An id that would lead elsewhere, or nowhere, is refused by its name."""
+    with pytest.raises(InvalidRequest, match="signing_id"):
+        await client.signings.get(bad)
+    with pytest.raises(InvalidRequest, match="recipient_id"):
+        await client.recipients.remind("id", bad)
+    with pytest.raises(InvalidRequest, match="document_id"):
+        await client.documents.read_signed("id", bad)
+    assert sandbox.requests == []
+
+
+async def test_ids_are_encoded(sandbox: Sandbox, client: SigningClient) -> None:
+    """A slash or a question mark in an id stays in its segment."""
+    with pytest.raises(Exception, match="404"):
+        await client.signings.get("../me?x=/#")
+    assert [record.operation for record in sandbox.requests] == ["signings.get"]
+
+
+# Reminders and waiting
+
+
+async def test_remind_pending(sandbox: Sandbox, client: SigningClient) -> None:
+    """Those who have not finished are reminded; one failure does not stop the rest."""
+    signing = await client.signings.create(name="x", language="EN", signing_order="parallel")
+    await client.documents.upload(signing, make_pdf(), "a.pdf")
+    people = [await client.recipients.add(signing, email=f"p{n}@example.com", order=n) for n in (1, 2, 3)]
+    await client.signings.send(signing)
+    await sandbox.sign(people[0].id)
+    sandbox.faults.add("recipients.remind", "drop-before-commit")
+    first, second = await client.recipients.remind_pending(signing)
+    assert (first.recipient.id, type(first.error).__name__) == (people[1].id, "OutcomeUnknown")
+    assert (second.recipient.id, second.error) == (people[2].id, None)
+    reminded = [one.recipient_id for one in sandbox.notifications if one.kind == "reminder"]
+    assert reminded == [people[2].id]
+
+
+async def test_who_is_pending_can_be_told() -> None:
+    """The field of completion is an assumption."""
+    async with Sandbox(profile=Profile(recipient_completed_field="signed_at")) as sandbox:
+        for fields, expected in ((("signed_at",), 1), (("no_such_field",), 2)):
+            assumptions = Assumptions(recipient_done_fields=fields)
+            async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client:
+                signing = await client.signings.create(name="x", language="EN")
+                await client.documents.upload(signing, make_pdf(), "a.pdf")
+                people = [await client.recipients.add(signing, email=f"p{n}@example.com", order=n) for n in (1, 2)]
+                await client.signings.send(signing)
+                await sandbox.sign(people[0].id)
+                assert len(await client.recipients.remind_pending(signing)) == expected
+
+
+async def test_waiting_for_completion(sandbox: Sandbox, client: SigningClient) -> None:
+    """It ends when everyone has signed, an outage on the way notwithstanding."""
+    signing = await client.signings.create(name="x", language="EN")
+    await client.documents.upload(signing, make_pdf(), "a.pdf")
+    await client.recipients.add(signing, email="a@example.com", order=1)
+    await client.signings.send(signing)
+    waiting = asyncio.create_task(client.signings.wait_until_completed(signing, poll=0.02, max_poll=0.05))
+    await asyncio.sleep(0.05)
+    sandbox.faults.add("signings.get", "503", times=12)
+    await asyncio.sleep(0.1)
+    await sandbox.complete(signing.id)
+    done = await asyncio.wait_for(waiting, 10)
+    assert done.state is SigningState.COMPLETED
+    assert all(document.completed_at for document in done.documents)
+
+
+async def test_waiting_for_what_is_cancelled(sandbox: Sandbox, client: SigningClient) -> None:
+    """SigningCancelled carries the signing."""
+    signing = await client.signings.create(name="x", language="EN")
+    await sandbox.cancel(signing.id)
+    with pytest.raises(SigningCancelled) as caught:
+        await client.signings.wait_until_completed(signing)
+    assert caught.value.signing.id == signing.id
+
+
+async def test_waiting_in_vain(sandbox: Sandbox, client: SigningClient) -> None:
+    """WaitTimeout is a TimeoutError, and carries the last state seen."""
+    signing = await client.signings.create(name="x", language="EN")
+    with pytest.raises(WaitTimeout, match=r"not completed within 0\.15 s") as caught:
+        await client.signings.wait_until_completed(signing.id, timeout=0.15, poll=0.03)
+    assert caught.value.signing.state is SigningState.DRAFT
+    assert isinstance(caught.value, TimeoutError)
+    for name in ("timeout", "poll", "max_poll"):
+        with pytest.raises(InvalidRequest, match=rf"^{name}: must be seconds above 0, not 0"):
+            await client.signings.wait_until_completed(signing, **{name: 0})
+
+
+# Cancellation
+
+Operate = Callable[[SigningClient, str, Path], Awaitable[object]]
+
+
+async def _page_through(client: SigningClient, signing: str, folder: Path) -> None:
+    async for _ in client.signings.list(limit=1):
+        pass
+
+
+async def _stream(client: SigningClient, signing: str, folder: Path) -> None:
+    document = (await client.signings.get(signing)).documents[0]
+    async with client.documents.stream_signed(signing, document) as chunks:
+        async for _ in chunks:
+            pass
+
+
+async def _download(client: SigningClient, signing: str, folder: Path) -> None:
+    document = (await client.signings.get(signing)).documents[0]
+    await client.documents.download_signed(signing, document, folder / "sealed.pdf")
+
+
+async def _draft_and_send(client: SigningClient, signing: str, folder: Path) -> None:
+    draft = await client.signings.create(name="x", language="EN")
+    await client.documents.upload(draft, folder / "source.pdf")
+    person = await client.recipients.add(draft, email="a@example.com", order=1)
+    await client.signings.send(draft)
+    await client.recipients.remind(draft, person)
+    await client.recipients.remind_pending(draft)
+
+
+async def _wait(client: SigningClient, signing: str, folder: Path) -> None:
+    await client.me()
+    await client.signings.wait_until_completed(signing)
+
+
+@pytest.mark.parametrize("operate", [_draft_and_send, _page_through, _stream, _download, _wait])
+@pytest.mark.parametrize("trouble", [None, "503", "drop-after-commit"])
+async def test_cancelled_anywhere_nothing_leaks(
+    sandbox: Sandbox, tmp_path: Path, operate: Operate, trouble: str | None
+) -> None:
+    """Cancelled at many points, no operation leaves a connection in use, a task, an open file or a temporary one."""
+    (tmp_path / "source.pdf").write_bytes(make_pdf(50_000))
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK) as client:
+        signing = await client.signings.create(name="x", language="EN")
+        await client.signings.create(name="y", language="EN")
+        await client.documents.upload(signing, tmp_path / "source.pdf")
+        await client.recipients.add(signing, email="a@example.com", order=1)
+        await client.signings.send(signing)
+        await sandbox.complete(signing.id)
+        await operate(client, signing.id, tmp_path)
+        (tmp_path / "sealed.pdf").unlink(missing_ok=True)
+        tasks, files = len(asyncio.all_tasks()), _open_files()
+        if trouble is not None:
+            sandbox.faults.add("*", trouble, times=None, probability=0.3, seed=3)
+        finished = 0
+        for turns in (*range(1, 40), *range(40, 400, 9)):
+            task = asyncio.create_task(operate(client, signing.id, tmp_path))  # type: ignore[arg-type]  # coroutines
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            result = (await asyncio.gather(task, return_exceptions=True))[0]
+            finished += not isinstance(result, asyncio.CancelledError)
+        sandbox.faults.clear()
+        await _settle(lambda: len(asyncio.all_tasks()) <= tasks + 1)
+        connector = client._shared.sessions.get().connector
+        assert connector is not None
+        assert not connector._acquired  # aiohttp's own count of connections in use
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != "sealed.pdf") == ["source.pdf"]
+        await connector.close()
+        await _settle(lambda: _open_files() <= files)
+        assert _open_files() <= files
+
+
+def _open_files() -> int:
+    """Files, and not sockets: connections that wait in the pool are no leak."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(entry.readlink()))
+    return sum(not link.startswith("socket:") and "sandbox" not in link for link in links)
+
+
+async def _settle(done: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if done():
+            return
+        await asyncio.sleep(0.01)
