@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import wire
 from .answers import record
@@ -24,6 +25,9 @@ from .models import Language, Signing, SigningOrder, SigningState
 from .pagination import Pager
 from .retry import Repeat
 from .transport import Done, Operation, Read, Transport, Undecided, log
+
+if TYPE_CHECKING:
+    from .webhooks import Wakeups
 
 __all__ = ["Signings", "reading", "signing_path"]
 
@@ -115,24 +119,32 @@ class Signings:
         *,
         poll: float = 2.0,
         max_poll: float = 30.0,
+        wakeups: Wakeups | None = None,
     ) -> Signing:
         """Return the signing once everyone has signed.
 
         It is read again and again, every ``poll`` seconds at first and every ``max_poll`` in the end. An outage on the
-        way is waited out. Raises `SigningCancelled`, and `WaitTimeout` after ``timeout`` seconds.
+        way is waited out. Raises `SigningCancelled`, and `WaitTimeout` after ``timeout`` seconds. With the ``wakeups``
+        of a webhook receiver it is also read when an event comes: completion is then seen at once, and an event that is
+        missed costs no more than the next poll. ::
+
+            wakeups = Wakeups()
+            receiver = Receiver(WebhookVerifier(secret), wakeups.publish)
+            signing = await client.signings.wait_until_completed(signing_id, wakeups=wakeups)
         """
         _check_waiting(timeout, poll, max_poll)
         signing: Signing | None = None
         try:
             async with asyncio.timeout(timeout) as bound:
-                while True:
-                    signing = await self._look(signing_id, signing)
-                    if signing is not None and signing.state is SigningState.COMPLETED:
-                        return signing
-                    if signing is not None and signing.state is SigningState.CANCELLED:
-                        break
-                    await asyncio.sleep(poll * random.uniform(0.75, 1.0))
-                    poll = min(poll * _SLOWER, max_poll)
+                with _alarm(wakeups, _shown(signing_id)) as woken:
+                    while True:
+                        signing = await self._look(signing_id, signing)
+                        if signing is not None and signing.state is SigningState.COMPLETED:
+                            return signing
+                        if signing is not None and signing.state is SigningState.CANCELLED:
+                            break
+                        await woken(poll * random.uniform(0.75, 1.0))
+                        poll = min(poll * _SLOWER, max_poll)
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -150,6 +162,16 @@ class Signings:
 
     def _decode(self, data: Any, headers: Mapping[str, str]) -> Signing:
         return structure(record(data, self._transport.options.assumptions), Signing)
+
+
+@contextmanager
+def _alarm(wakeups: Wakeups | None, signing_id: str) -> Iterator[Callable[[float], Awaitable[object]]]:
+    """Waits for some seconds, or until a wake-up."""
+    if wakeups is None:
+        yield asyncio.sleep
+        return
+    with wakeups.subscribe(signing_id) as subscription:
+        yield subscription.wait
 
 
 def _shown(signing_id: str | Signing) -> str:

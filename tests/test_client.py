@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from signing_async import (
     Assumptions,
@@ -28,6 +29,7 @@ from signing_async import (
     WaitTimeout,
 )
 from signing_async.sandbox import Profile, Sandbox
+from signing_async.webhooks import Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from tests.pdfs import make_pdf
 
 QUICK = RetryPolicy(base_delay=0.01)
@@ -410,6 +412,33 @@ async def test_waiting_for_completion(sandbox: Sandbox, client: SigningClient) -
     done = await asyncio.wait_for(waiting, 10)
     assert done.state is SigningState.COMPLETED
     assert all(document.completed_at for document in done.documents)
+
+
+async def test_a_webhook_wakes_who_waits(unused_tcp_port: int) -> None:
+    """Completion is seen when its event comes, long before the next poll."""
+    wakeups = Wakeups()
+    receiver = Receiver(WebhookVerifier("whsec"), wakeups.publish)
+    app = web.Application()
+    app.router.add_post("/hook", aiohttp_handler(receiver))
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    url = f"http://127.0.0.1:{unused_tcp_port}/hook"
+    async with (
+        Sandbox(webhook_url=url, webhook_secret="whsec") as sandbox,
+        SigningClient(sandbox.base_url, sandbox.access_token()) as client,
+    ):
+        signing = await client.signings.create(name="x", language="EN")
+        await client.documents.upload(signing, make_pdf(), "a.pdf")
+        await client.recipients.add(signing, email="a@example.com", order=1)
+        await client.signings.send(signing)
+        wait = client.signings.wait_until_completed(signing, poll=600, max_poll=600, wakeups=wakeups)
+        waiting = asyncio.create_task(wait)
+        while not sandbox.requests_of("signings.get"):
+            await asyncio.sleep(0.01)
+        await sandbox.complete(signing.id)
+        assert (await asyncio.wait_for(waiting, 20)).state is SigningState.COMPLETED
+    await runner.cleanup()
 
 
 async def test_waiting_for_what_is_cancelled(sandbox: Sandbox, client: SigningClient) -> None:
