@@ -111,7 +111,7 @@ class Undecided(Exception):  # stays inside the package: callers see OutcomeUnkn
         self.known: tuple[object, ...] = tuple(known)
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Operation(Generic[T]):
     """One operation of the service: what is sent, what a repeat would do, and how its answer is read."""
 
@@ -200,10 +200,17 @@ class _Call(Generic[T]):
         self.was_in_doubt = False
         self.may_renew = True
         self.status: int | None = None
-        self.request_id: str | None = None
+        self.headers: Mapping[str, str] = {}
+        self.data: Any = None
+        self.rejected_as: str | None = None
         # A check is no call of its own: all of its requests are the call's that it is made for.
         self.payer = payer
         self.taken = 0
+
+    @property
+    def request_id(self) -> str | None:
+        """That of the last answer. A call that goes well is seldom asked for it, so it is looked for only then."""
+        return self.rejected_as or request_id(self.headers, self.data, self.options.assumptions)
 
     async def attempt(self) -> T:
         if self.in_doubt:
@@ -335,11 +342,13 @@ class _Call(Generic[T]):
             limit -= min((self.deadline - loop.time()) * _CHECK_SHARE, _CHECK_MOST)
         if self.shared.gate.opens_at >= self.deadline:
             raise self._gated(loop.time())
-        self.status = self.request_id = None
+        self.status = self.data = self.rejected_as = None
+        self.headers = {}
         body: wire.Body | None = None
         try:
             async with asyncio.timeout_at(limit) as bound:
-                await self.shared.gate.passed()
+                if self.shared.gate.opens_at > loop.time():
+                    await self.shared.gate.passed()
                 while True:
                     token = await self.shared.auth.token()
                     body = self.operation.body() if self.operation.body is not None else None
@@ -385,7 +394,7 @@ class _Call(Generic[T]):
                 return self._failed(response)
             try:
                 self.status = response.status
-                self.request_id = request_id(response.headers, None, self.options.assumptions)
+                self.headers = response.headers
                 if response.status in _REDIRECTS and operation.method == "GET":
                     request = self._redirected(request, response)
                     continue
@@ -430,7 +439,7 @@ class _Call(Generic[T]):
         operation, assumptions = self.operation, self.options.assumptions
         if not response.ok:
             error = await self._rejection(response)
-            self.request_id = error.request_id
+            self.rejected_as = error.request_id
             if response.status != 429 and response.status < 500:
                 raise error
             outcome = Outcome.THROTTLED if response.status == 429 else Outcome.FAILED
@@ -445,7 +454,7 @@ class _Call(Generic[T]):
                 return await operation.receive(response)
             assert operation.decode is not None
             data = parse(await response.read(assumptions.max_answer_bytes))
-            self.request_id = self.request_id or request_id({}, data, assumptions)
+            self.data = data
             return operation.decode(data, response.headers)
         except Unreadable as error:
             problem = str(error)
