@@ -189,8 +189,20 @@ def _delays() -> Generator[float, Any, None]:
         again = yield again.delay
 
 
-# Without jitter and max_time, which would shorten the delay; without logger, which would print the exception.
-@backoff.on_exception(_delays, Again, jitter=None, logger=None)
 async def run(attempt: Callable[[], Awaitable[T]]) -> T:
     """Make attempts until one returns, or raises anything but `Again`."""
+    try:
+        # Most calls need no more than this, and the runner would be a tenth of a small call's cost.
+        return await attempt()
+    except Again as error:
+        again = [error]
+    return await _go_on(attempt, again)
+
+
+# Without jitter and max_time, which would shorten the delay; without logger, which would print the exception.
+@backoff.on_exception(_delays, Again, jitter=None, logger=None)
+async def _go_on(attempt: Callable[[], Awaitable[T]], again: list[Again]) -> T:
+    """Begin with the first wait, and make attempts."""
+    if again:
+        raise again.pop()
     return await attempt()
