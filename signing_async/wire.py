@@ -10,11 +10,13 @@ import asyncio
 import ipaddress
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import lru_cache
 from importlib.metadata import version
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 import aiohttp
 import attrs
+from aiohttp import hdrs
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
@@ -47,9 +49,9 @@ Chunk = bytes | bytearray | memoryview
 def check_origin(base_url: str) -> str:
     """The origin to talk to, or a `ConfigurationError`: HTTPS, or plain HTTP to a loopback host."""
     try:
-        parts = urlsplit(base_url if isinstance(base_url, str) else "http://[")
+        parts = urlsplit(base_url)
         origin = _origin(parts)
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):
         raise ConfigurationError(f"base_url is not a URL: {base_url!r}") from None
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError("base_url must not hold a user name or a password")
@@ -139,7 +141,7 @@ def bytes_body(data: bytes = b"", content_type: str | None = None) -> Body:
     return Body(once, len(data), content_type)
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Request:
     """What goes out. ``path`` is encoded, begins with a slash, and may have a query."""
 
@@ -201,7 +203,7 @@ class Response:
         parts: list[bytes] = []
         size = 0
         try:
-            async for chunk in self.chunks():
+            while chunk := await self._next():
                 parts.append(chunk)
                 size += len(chunk)
                 if size > (limit if self.ok else _ERROR_BODY):
@@ -214,18 +216,16 @@ class Response:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives."""
-        content = self._response.content
-        while True:
-            failure = None
-            try:
-                chunk = await content.readany()
-            except (aiohttp.ClientError, OSError) as error:
-                failure = Failure(Outcome.LOST, _words(error, "the answer broke off"))
-            if failure is not None:
-                raise Broken(failure)
-            if not chunk:
-                return
+        while chunk := await self._next():
             yield chunk
+
+    async def _next(self) -> bytes:
+        """What has arrived of the body by now, or some more of it; nothing at its end."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            failure = Failure(Outcome.LOST, _words(error, "the answer broke off"))
+        raise Broken(failure)
 
     def kept(self) -> Response:
         """The same, for someone who goes on reading it after the call, and closes it then."""
@@ -306,14 +306,15 @@ async def send(
             data=request.body,
             # Written here and nowhere bound to a name, so that no traceback that shows variables shows the token.
             headers={
-                "Accept": "application/json",
-                "User-Agent": _USER_AGENT,
-                **({"Authorization": f"{token.token_type} {token.access_token}"} if token is not None else {}),
+                hdrs.ACCEPT: "application/json",
+                hdrs.USER_AGENT: _USER_AGENT,
+                **({hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"} if token is not None else {}),
             },
-            skip_auto_headers=() if request.body is not None and request.body.size else ("Content-Type",),
+            # A request without a body gets no type from aiohttp; an empty body would.
+            skip_auto_headers=None if request.body is None or request.body.size else ("Content-Type",),
             allow_redirects=False,
             raise_for_status=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence),
+            timeout=_timeout(connect, silence),
         )
     except aiohttp.ClientConnectorCertificateError as error:
         return Failure(Outcome.UNSENT, _words(error, "the server's certificate is not trusted"), passing=False)
@@ -336,6 +337,11 @@ async def send(
     if request.body is not None and request.body.failure is not None:
         raise request.body.failure
     return failure
+
+
+@lru_cache(maxsize=64)
+def _timeout(connect: float, silence: float | None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence)
 
 
 def _words(error: BaseException, said: str) -> str:
