@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -76,7 +76,7 @@ def _delivery_options(command: Command) -> Command:
         help="A header of the delivery; repeatable.",
     )(command)
     command = click.option("--signature", metavar="VALUE", help="The value of the signature's header.")(command)
-    return click.argument("body", type=click.File("rb"))(command)
+    return click.argument("body", type=click.Path(exists=True, dir_okay=False, allow_dash=True))(command)
 
 
 @webhook.command()
@@ -86,7 +86,7 @@ def _delivery_options(command: Command) -> Command:
 @click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age, as a saved delivery has.")
 @_json_option
 def verify(
-    body: BinaryIO,
+    body: str,
     signature: str | None,
     headers: tuple[str, ...],
     source: str | None,
@@ -104,7 +104,7 @@ def verify(
     """
     chosen = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
     verifier = _usage(lambda: WebhookVerifier(_secret(source, body), chosen))
-    content = body.read()
+    content = _read(body)
     pairs = _pairs(headers)
     try:
         verifier.verify(content, signature, headers=pairs)
@@ -130,7 +130,7 @@ def verify(
 @_scheme_option
 @_json_option
 def doctor(
-    body: BinaryIO, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str, as_json: bool
+    body: str, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str, as_json: bool
 ) -> None:
     """Say in words why the delivery saved in the file BODY (- for standard input) does not verify.
 
@@ -144,7 +144,7 @@ def doctor(
     matches.
     """
     secret = _secret(source, body, keep_line_end=True)
-    found = diagnose(secret, body.read(), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
+    found = diagnose(secret, _read(body), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     _print(as_json, facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
     sys.exit(0 if found.accepted else 1 if found.explained else 3)
@@ -246,6 +246,15 @@ def _usage(call: Callable[[], T]) -> T:
         raise click.UsageError(str(error)) from None
 
 
+def _read(body: str) -> bytes:
+    if body == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(body).read_bytes()
+    except OSError as error:
+        raise click.BadParameter(f"{body} cannot be read: {error.strerror}", param_hint="BODY") from None
+
+
 def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
     pairs: list[tuple[str | bytes, str | bytes]] = []
     for header in headers:
@@ -256,7 +265,7 @@ def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
     return pairs
 
 
-def _secret(source: str | None, body: BinaryIO | None = None, *, keep_line_end: bool = False) -> str:
+def _secret(source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
     kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
     if source == "-":
         return _secret_from_stdin(body, keep_line_end)
@@ -270,8 +279,8 @@ def _secret(source: str | None, body: BinaryIO | None = None, *, keep_line_end: 
     )
 
 
-def _secret_from_stdin(body: BinaryIO | None, keep_line_end: bool) -> str:
-    if getattr(body, "name", "") == "<stdin>":
+def _secret_from_stdin(body: str, keep_line_end: bool) -> str:
+    if body == "-":
         raise click.UsageError("standard input cannot be both the body and the secret")
     return _ended(sys.stdin.read(), keep_line_end)
 
@@ -287,10 +296,14 @@ def _secret_from_file(path: str, keep_line_end: bool) -> str:
 def _secret_from_variable(name: str) -> str:
     if name in os.environ:
         return os.environ[name]
-    if name == SECRET_VARIABLE and sys.stdin.isatty():
+    if name == SECRET_VARIABLE and _on_a_terminal():
         secret: str = click.prompt("Webhook secret", hide_input=True, err=True)
         return secret
     raise click.UsageError(f"no secret: set {name}, or say with --secret where it is (env:NAME, file:PATH, or -)")
+
+
+def _on_a_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _ended(text: str, keep_line_end: bool) -> str:

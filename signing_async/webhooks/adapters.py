@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]  # Django ships no types
 
-CHUNK = 64 * 1024
+CHUNK = 8 * 1024  # some inputs wait until they have all of it
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -140,7 +140,8 @@ def _cut_off(environ: WSGIEnvironment, seconds: float) -> Iterator[None]:
         yield
         return
     with connection:
-        timer = threading.Timer(seconds, _shut, [connection])
+        # a little later than the receiver's own deadline, by which it then tells this from a sender that left
+        timer = threading.Timer(seconds + 0.1, _shut, [connection])
         timer.daemon = True
         timer.start()
         try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import aiohttp
@@ -48,24 +48,21 @@ class Answer:
     words: str
     seconds: float
 
-    @property
     def accepted(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
 
-    @property
     def refused(self) -> bool:
         return self.status is not None and 400 <= self.status < 500
 
-    @property
+    def turned_away(self) -> bool:
+        return self.refused() or self.words == CLOSED
+
     def cut_off(self) -> bool:
-        """Refused, or the connection was closed: what one may do to a body that is not to be read."""
-        return self.refused or self.words == CLOSED
+        return not self.accepted() and self.words != NO_ANSWER  # with any status: a gateway may say 504
 
 
 CLOSED = "the connection was closed"
 NO_ANSWER = "no answer in time"
-ACCEPT = "2xx"
-REFUSE = "4xx, best 401"
 
 
 async def check_receiver(
@@ -87,11 +84,13 @@ async def check_receiver(
     """
     target = _target(url, plain_http)
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
-        sender = _Sender(session, target, secret, scheme or Scheme(), event_type, answer_limit)
-        for check in (_valid, _duplicate, _reordered, _odd_layout, _wrong, _unsigned, _encoded_again):
-            yield await check(sender)
-        yield await _over_long(sender, over_long)
-        yield await _slow(sender, slow_limit)
+        sender = _Sender(session, target, secret, scheme or Scheme(), event_type, answer_limit, slow_limit, over_long)
+        for check in CHECKS:
+            answers = await check.send(sender)
+            right = all(map(check.right, answers))
+            got = ", ".join(answer.words for answer in answers)
+            seconds = sum(answer.seconds for answer in answers)
+            yield CheckResult(check.name, right, check.expected, got, seconds, check.advice)
 
 
 def _target(url: str, plain_http: bool) -> URL:
@@ -114,7 +113,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Sender:
-    """Makes events, signs them and posts them."""
+    """Makes events, signs and posts them."""
 
     def __init__(
         self,
@@ -124,7 +123,11 @@ class _Sender:
         scheme: Scheme,
         event_type: str,
         answer_limit: float,
+        slow_limit: float,
+        over_long: int,
     ) -> None:
+        self.slow_limit = slow_limit
+        self.over_long = over_long
         self._session = session
         self._url = url
         self._secret = secret
@@ -137,10 +140,6 @@ class _Sender:
 
     def sign(self, body: bytes, secret: Secret | None = None) -> dict[str, str]:
         return sign(secret or self._secret, body, self._scheme, id=f"msg_{uuid4().hex}")
-
-    def forge(self, body: bytes) -> dict[str, str]:
-        other = Scheme(key_encoding="utf-8").key(uuid4().hex)
-        return self.sign(body, other)
 
     def unsigned(self, body: bytes) -> dict[str, str]:
         return {name: value for name, value in self.sign(body).items() if name != self._scheme.header}
@@ -173,67 +172,52 @@ class _Sender:
         return Answer(status, words, time.monotonic() - started)
 
 
-async def _valid(sender: _Sender) -> CheckResult:
+async def _valid(sender: _Sender) -> list[Answer]:
     body = _plain(sender.event())
-    answer = await sender.post(body, sender.sign(body))
-    return _result("valid delivery", answer.accepted, ACCEPT, "genuine events are refused", answer)
+    return [await sender.post(body, sender.sign(body))]
 
 
-async def _duplicate(sender: _Sender) -> CheckResult:
+async def _duplicate(sender: _Sender) -> list[Answer]:
     body = _plain(sender.event())
     headers = sender.sign(body)
-    answers = await sender.post(body, headers), await sender.post(body, headers)
-    advice = "a duplicate must be acknowledged, and its event not handled again (which cannot be seen from here)"
-    return _result("duplicate", all(one.accepted for one in answers), "2xx both times", advice, *answers)
+    return [await sender.post(body, headers), await sender.post(body, headers)]
 
 
-async def _reordered(sender: _Sender) -> CheckResult:
+async def _reordered(sender: _Sender) -> list[Answer]:
     bodies = [_plain(sender.event(sequence=number)) for number in (2, 1)]
-    answers = [await sender.post(body, sender.sign(body)) for body in bodies]
-    advice = "events may arrive in another order than they happened: take each, and read the state from the service"
-    return _result("reordered pair", all(one.accepted for one in answers), "2xx both times", advice, *answers)
+    return [await sender.post(body, sender.sign(body)) for body in bodies]
 
 
-async def _odd_layout(sender: _Sender) -> CheckResult:
+async def _odd_layout(sender: _Sender) -> list[Answer]:
     body = json.dumps(sender.event(text="\u00e5\u00e4\u00f6 \u20ac"), indent=3, sort_keys=True).encode() + b"\r\n"
-    answer = await sender.post(body, sender.sign(body))
-    advice = "the signature is checked over JSON that was written again: check it over the bytes as received"
-    return _result("unusual layout, signed as sent", answer.accepted, ACCEPT, advice, answer)
+    return [await sender.post(body, sender.sign(body))]
 
 
-async def _wrong(sender: _Sender) -> CheckResult:
+async def _forged(sender: _Sender) -> list[Answer]:
     body = _plain(sender.event())
-    answer = await sender.post(body, sender.forge(body))
-    return _result("wrong signature", answer.refused, REFUSE, "anybody can forge an event", answer)
+    return [await sender.post(body, sender.sign(body, uuid4().bytes))]
 
 
-async def _unsigned(sender: _Sender) -> CheckResult:
+async def _unsigned(sender: _Sender) -> list[Answer]:
     body = _plain(sender.event())
-    answer = await sender.post(body, sender.unsigned(body))
-    return _result(
-        "no signature", answer.refused, REFUSE, "anybody can forge an event by leaving the signature out", answer
-    )
+    return [await sender.post(body, sender.unsigned(body))]
 
 
-async def _encoded_again(sender: _Sender) -> CheckResult:
+async def _encoded_again(sender: _Sender) -> list[Answer]:
     event = sender.event()
-    answer = await sender.post(json.dumps(event, indent=2).encode(), sender.sign(_plain(event)))
-    advice = "the signature is checked over JSON that was written again: check it over the bytes as received"
-    return _result("re-encoded body", answer.refused, REFUSE, advice, answer)
+    return [await sender.post(json.dumps(event, indent=2).encode(), sender.sign(_plain(event)))]
 
 
-async def _over_long(sender: _Sender, size: int) -> CheckResult:
-    body = _plain(sender.event(padding="x" * size))
-    answer = await sender.post(_pieces(body), sender.sign(body), length=len(body))
-    advice = f"a body of {len(body)} bytes is read whole: set a limit, or anybody can fill the memory"
-    return _result("over-long body", answer.cut_off, "413, or closed", advice, answer)
+async def _over_long(sender: _Sender) -> list[Answer]:
+    body = _plain(sender.event(padding="x" * sender.over_long))
+    return [await sender.post(_pieces(body), sender.sign(body), length=len(body))]
 
 
-async def _slow(sender: _Sender, limit: float) -> CheckResult:
-    body = _plain(sender.event(padding="x" * 1000))
-    answer = await sender.post(_trickle(body, limit), sender.sign(body), length=len(body), limit=limit)
-    advice = "a body that trickles in is waited for: set a time limit, or a few senders can hold every worker"
-    return _result("slow body", answer.cut_off, f"408, or closed, within {limit:g} s", advice, answer)
+async def _slow(sender: _Sender) -> list[Answer]:
+    body = b" " * 1000
+    return [
+        await sender.post(_trickle(sender.slow_limit), sender.sign(body), length=len(body), limit=sender.slow_limit)
+    ]
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
@@ -241,10 +225,10 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + PIECE]
 
 
-async def _trickle(body: bytes, limit: float) -> AsyncIterator[bytes]:
+async def _trickle(limit: float) -> AsyncIterator[bytes]:
     # a byte now and then, so that a limit on each read alone does not help; never the whole body
-    for byte in body:
-        yield bytes((byte,))
+    while True:
+        yield b" "
         await asyncio.sleep(limit / 60)
 
 
@@ -252,6 +236,49 @@ def _plain(event: dict[str, Any]) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode()
 
 
-def _result(name: str, ok: bool, expected: str, advice: str, *answers: Answer) -> CheckResult:
-    got = ", ".join(answer.words for answer in answers)
-    return CheckResult(name, ok, expected, got, sum(answer.seconds for answer in answers), advice)
+class Check(NamedTuple):
+    """What is sent, and which answers to it are right."""
+
+    name: str
+    send: Callable[[_Sender], Awaitable[list[Answer]]]
+    expected: str
+    right: Callable[[Answer], bool]
+    advice: str
+
+
+REWRITTEN = "the signature is checked over JSON that was written again: check it over the bytes as received"
+CHECKS = (
+    Check("valid delivery", _valid, "2xx", Answer.accepted, "genuine events are refused"),
+    Check(
+        "duplicate",
+        _duplicate,
+        "2xx both times",
+        Answer.accepted,
+        "a duplicate must be acknowledged, and not handled again (which cannot be seen from here)",
+    ),
+    Check(
+        "reordered pair",
+        _reordered,
+        "2xx both times",
+        Answer.accepted,
+        "events may come in another order than they happened: take each, and read the state from the service",
+    ),
+    Check("unusual layout, signed as sent", _odd_layout, "2xx", Answer.accepted, REWRITTEN),
+    Check("wrong signature", _forged, "4xx, best 401", Answer.refused, "anybody can forge an event"),
+    Check("no signature", _unsigned, "4xx, best 401", Answer.refused, "anybody can forge an event"),
+    Check("re-encoded body", _encoded_again, "4xx, best 401", Answer.refused, REWRITTEN),
+    Check(
+        "over-long body",
+        _over_long,
+        "413, or closed",
+        Answer.turned_away,
+        "any length is read: set a limit, or anybody can fill the memory",
+    ),
+    Check(
+        "slow body",
+        _slow,
+        "408, or closed",
+        Answer.cut_off,
+        "a body that trickles in is waited for: set a time limit, or a few senders can hold every worker",
+    ),
+)

@@ -130,11 +130,9 @@ def _search(
     keys: list[Variant], bodies: list[Variant], contents: list[Content], written: dict[bytes, str]
 ) -> str | None:
     """The explanation that deviates least from what the scheme expects."""
-    attempts = sorted(product(keys, bodies, contents, METHODS), key=_deviations)
-    for attempt in attempts:
-        key, body, content, method = attempt
-        if _deviations(attempt) > MAX_DEVIATIONS:
-            break
+    attempts = product(keys, bodies, contents, METHODS)
+    likely = [attempt for attempt in attempts if _deviations(attempt) <= MAX_DEVIATIONS]
+    for key, body, content, method in sorted(likely, key=_deviations):
         mac = method.make(key.value, content.before + body.value + content.after)
         if mac in written:
             what = f"{written[mac]} of {'a changed body' if body.words else 'the raw body'}"

@@ -169,7 +169,7 @@ class Receiver:
                 if time.monotonic() > deadline:
                     return TOO_SLOW
         except OSError:
-            return BROKEN
+            return TOO_SLOW if time.monotonic() > deadline else BROKEN
         return TOO_SLOW if time.monotonic() > deadline else self.receive_blocking(headers, bytes(body))
 
     async def receive(self, headers: Headers, body: bytes) -> Decision:

@@ -1,0 +1,388 @@
+"""The receiver without a server: what it decides, and that an event is acknowledged only when it is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from signing_async.errors import ConfigurationError
+from signing_async.webhooks import (
+    STANDARD_WEBHOOKS,
+    Claim,
+    Decision,
+    Event,
+    MemorySeenEvents,
+    Receiver,
+    WebhookVerifier,
+    decide,
+    sign,
+)
+from tests.webhooks.deliveries import SECRET, event_body, hex_of, signed
+
+VERIFIER = WebhookVerifier(SECRET, max_body=10_000)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        (signed(event_body("a")), event_body("a"), 202),
+        ([(b"x-signature", hex_of(event_body("a")).encode())], event_body("a"), 202),
+        ({**signed(event_body("a")), "Content-Encoding": "identity"}, event_body("a"), 202),
+        ({**signed(event_body("a")), "Content-Encoding": "gzip"}, event_body("a"), 415),
+        ({**signed(event_body("a")), "content-length": "10001"}, event_body("a"), 413),
+        ({**signed(event_body("a")), "content-length": "9" * 5000}, event_body("a"), 413),
+        ({**signed(event_body("a")), "content-length": "nonsense"}, event_body("a"), 202),
+        (signed(event_body("b")), event_body("a"), 401),
+        ({}, event_body("a"), 401),
+        ({"X-Signature": "é"}, event_body("a"), 401),
+        (signed(b"nonsense"), b"nonsense", 400),
+        (signed(b"{}"), b"{}", 400),
+        (signed(b" " * 10_001), b" " * 10_001, 413),
+    ],
+)
+def test_one_pure_function_decides(headers: Any, body: bytes, status: int) -> None:
+    """From headers and body to a status, and to an event where there is one to hand over."""
+    decision = decide(VERIFIER, headers, body)
+    assert decision.status == status
+    assert (decision.event is not None) == (status == 202)
+    assert json.loads(decision.body)["message" if status == 202 else "error"]
+
+
+def test_other_schemes_get_all_headers() -> None:
+    """A scheme that signs id and timestamp works in a receiver as it is."""
+    body = event_body("a")
+    headers = sign(b"key", body, STANDARD_WEBHOOKS, id="msg_1")
+    assert decide(WebhookVerifier(b"key", STANDARD_WEBHOOKS), headers, body).status == 202
+
+
+@given(st.dictionaries(st.text(max_size=20), st.text(max_size=80), max_size=5), st.binary(max_size=200))
+def test_any_delivery_gets_a_decision(headers: dict[str, str], body: bytes) -> None:
+    """No headers and no body make it raise, and none of these is accepted."""
+    assert decide(VERIFIER, headers, body).status in (401, 413, 415)
+    assert decide(VERIFIER, {**headers, **signed(body)}, body).status in (400, 413, 415)
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    """A body in pieces."""
+    for part in parts:
+        yield part
+
+
+class Ledger:
+    """A hand-off that notes the events, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.errors: list[BaseException] = []
+
+    def plain(self, event: Event) -> None:
+        """A plain callback."""
+        if self.errors:
+            raise self.errors.pop(0)
+        self.ids.append(event.id)
+
+    async def coroutine(self, event: Event) -> None:
+        """The same, asynchronous."""
+        await asyncio.sleep(0)
+        self.plain(event)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """An empty ledger."""
+    return Ledger()
+
+
+@pytest.fixture(params=["plain", "coroutine"])
+def hand_off(request: pytest.FixtureRequest, ledger: Ledger) -> Any:
+    """A callback of each kind."""
+    return getattr(ledger, request.param)
+
+
+@pytest.fixture(params=["async", "blocking"])
+def deliver(request: pytest.FixtureRequest) -> Any:
+    """Delivers a genuine event to a receiver, in an event loop or without one."""
+
+    def run(receiver: Receiver, event_id: str = "evt_1") -> Decision:
+        body = event_body(event_id)
+        if request.param == "async":
+            return asyncio.run(receiver.handle("POST", signed(body), chunks(body[:9], body[9:])))
+        return receiver.handle_blocking("POST", signed(body), iter((body[:9], body[9:])))
+
+    return run
+
+
+def test_an_event_is_handed_over_once(ledger: Ledger, hand_off: Any, deliver: Any) -> None:
+    """A duplicate of a confirmed event is acknowledged without a second hand-off."""
+    receiver = Receiver(VERIFIER, hand_off)
+    assert [deliver(receiver).status, deliver(receiver).status, deliver(receiver, "evt_2").status] == [202, 202, 202]
+    assert ledger.ids == ["evt_1", "evt_2"]
+
+
+def test_a_failed_hand_off_comes_again(ledger: Ledger, hand_off: Any, deliver: Any, caplog: Any) -> None:
+    """503 with Retry-After, the claim is given back, and the next delivery is handed over; the log names the event."""
+    ledger.errors = [RuntimeError("database is down"), TimeoutError()]
+    receiver = Receiver(VERIFIER, hand_off, retry_after=7)
+    with caplog.at_level(logging.CRITICAL, "signing_async.webhooks"):
+        first, second, third = deliver(receiver), deliver(receiver), deliver(receiver)
+    assert [first.status, second.status, third.status] == [503, 503, 202]
+    assert ("Retry-After", "7") in first.headers
+    assert ledger.ids == ["evt_1"]
+
+
+def test_a_duplicate_of_a_pending_event_comes_again(ledger: Ledger, deliver: Any) -> None:
+    """While another worker hands it over, the answer is 503, so that the event is not lost if that one fails."""
+    seen = MemorySeenEvents()
+    seen.claim("evt_1")
+    receiver = Receiver(VERIFIER, ledger.plain, seen=seen)
+    assert deliver(receiver).status == 503
+    seen.release("evt_1")
+    assert deliver(receiver).status == 202
+    assert ledger.ids == ["evt_1"]
+
+
+class BrokenSeen:
+    """A guard that fails in one of its steps; asynchronous, as one over a network is."""
+
+    lease = 60.0
+
+    def __init__(self, broken: str) -> None:
+        self.broken = broken
+        self.inner = MemorySeenEvents()
+
+    async def claim(self, event_id: str) -> Claim:
+        """As promised, or not."""
+        return self._step("claim")(event_id)
+
+    async def confirm(self, event_id: str) -> None:
+        """As promised, or not."""
+        self._step("confirm")(event_id)
+
+    async def release(self, event_id: str) -> None:
+        """As promised, or not."""
+        self._step("release")(event_id)
+
+    def _step(self, name: str) -> Any:
+        if name == self.broken:
+            raise OSError("no connection")
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize(
+    ("step", "handed", "fails"), [("", 1, False), ("claim", 0, False), ("confirm", 1, False), ("release", 0, True)]
+)
+def test_a_broken_guard_never_acknowledges(step: str, handed: int, fails: bool, ledger: Ledger, deliver: Any) -> None:
+    """Whichever step fails, the sender is asked to come again; an async guard works everywhere."""
+    ledger.errors = [RuntimeError("down")] if fails else []
+    seen = BrokenSeen(step)
+    receiver = Receiver(VERIFIER, ledger.plain, seen=seen)
+    assert deliver(receiver).status == (503 if step else 202)
+    assert len(ledger.ids) == handed
+    if step in ("confirm", "release"):
+        assert seen.inner.claim("evt_1") is Claim.PENDING
+
+
+def test_a_full_queue_asks_to_come_again(deliver: Any) -> None:
+    """A queue.Queue works from threads and from a loop; what does not fit is not lost."""
+    events: queue.Queue[Event] = queue.Queue(maxsize=1)
+    receiver = Receiver(VERIFIER, events)
+    assert deliver(receiver, "a").status == 202
+    full = deliver(receiver, "b")
+    assert full.status == 503
+    assert ("Retry-After", "5") in full.headers
+    assert events.get().id == "a"
+    assert deliver(receiver, "b").status == 202
+
+
+async def test_an_asyncio_queue() -> None:
+    """Events go to the consumer; full means 503; drain waits for the consumer, and afterwards nothing is taken."""
+    events: asyncio.Queue[Event] = asyncio.Queue(maxsize=1)
+    receiver = Receiver(VERIFIER, events)
+    first, second = event_body("a"), event_body("b")
+    assert (await receiver.receive(signed(first), first)).status == 202
+    assert (await receiver.receive(signed(second), second)).status == 503
+    assert not await receiver.drain(timeout=0.01)
+
+    async def consume() -> None:
+        await events.get()
+        events.task_done()
+
+    consumer = asyncio.create_task(consume())
+    assert await receiver.drain()
+    await consumer
+    late = await receiver.receive(signed(second), second)
+    assert (late.status, late.message) == (503, "shutting down")
+    assert (await receiver.receive({}, second)).status == 401
+
+
+def test_an_asyncio_queue_is_refused_where_threads_serve() -> None:
+    """It is not made for threads, and would lose wake-ups silently."""
+    receiver = Receiver(VERIFIER, asyncio.Queue())
+    body = event_body("a")
+    with pytest.raises(ConfigurationError, match=r"queue\.Queue"):
+        receiver.receive_blocking(signed(body), body)
+
+
+async def test_drain_waits_for_hand_offs_under_way() -> None:
+    """A hand-off that has begun is finished and acknowledged, a new delivery is not begun."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    done: list[str] = []
+
+    async def slow(event: Event) -> None:
+        begun.set()
+        await go_on.wait()
+        done.append(event.id)
+
+    receiver = Receiver(VERIFIER, slow)
+    body, other = event_body("a"), event_body("b")
+    delivery = asyncio.create_task(receiver.receive(signed(body), body))
+    await begun.wait()
+    draining = asyncio.create_task(receiver.drain())
+    await asyncio.sleep(0)
+    assert (await receiver.receive(signed(other), other)).status == 503
+    assert not draining.done()
+    go_on.set()
+    assert await draining
+    assert (await delivery).status == 202
+    assert done == ["a"]
+
+
+async def test_a_hand_off_that_takes_too_long_is_cut_off() -> None:
+    """503, and the claim is given back."""
+    times = 0
+
+    async def slow_once(event: Event) -> None:
+        nonlocal times
+        times += 1
+        if times == 1:
+            await asyncio.Event().wait()
+
+    receiver = Receiver(VERIFIER, slow_once, hand_off_timeout=0.02)
+    body = event_body("a")
+    assert (await receiver.receive(signed(body), body)).status == 503
+    assert (await receiver.receive(signed(body), body)).status == 202
+    assert times == 2
+
+
+async def test_a_cancelled_hand_off_gives_its_claim_back() -> None:
+    """A server that cancels its handlers at shutdown leaves no event claimed."""
+    begun = asyncio.Event()
+
+    async def endless(event: Event) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    seen = MemorySeenEvents()
+    receiver = Receiver(VERIFIER, endless, seen=seen)
+    body = event_body("a")
+    task = asyncio.create_task(receiver.receive(signed(body), body))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen.claim("a") is Claim.NEW
+
+
+def test_a_hand_off_must_fit_into_the_lease() -> None:
+    """Else an event would be handed over twice at once."""
+    with pytest.raises(ConfigurationError, match=r"hand_off_timeout \(60 s\) must be shorter than seen.lease \(60 s\)"):
+        Receiver(VERIFIER, print, hand_off_timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("GET", {}, 405),
+        ("PUT", {}, 405),
+        ("POST", {"Content-Length": "10001"}, 413),
+        ("POST", {"Content-Encoding": "br"}, 415),
+    ],
+)
+async def test_what_can_be_refused_is_refused_before_the_body_is_read(
+    method: str, headers: dict[str, str], status: int
+) -> None:
+    """Not one byte of the body is asked for, and the connection is closed."""
+
+    async def never() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    def never_blocking() -> Iterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    receiver = Receiver(VERIFIER, print)
+    decision = await receiver.handle(method, headers, never())
+    assert decision == receiver.handle_blocking(method, headers, never_blocking())
+    assert decision.status == status
+    assert ("Connection", "close") in decision.headers
+
+
+async def test_an_endless_body_is_read_up_to_the_limit() -> None:
+    """Without a length it is counted while it comes."""
+    taken = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1000
+            yield b"x" * 1000
+
+    async def endless_async() -> AsyncIterator[bytes]:
+        for piece in endless():
+            yield piece
+
+    receiver = Receiver(VERIFIER, print)
+    assert (await receiver.handle("POST", {}, endless_async())).status == 413
+    assert receiver.handle_blocking("POST", {}, endless()).status == 413
+    assert taken == 22_000
+
+
+async def test_a_slow_or_broken_body_ends() -> None:
+    """408 when it takes too long, 400 when the sender is gone."""
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"{"
+        raise ConnectionResetError
+
+    receiver = Receiver(VERIFIER, print, body_timeout=0.01)
+    assert (await receiver.handle("POST", {}, slow())).status == 408
+    assert (await receiver.handle("POST", {}, broken())).status == 400
+
+
+def test_a_slow_or_broken_body_ends_without_a_loop_too() -> None:
+    """The same where threads serve, whether the last piece is late or any other."""
+
+    def broken() -> Iterator[bytes]:
+        yield b"{"
+        raise ConnectionResetError
+
+    receiver = Receiver(VERIFIER, print, body_timeout=30)
+    assert receiver.handle_blocking("POST", {}, broken()).status == 400
+    receiver.body_timeout = -1
+    assert receiver.handle_blocking("POST", {}, [b"{", b"}"]).status == 408
+    assert receiver.handle_blocking("POST", {}, []).status == 408
+
+
+def test_the_log_names_the_kind_and_not_the_content(caplog: pytest.LogCaptureFixture) -> None:
+    """A refused delivery can be looked into; secrets, signatures and bodies stay out of the log."""
+    body = event_body("a", email="person@example.com")
+    with caplog.at_level(logging.INFO, "signing_async.webhooks"):
+        decide(VERIFIER, signed(body, "another"), body)
+        decide(VERIFIER, signed(b'{"email": "person@example.com"}'), b'{"email": "person@example.com"}')
+    assert "mismatch" in caplog.text
+    assert "no id" in caplog.text
+    for hidden in (SECRET, hex_of(body), hex_of(body, "another"), "person@example.com"):
+        assert hidden not in caplog.text
