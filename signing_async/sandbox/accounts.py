@@ -60,6 +60,10 @@ class Accounts:
             self._database.run("INSERT INTO meta VALUES ('default_user', ?)", user.id)
         return user
 
+    def users(self) -> list[User]:
+        """Everybody, tenant by tenant."""
+        return self._database.select(User, "users", "1 ORDER BY tenant, name, id")
+
     def user(self, user_id: str) -> User:
         """The user of that id; a KeyError when there is none."""
         user = self._database.get(User, "users", "id = ?", user_id)
