@@ -103,6 +103,12 @@ class Service:
         """All signings of all tenants, oldest first."""
         return self._database.select(Signing, "signings", "1 ORDER BY seq")
 
+    def latest_signings(self, before: int | None, limit: int) -> Page:
+        """A page of all tenants' signings, newest first; at most `limit`, beginning before number `before`."""
+        where = "seq < ? ORDER BY seq DESC LIMIT ?"
+        found = self._database.select(Signing, "signings", where, 2**62 if before is None else before, limit + 1)
+        return Page(found[:limit], found[limit - 1].seq if len(found) > limit else None)
+
     def send(self, signing_id: str, user: User | None = None) -> Signing:
         """Leave draft mode and invite: everybody, or in a sequential signing the first."""
         signing = self.signing(signing_id, user)
