@@ -150,19 +150,37 @@ class Deliveries:
         """Every try at a delivery, oldest first: all of them, or the last so many."""
         return self._database.select(Attempt, "attempts", "1 ORDER BY seq DESC LIMIT ?", last or -1)[::-1]
 
+    def delivery(self, delivery_id: str) -> Delivery:
+        """The delivery of that id."""
+        found = self._database.get(Delivery, "deliveries", "id = ?", delivery_id)
+        if found is None:
+            raise not_found("delivery")
+        return found
+
+    def attempts_of(self, delivery_id: str) -> list[Attempt]:
+        """Every try at one delivery, oldest first."""
+        return self._database.select(Attempt, "attempts", "delivery_id = ? ORDER BY seq", delivery_id)
+
+    def event(self, event_id: str) -> Event:
+        """The event of that id."""
+        found = self._database.get(Event, "events", "id = ?", event_id)
+        if found is None:
+            raise not_found("event")
+        return found
+
+    def events_of(self, signing_id: str) -> list[Event]:
+        """What happened to one signing, oldest first."""
+        return self._database.select(Event, "events", "signing_id = ? ORDER BY seq", signing_id)
+
     def resend(self, delivery_id: str) -> Delivery:
         """Deliver the same event to the same endpoint once more, as a new delivery."""
-        old = self._database.get(Delivery, "deliveries", "id = ?", delivery_id)
-        if old is None:
-            raise not_found("delivery")
+        old = self.delivery(delivery_id)
         endpoint = self._database.get(Endpoint, "endpoints", "id = ?", old.endpoint_id)
         if endpoint is None:
             raise not_found("webhook endpoint any more")
         with self._database.transaction():
             new = self._schedule(old.event_id, old.event_type, endpoint, self._clock.micros())
-        found = self._database.get(Delivery, "deliveries", "id = ?", new)
-        assert found is not None
-        return found
+        return self.delivery(new)
 
     # on their way
 
