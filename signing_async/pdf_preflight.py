@@ -374,9 +374,11 @@ class _Section:
             if first <= number < first + count:
                 place = self._row(number - first, start)
                 break
-        if self.hidden and (place is None or place == _Place()):
-            return self.hidden.find(number) or place
-        return place
+        if not self.hidden:
+            return place
+        if place == _Place():
+            raise _UnreadableError  # free here, defined in the hidden stream: readers disagree about which one counts
+        return place or self.hidden.find(number)
 
     def _row(self, index: int, start: int) -> _Place:
         if self.rows:

@@ -224,8 +224,11 @@ def _png_up(table: bytes, columns: int) -> bytes:
     return bytes(out)
 
 
-def hybrid_pdf(trailer: bytes = b"") -> bytes:
-    """A file with a table for old readers and a stream (/XRefStm) that shows the objects hidden from them."""
+def hybrid_pdf(trailer: bytes = b"", *, listed: bool = True) -> bytes:
+    """A file with a table for old readers and a stream (/XRefStm) that shows the objects hidden from them.
+
+    The table lists the hidden objects as free, as the format wants it, or does not mention them.
+    """
     objects = basic_objects()
     objects[1] = b"<</Type/Catalog/Pages 2 0 R/PieceInfo 6 0 R>>"
     out = bytearray(b"%PDF-1.5\n%\xe2\xe3\xcf\xd3\n")
@@ -237,8 +240,10 @@ def hybrid_pdf(trailer: bytes = b"") -> bytes:
     rows = b"\x02" + (7).to_bytes(4, "big") + b"\0" + b"\x01" + starts[7].to_bytes(4, "big") + b"\0"
     out += b"8 0 obj\n" + deflated(rows, b"/Type/XRef/Size 9/W[1 4 1]/Index[6 2]/Root 1 0 R") + b"\nendobj\n"
     table_at = len(out)
-    out += b"xref\n0 9\n0000000006 65535 f \n" + b"".join(b"%010d 00000 n \n" % starts[n] for n in range(1, 6))
-    out += b"0000000007 00000 f \n0000000008 00000 f \n0000000000 00000 f \n"
+    out += b"xref\n0 %d\n0000000006 65535 f \n" % (9 if listed else 6)
+    out += b"".join(b"%010d 00000 n \n" % starts[number] for number in range(1, 6))
+    if listed:
+        out += b"0000000007 00000 f \n0000000008 00000 f \n0000000000 00000 f \n"
     out += b"trailer\n<</Size 9/Root 1 0 R/XRefStm %d" % stream_at + trailer
     return bytes(out) + b">>\nstartxref\n%d\n%%%%EOF\n" % table_at
 
@@ -332,6 +337,7 @@ def damaged() -> dict[str, bytes]:
         "no end": good[:at],
         "no table": good[: good.rindex(b"xref\n0")],
         "a wrong startxref": good[:at] + b"startxref\n17\n%%EOF\n",
+        "a startxref a byte early": good[:at] + b"startxref\n%d\n%%%%EOF\n" % (good.rindex(b"xref\n0") - 1),
         "a startxref beyond the end": good[:at] + b"startxref\n99999999\n%%EOF\n",
         "a shifted table": good.replace(b"%\xe2\xe3\xcf\xd3\n", b"%\xe2\xe3\xcf\xd3\n% a line more\n", 1),
         "line ends changed": make_pdf(text="text only", size=0).replace(b"\n", b"\r\n"),

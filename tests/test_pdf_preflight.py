@@ -53,6 +53,7 @@ def accepted() -> dict[str, bytes]:
         "object streams": pdfs.rewritten(report, linearize=True, object_streams=True),
         "xref stream": pdfs.xref_stream_pdf(),
         "hybrid": pdfs.hybrid_pdf(),
+        "hybrid, its encryption seen by some readers alone": pdfs.hybrid_pdf(b"/Encrypt 6 0 R"),
         "empty field": pdfs.with_signature_field(),
         "usage rights": pdfs.with_usage_rights(),
         "usage rights, old": pdfs.with_usage_rights(key=b"UR"),
@@ -87,6 +88,7 @@ def refused() -> dict[str, tuple[str, bytes]]:
         "encrypted, escaped": locked.replace(b"/Encrypt ", b"/#45ncryp#74 "),
         "encrypted, a table row out of place": locked.replace(b" 00000 n \n", b" 00000 n\n ", 1),
         "encrypted hybrid": pdfs.hybrid_pdf(b"/Encrypt 4 0 R"),
+        "encrypted by a hidden object": pdfs.hybrid_pdf(b"/Encrypt 6 0 R", listed=False),
         "encrypted by an object in a stream": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R"),
     }
     signature = pdfs.signed_by_pyhanko(report)
@@ -103,6 +105,9 @@ def refused() -> dict[str, tuple[str, bytes]]:
         "beside usage rights": pdfs.with_signature_field(
             SIGNED_VALUE, catalog=b"/Perms<</UR3<</Type/Sig/ByteRange[0 1 2 3]/Contents<00>>>>>"
         ),
+        "behind junk": b"junk\n" + signature,
+        "behind counted junk": b"junk\n"
+        + pdfs.with_catalog(b"/AcroForm<</Fields[6 0 R]>>", {6: b"<</FT/Sig/V 7 0 R>>", 7: pdfs.SIGNATURE}, offset=5),
         "in the permissions": pdfs.with_signature_field(catalog=b"/Perms<</DocMDP 7 0 R>>"),
         "below a parent": pdfs.with_catalog(
             b"/AcroForm<</Fields[6 0 R 6 0 R 9 0 R 8 1 R]>>",
@@ -315,6 +320,7 @@ UNFOLLOWED = {
     "an object stream of another number": same_places(LOCKED, b"6 0 obj", b"8 0 obj"),
     "a length beyond the end": re.sub(rb"/Length \d{3}(>>\nstream\n1 0 2)", rb"/Length 999\1", LOCKED),
     "half a reference": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt 3 R"),
+    "an object that does not end": same_places(SIGNED, b"<3000>>>\nendobj", b"<3000>>>\nenddict"[:15]),
     "a spoilt row": SIGNED[: SIGNED.rindex(b" n ")] + b" x " + SIGNED[SIGNED.rindex(b" n ") + 3 :],
     "a table before itself": re.sub(rb"(/Root 1 0 R)(>>\nstartxref\n)(\d+)", rb"\1/Prev \3\2\3", SIGNED),
     "a previous table that is nowhere": pdfs.assemble(

@@ -130,6 +130,7 @@ def test_seals_any_readable_original(
         assert [int(edge) for edge in last.mediabox] == [0, 0, 595, 842]
         assert int(last.obj["/Rotate"]) == 0
         assert "/UserUnit" not in last.obj
+        assert last.obj["/Parent"].objgen == after.Root["/Pages"].objgen
         assert "/UR3" not in after.Root.get("/Perms", {})
 
 
@@ -259,11 +260,19 @@ def test_other_scripts_are_set_in_a_font_that_has_them(sealed: Callable[..., byt
     """Names beyond Latin-1 are shown in their letters when this machine has a font for them, decomposed ones too."""
     if not panels._fonts():
         pytest.skip("needs fonts-dejavu-core and pyHanko's opentype extra")
+    from fontTools.ttLib import TTFont  # type: ignore[import-untyped]  # fontTools has no type hints
+
     names = ("Łukasz Żółć", "Дмитрий Иванов", "Ελένη Παπαδοπούλου", "A\u030ake Stro\u0308m")
     result = sealed(pdfs.make_pdf(), make_panel(*names))
     shown = text_of(result)
     for expected in ("Łukasz Żółć", "Дмитрий Иванов", "Ελένη Παπαδοπούλου", "Åke Ström"):
         assert expected in shown
+    with pikepdf.open(io.BytesIO(result)) as pdf:
+        (font,) = [font for font in pdf.pages[-1].resources["/Font"].values() if font["/Subtype"] == "/Type0"]
+        program = font["/DescendantFonts"][0]["/FontDescriptor"]["/FontFile2"].read_bytes()
+    with TTFont(io.BytesIO(program)) as embedded:
+        assert embedded["head"].unitsPerEm == 1000  # the unit of the widths that pyHanko writes beside it
+    assert len(program) < 40_000
     assert accepts(result, authority)
 
 
@@ -363,6 +372,27 @@ def test_a_page_tree_that_lies_is_rebuilt(sealed: Callable[..., bytes], authorit
     data = data.replace(b"/Count(x>>", b"/Count/x>>")
     result = sealed(data)
     assert result.startswith(data)
+    assert accepts(result, authority)
+
+
+def test_a_failed_attempt_leaves_nothing_in_the_result(
+    sealed: Callable[..., bytes], authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the first attempt does not hold together, the second starts from the original again."""
+    attempts: list[int] = []
+    append = sealing._append_pages
+
+    def forgetful(writer: Any, drawn: Any) -> None:
+        attempts.append(len(drawn.pages))
+        if len(attempts) > 1:
+            append(writer, drawn)
+
+    monkeypatch.setattr(sealing, "_append_pages", forgetful)
+    data = pdfs.make_pdf()
+    result = sealed(data)
+    assert len(attempts) == 2
+    assert result.startswith(data)
+    assert result.count(b"/ByteRange") == 1
     assert accepts(result, authority)
 
 
