@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import json
 import os
 import random
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -22,6 +24,9 @@ except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
 __all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "token_from_json", "token_to_json"]
+
+_FIELDS = ("access_token", "refresh_token", "expires_at", "token_type")
+_LEFT_OVER = 600.0
 
 
 class TokenStore(Protocol):
@@ -51,16 +56,11 @@ def token_to_json(token: Token) -> bytes:
 
 def token_from_json(data: bytes) -> Token:
     """The token of bytes made by `token_to_json`, or a ValueError."""
-    fields: Any = json.loads(data)
-    if not isinstance(fields, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004  # it is the value of the bytes that is wrong
-    known = {
-        name: fields[name] for name in ("access_token", "refresh_token", "expires_at", "token_type") if name in fields
-    }
-    try:
-        return Token(**known)
-    except TypeError:
-        raise ValueError("no access_token in it") from None
+    # What went wrong in here is not kept as a cause: json's error holds the whole text.
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        fields: Any = json.loads(data)
+        return Token(**{name: fields[name] for name in _FIELDS if name in fields})
+    raise ValueError("no token in it")
 
 
 class MemoryTokenStore:
@@ -84,7 +84,7 @@ class FileTokenStore:
     """Keeps the token in a file that only its owner may read, for any number of processes on one machine.
 
     A save is atomic and on disk when it returns. The lock is a file beside it, held across processes and freed by the
-    system should its holder die::
+    system should its holder die. A file that cannot be read as a token is an `AuthError`, and is never written over::
 
         store = FileTokenStore("~/.config/my-app/token.json")
     """
@@ -92,9 +92,12 @@ class FileTokenStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if fcntl is None:
             raise ConfigurationError("FileTokenStore needs POSIX file locks, which this system does not have")
-        self.path: Path = Path(path).expanduser()
-        if self.path.is_dir():
-            raise ConfigurationError(f"FileTokenStore: path is a folder: {self.path}")
+        # Through symbolic links, so that all who share the file share its lock, and a save does not replace a link.
+        self.path = Path(os.path.realpath(Path(path).expanduser()))
+        # Where it may not even look, load and save say so.
+        with contextlib.suppress(PermissionError):
+            if self.path.is_dir():
+                raise ConfigurationError(f"FileTokenStore: path is a folder: {self.path}")
 
     def __repr__(self) -> str:
         return f"FileTokenStore({str(self.path)!r})"
@@ -103,39 +106,41 @@ class FileTokenStore:
         return await asyncio.to_thread(self._load)
 
     async def save(self, token: Token) -> None:
-        await asyncio.to_thread(self._save, token_to_json(token))
+        await asyncio.to_thread(self._save, token)
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        handle = await asyncio.to_thread(self._open_lock)
+        handle = self._open_lock()
         try:
             # Asked for again and again, since a thread that waits in flock cannot be cancelled.
-            while not _try_lock(handle):
+            while not self._try_lock(handle):
                 await asyncio.sleep(random.uniform(0.005, 0.03))
             yield
         finally:
+            # Closing alone would leave it locked if a child process had been forked meanwhile.
+            fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _load(self) -> Token | None:
         try:
-            data = self.path.read_bytes()
+            return token_from_json(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise AuthError(f"the token file {self.path} cannot be read: {error.strerror}") from None
-        try:
-            return token_from_json(data)
+            problem = f"cannot be read: {error.strerror}"
         except ValueError:
-            raise AuthError(f"the token file {self.path} holds no token; it was left as it is") from None
+            problem = "holds no token; it was left as it is"
+        raise AuthError(f"the token file {self.path} {problem}")
 
-    def _save(self, data: bytes) -> None:
+    def _save(self, token: Token) -> None:
         try:
             self._make_folder()
+            self._remove_leftovers()
             # mkstemp makes the file with mode 0600.
             handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(data)
+                    file.write(token_to_json(token))
                     file.flush()
                     os.fsync(file.fileno())
                 Path(name).replace(self.path)
@@ -147,7 +152,17 @@ class FileTokenStore:
             raise AuthError(f"the token file {self.path} cannot be written: {error.strerror}") from None
 
     def _make_folder(self) -> None:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        missing = [folder for folder in self.path.parents if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(folder.parent)
+
+    def _remove_leftovers(self) -> None:
+        """What a process left that was killed in a save: each holds a token."""
+        for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.new"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > _LEFT_OVER:
+                    left.unlink()
 
     def _open_lock(self) -> int:
         try:
@@ -158,13 +173,14 @@ class FileTokenStore:
         except OSError as error:
             raise AuthError(f"the lock beside {self.path} cannot be opened: {error.strerror}") from None
 
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    def _try_lock(self, handle: int) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise AuthError(f"the lock beside {self.path} cannot be taken: {error.strerror}") from None
+        return True
 
 
 def sync_folder(folder: Path) -> None:
