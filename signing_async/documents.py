@@ -81,9 +81,7 @@ class Documents:
         """
         folder = _folder(signing_id)
         most = self._transport.options.assumptions.max_pdf_bytes
-        async with PdfSource(source, filename).opened(most if preflight else None) as pdf:
-            if preflight:
-                await pdf.check(most)
+        with await PdfSource(source, filename).open(most if preflight else None) as pdf:
             listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
             async with self._ledger.upload(folder, pdf.filename, lambda: self._transport.call(listing)) as upload:
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import inspect
 import io
 import mmap
 import os
 import secrets
 import stat
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, Callable
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -20,8 +20,9 @@ from .pdf_preflight import Verdict, preflight
 
 __all__ = ["OpenPdf", "PdfSource", "Source"]
 
-_BLOCK = 1024 * 1024
-_WRITE = 256 * 1024
+# Read and written at once, in one reused buffer: a larger one is slower, since it falls out of the processor's cache.
+_BLOCK = 256 * 1024
+_JOINED = 64 * 1024
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
 _REASONS = {
     "not_pdf": "it is not a PDF",
@@ -42,90 +43,88 @@ class PdfSource:
         if isinstance(source, PdfSource):
             filename = filename or source.filename
             source = source.source
-        if isinstance(source, io.TextIOBase):
-            raise InvalidRequest("source: the file is open as text; open it with mode 'rb'")
-        known = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable)
-        if not known and not hasattr(source, "read"):
-            raise InvalidRequest(
-                f"source: must be a path, bytes, a binary file or an async iterator, not {type(source).__name__}"
-            )
+        _check_kind(source)
         if filename is not None and (not isinstance(filename, str) or not filename.strip()):
             raise InvalidRequest(f"filename: must be a name, not {filename!r}")
         self.source: Source = source
-        self.filename: str = filename or _name_of(source) or "document.pdf"
+        # A path may hold what is not UTF-8; the name that is sent, and looked for afterwards, is.
+        self.filename: str = (filename or _name_of(source) or "document.pdf").encode("utf-8", "replace").decode()
 
     def __repr__(self) -> str:
         return f"PdfSource({self.filename!r})"
 
-    @contextlib.asynccontextmanager
-    async def opened(self, most: int | None = None) -> AsyncIterator[OpenPdf]:
-        """The file, open for reading at any place. A stream is kept aside first; it may not be longer than ``most``."""
+    async def open(self, most: float | None = None) -> OpenPdf:
+        """The file, opened; the caller closes it.
+
+        With ``most``, a larger file is a `PdfRejected`, and so is one that the service is sure to refuse. What may
+        wait for a disk is done in a thread: the event loop goes on.
+        """
+        if not isinstance(self.source, AsyncIterable):
+            return await asyncio.to_thread(self._open, most)
+        spool = _Spool(self.filename, most)
+        try:
+            async for chunk in self.source:
+                if spool.add(chunk):
+                    await asyncio.to_thread(spool.flush)
+            return await asyncio.to_thread(_checked, spool.opened, most)
+        finally:
+            spool.close()
+
+    def _open(self, most: float | None) -> OpenPdf:
         source = self.source
-        with contextlib.ExitStack() as stack:
-            if isinstance(source, bytes | bytearray | memoryview):
-                view = memoryview(source).cast("B")
-                yield OpenPdf(self.filename, len(view), memory=view)
-            elif isinstance(source, str | os.PathLike):
-                handle = await _opened(source)
-                stack.callback(os.close, handle)
-                yield OpenPdf(self.filename, os.fstat(handle).st_size, handle=handle)
-            elif isinstance(source, AsyncIterable):
-                spool = stack.enter_context(_Spool(self.filename, most))
-                async for chunk in source:
-                    await spool.add(chunk)
-                yield spool.opened()
-            else:
-                yield await _open_file(source, self.filename, most, stack)
+        if isinstance(source, bytes | bytearray | memoryview):
+            return _checked(lambda: OpenPdf(self.filename, _flat(memoryview(source))), most)
+        if isinstance(source, str | os.PathLike):
+            return _checked(lambda: _open_path(source, self.filename), most)
+        assert not isinstance(source, AsyncIterable)
+        return _checked(lambda: _open_file(source, self.filename, most), most)
 
 
 class OpenPdf:
-    """An open PDF of known size."""
+    """A PDF that can be sent as often as it takes: bytes in memory, or an open file of its own."""
 
-    def __init__(
-        self, filename: str, size: int, *, handle: int | None = None, memory: memoryview | None = None, start: int = 0
-    ) -> None:
+    def __init__(self, filename: str, content: memoryview | _File, start: int = 0) -> None:
         self.filename = filename
-        self.size: int = size - start
-        self._handle = handle
-        self._memory = memory
+        self._content: memoryview | _File | None = content
         self._start = start
-        self._first: memoryview | None = None
+        self._state: object = None
+        if isinstance(content, memoryview):
+            self.size = len(content)
+            return
+        status = os.fstat(content.number)
+        self.size, self._state = max(0, status.st_size - start), _state(status)
+        if self.size <= _BLOCK:
+            self._content = self._whole(content)
 
-    async def check(self, most: int) -> None:
-        """The preflight: a `PdfRejected` for what the service is sure to refuse."""
+    def __enter__(self) -> OpenPdf:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._content = None
+
+    def check(self, most: float) -> None:
+        """The preflight, to be run in a thread: a `PdfRejected` for what the service is sure to refuse."""
         if self.size > most:
             raise _too_large(self.filename, most, f"{self.size} bytes")
-        if self._memory is not None or self.size <= _BLOCK:
-            self._first = await self.read(0, self.size)
-            reason = preflight(self._first)
-        else:
-            # A page of a mapped file that is not in memory blocks whoever touches it.
-            reason = await asyncio.to_thread(self._preflight_mapped)
+        if not self.size:
+            raise PdfRejected(f"{self.filename}: it is empty", reason="not_pdf", filename=self.filename)
+        reason = self._verdict()
         if reason is not None:
             raise PdfRejected(f"{self.filename}: {_REASONS[reason]}", reason=reason, filename=self.filename)
 
-    def _preflight_mapped(self) -> Verdict | None:
-        assert self._handle is not None
+    def _verdict(self) -> Verdict | None:
+        if isinstance(self._content, memoryview):
+            return preflight(self._content)
         with (
-            mmap.mmap(self._handle, self._start + self.size, access=mmap.ACCESS_READ) as mapped,
+            mmap.mmap(self._file.number, self._start + self.size, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as whole,
             whole[self._start :] as view,
         ):
             return preflight(view)
-
-    async def read(self, offset: int, size: int) -> memoryview:
-        """Exactly ``size`` bytes. What the system has not in memory is read in a thread: the event loop goes on."""
-        if self._memory is not None:
-            return self._memory[offset : offset + size]
-        if self._first is not None and offset + size <= len(self._first):
-            return self._first[offset : offset + size]
-        assert self._handle is not None
-        block: bytearray | bytes | None = _read_now(self._handle, size, self._start + offset)
-        if block is None:
-            block = await asyncio.to_thread(_read, self._handle, size, self._start + offset)
-        if len(block) != size:
-            raise InvalidRequest(f"source: {self.filename} became shorter while it was uploaded")
-        return memoryview(block)
 
     def body(self, sent: Callable[[int], None]) -> wire.Body:
         """The form with this file as ``selected_file``, made anew for each attempt; ``sent`` is told of its bytes."""
@@ -134,136 +133,208 @@ class OpenPdf:
             f"--{boundary}\r\n"
             f'Content-Disposition: form-data; name="selected_file"; filename="{_escaped(self.filename)}"\r\n'
             "Content-Type: application/pdf\r\n\r\n"
-        ).encode("utf-8", "replace")
+        ).encode()
         tail = f"\r\n--{boundary}--\r\n".encode()
 
-        async def chunks() -> AsyncIterator[wire.Chunk]:
-            yield head
-            for start in range(0, self.size, _BLOCK):
-                block = await self.read(start, min(_BLOCK, self.size - start))
-                for at in range(0, len(block), _WRITE):
-                    piece = block[at : at + _WRITE]
-                    yield piece
-                    sent(len(piece))
-            yield tail
+        async def produce(write: wire.Write) -> None:
+            if isinstance(self._content, memoryview) and self.size <= _JOINED:
+                await write(b"".join((head, self._content, tail)))
+                sent(self.size)
+                return
+            await write(head)
+            await self._send(write, sent)
+            await write(tail)
 
-        return wire.Body(chunks, len(head) + self.size + len(tail), f"multipart/form-data; boundary={boundary}")
+        return wire.Body(produce, len(head) + self.size + len(tail), f"multipart/form-data; boundary={boundary}")
+
+    async def _send(self, write: wire.Write, sent: Callable[[int], None]) -> None:
+        room = None
+        for at in range(0, self.size, _BLOCK):
+            size = min(_BLOCK, self.size - at)
+            if isinstance(self._content, memoryview):
+                block = self._content[at : at + size]
+            else:
+                room = room or memoryview(bytearray(_BLOCK))
+                block = room[:size]
+                await self._fill(block, at)
+            if not await write(block):
+                room = None  # some of it still waits to be sent
+            sent(size)
+
+    async def _fill(self, block: memoryview, at: int) -> None:
+        """Read a block; what the system has not in memory is read in a thread."""
+        file = self._file
+        if not _read_now(file, block, self._start + at):
+            await asyncio.to_thread(_read, file, block, self._start + at)
+        self._check_unchanged(file)
+
+    @property
+    def _file(self) -> _File:
+        assert isinstance(self._content, _File)
+        return self._content
+
+    def _whole(self, file: _File) -> memoryview:
+        block = memoryview(bytearray(self.size))
+        _read(file, block, self._start)
+        self._check_unchanged(file)
+        return block
+
+    def _check_unchanged(self, file: _File) -> None:
+        """Half of one version and half of another make no document; a file that shrank was not even read."""
+        if _state(os.fstat(file.number)) != self._state:
+            raise InvalidRequest(f"source: {self.filename} was changed while it was uploaded")
+
+
+class _File:
+    """An open file, closed when nobody uses it any more: a thread left by a cancelled upload may be the last to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.number)
 
 
 class _Spool:
     """Keeps a stream aside: in memory while it is small, then in a file without a name."""
 
-    def __init__(self, filename: str, most: int | None) -> None:
+    def __init__(self, filename: str, most: float | None) -> None:
         self._filename = filename
         self._most = most
         self._buffer = bytearray()
-        self._file: IO[bytes] | None = None
+        self._file: _File | None = None
         self._size = 0
 
-    def __enter__(self) -> _Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    async def add(self, chunk: bytes) -> None:
+    def add(self, chunk: object) -> bool:
+        """Take a chunk; whether it is time to flush."""
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise InvalidRequest(f"source: must give bytes, not {type(chunk).__name__}")
         self._buffer += chunk
-        self._size += len(chunk)
+        self._size += memoryview(chunk).nbytes
         if self._most is not None and self._size > self._most:
             raise _too_large(self._filename, self._most, "more")
-        if len(self._buffer) > _BLOCK:
-            await asyncio.to_thread(self._write)
+        return len(self._buffer) > _BLOCK
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Move what is in memory to the file."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed by __exit__
-        view = memoryview(self._buffer)
+            with tempfile.TemporaryFile(buffering=0) as made:
+                self._file = _File(os.dup(made.fileno()))
+        file, view = self._file, memoryview(self._buffer)
         while view:
-            view = view[self._file.write(view) :]
+            view = view[os.write(file.number, view) :]
         self._buffer = bytearray()
 
     def opened(self) -> OpenPdf:
         if self._file is None:
-            return OpenPdf(self._filename, self._size, memory=memoryview(self._buffer))
-        self._write()
-        return OpenPdf(self._filename, self._size, handle=self._file.fileno())
+            return OpenPdf(self._filename, memoryview(self._buffer))
+        self.flush()
+        return OpenPdf(self._filename, self._file)
+
+    def close(self) -> None:
+        self._file = None
 
 
-async def _open_file(source: IO[bytes], filename: str, most: int | None, stack: contextlib.ExitStack) -> OpenPdf:
-    """A file object, from where it stands, which is where it is left if it can be."""
+def _checked(make: Callable[[], OpenPdf], most: float | None) -> OpenPdf:
+    pdf = make()
     try:
-        handle, start = source.fileno(), source.tell()
-        regular = stat.S_ISREG(os.fstat(handle).st_mode)
-    except (OSError, ValueError, AttributeError):
-        regular = False
-    if regular:
-        handle = os.dup(handle)
-        stack.callback(os.close, handle)
-        return OpenPdf(filename, os.fstat(handle).st_size, handle=handle, start=start)
-    spool = stack.enter_context(_Spool(filename, most))
-    position = source.tell() if _seekable(source) else None
-    try:
-        while chunk := await asyncio.to_thread(source.read, _BLOCK):
-            await spool.add(chunk)
-    finally:
-        if position is not None:
-            source.seek(position)
-    return spool.opened()
-
-
-def _seekable(source: Any) -> bool:
-    return bool(hasattr(source, "seekable") and source.seekable())
-
-
-async def _opened(path: str | os.PathLike[str]) -> int:
-    """Open in a thread, since a disk may be slow; a caller that is cancelled meanwhile leaves no open file behind."""
-    opening = asyncio.get_running_loop().run_in_executor(None, _open, path)
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(lambda late: None if late.exception() else os.close(late.result()))
+        if most is not None:
+            pdf.check(most)
+    except BaseException:
+        pdf.close()
         raise
+    return pdf
 
 
-def _open(path: str | os.PathLike[str]) -> int:
+def _check_kind(source: Any) -> None:
+    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable):
+        return
+    if not hasattr(source, "read"):
+        raise InvalidRequest(
+            f"source: must be a path, bytes, a binary file or an async iterator, not {type(source).__name__}"
+        )
+    if hasattr(source, "encoding"):
+        raise InvalidRequest("source: the file is open as text; open it with mode 'rb'")
+    if inspect.iscoroutinefunction(source.read):
+        raise InvalidRequest("source: its read() is asynchronous; give a binary file, or an async iterator of bytes")
+
+
+def _flat(view: memoryview) -> memoryview:
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
+    shown = f"source: {os.fspath(path)!r}"
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+        # Opening a pipe for reading would wait for its writer.
+        file = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        if not stat.S_ISREG(os.fstat(file.number).st_mode):
+            raise InvalidRequest(f"{shown} is not a file")
+        return OpenPdf(filename, file)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequest(f"source: {os.fspath(path)!r} cannot be opened: {why}") from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise InvalidRequest(f"source: {os.fspath(path)!r} is not a file")
-    return handle
+    raise InvalidRequest(f"{shown} cannot be opened: {why}")
 
 
-def _read_now(handle: int, size: int, offset: int) -> bytearray | None:
-    """The bytes, if the system has all of them in memory; this never waits for a disk."""
-    if _READ_NOW is None:
-        return None
-    block = bytearray(size)
+def _open_file(source: IO[bytes], filename: str, most: float | None) -> OpenPdf:
+    """A file object, from where it stands, which is where it is left if it can be."""
     try:
-        got = os.preadv(handle, [block], offset, _READ_NOW)
+        if type(source) is io.BytesIO:
+            return OpenPdf(filename, memoryview(source.getvalue())[source.tell() :])
+        if _is_plain(source):
+            source.flush()
+            return OpenPdf(filename, _File(os.dup(source.fileno())), source.tell())
+        return _read_aside(source, filename, most)
+    except (OSError, ValueError) as error:
+        why = str(error)
+    raise InvalidRequest(f"source: {filename} cannot be read: {why}")
+
+
+def _is_plain(source: Any) -> bool:
+    """Whether this is the file of its descriptor and nothing else: a `GzipFile`, say, has the descriptor of another."""
+    raw = source.raw if type(source) in (io.BufferedReader, io.BufferedRandom) else source
+    return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+
+
+def _read_aside(source: IO[bytes], filename: str, most: float | None) -> OpenPdf:
+    spool = _Spool(filename, most)
+    position = source.tell() if source.seekable() else None
+    try:
+        while True:
+            chunk = source.read(_BLOCK)
+            if spool.add(chunk):
+                spool.flush()
+            if not chunk:
+                return spool.opened()
+    finally:
+        spool.close()
+        if position is not None:
+            source.seek(position)
+
+
+def _read_now(file: _File, block: memoryview, at: int) -> bool:
+    """Read the whole block if the system has it in memory; this never waits for a disk."""
+    if _READ_NOW is None:
+        return False
+    try:
+        return os.preadv(file.number, [block], at, _READ_NOW) == len(block)
     except OSError:  # not in memory, or a file system that cannot tell
-        return None
-    return block if got == size else None
+        return False
 
 
-def _read(handle: int, size: int, offset: int) -> bytes:
-    parts = []
-    while size and (part := os.pread(handle, size, offset)):
-        parts.append(part)
-        size -= len(part)
-        offset += len(part)
-    return b"".join(parts)
+def _read(file: _File, block: memoryview, at: int) -> None:
+    """Read the whole block, or to the file's end."""
+    while block and (got := os.preadv(file.number, [block], at)):
+        block, at = block[got:], at + got
+
+
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
 def _name_of(source: object) -> str:
     if isinstance(source, str | os.PathLike):
-        return PurePath(os.fspath(source)).name
+        return PurePath(os.fsdecode(source)).name
     name = getattr(source, "name", None)
     return PurePath(name).name if isinstance(name, str) else ""
 
@@ -273,7 +344,7 @@ def _escaped(filename: str) -> str:
     return filename.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _too_large(filename: str, most: int, size: str) -> PdfRejected:
+def _too_large(filename: str, most: float, size: str) -> PdfRejected:
     return PdfRejected(
         f"{filename}: it is too large: at most {most} bytes may be uploaded, this has {size}",
         reason="too_large",

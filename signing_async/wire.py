@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
+from typing import cast
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 import aiohttp
 import attrs
 from aiohttp import hdrs
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_writer import StreamWriter
 from yarl import URL
 
 from .errors import ClientClosed, ConfigurationError, InvalidRequest
@@ -32,6 +34,7 @@ __all__ = [
     "Request",
     "Response",
     "Sessions",
+    "Write",
     "bytes_body",
     "check_origin",
     "resolve",
@@ -44,6 +47,8 @@ _ERROR_BODY = 64 * 1024
 _CONNECTIONS = 100
 
 Chunk = bytes | bytearray | memoryview
+Write = Callable[[Chunk], Awaitable[bool]]
+"""Writes a chunk of a body, and says whether all of it has gone, so that its memory may be used again."""
 
 
 def check_origin(base_url: str) -> str:
@@ -103,11 +108,14 @@ def segment(name: str, value: object) -> str:
 
 
 class Body(aiohttp.Payload):
-    """A request body of known size, made for one attempt, that knows whether any of it was sent."""
+    """A request body of known size, made for one attempt, that knows whether any of it was sent.
 
-    def __init__(self, chunks: Callable[[], AsyncIterator[Chunk]], size: int, content_type: str | None) -> None:
+    ``produce`` writes it, in chunks.
+    """
+
+    def __init__(self, produce: Callable[[Write], Awaitable[None]], size: int, content_type: str | None) -> None:
         super().__init__(None, content_type=content_type)
-        self._chunks = chunks
+        self._produce = produce
         self._size = size
         self.started: bool = False
         self.failure: Exception | None = None
@@ -115,17 +123,25 @@ class Body(aiohttp.Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Called by aiohttp with the connection in hand: what goes before the first chunk are the headers."""
         self.started = True
-        chunks = self._chunks()
-        while True:
+        broken: Exception | None = None
+
+        async def write(chunk: Chunk) -> bool:
+            nonlocal broken
             try:
-                chunk = await anext(chunks, None)
+                await writer.write(chunk)
             except Exception as error:
-                # The source failed, not the connection: aiohttp would call it a connection error.
-                self.failure = error
+                broken = error
                 raise
-            if chunk is None:
-                return
-            await writer.write(chunk)
+            transport = cast("StreamWriter", writer).transport
+            return transport is not None and not transport.get_write_buffer_size()
+
+        try:
+            await self._produce(write)
+        except Exception as error:
+            # Where the source failed, not the connection: aiohttp would call it a connection error.
+            if error is not broken:
+                self.failure = error
+            raise
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """Asked for by aiohttp's class; a body that is streamed has no text to give."""
@@ -135,8 +151,8 @@ class Body(aiohttp.Payload):
 def bytes_body(data: bytes = b"", content_type: str | None = None) -> Body:
     """A body that is in memory already; an empty one has no type."""
 
-    async def once() -> AsyncIterator[Chunk]:
-        yield data
+    async def once(write: Write) -> None:
+        await write(data)
 
     return Body(once, len(data), content_type)
 
