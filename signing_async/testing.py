@@ -2,10 +2,9 @@
 
 Example::
 
-    async def test_it_is_sent(signing_sandbox):
-        token = signing_sandbox.access_token()
-        ...  # use the service at signing_sandbox.base_url
-        assert signing_sandbox.signings[0].state == "sent"
+    async def test_a_draft_is_kept(signing_sandbox, signing_client):
+        signing = await signing_client.signings.create(name="Lease", language="EN")
+        assert signing_sandbox.signing(signing.id).state == "draft"
 
     @pytest.mark.signing_sandbox(profile=Profile.laravel(), seed=1)
     async def test_with_other_settings(signing_sandbox): ...
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from .client import SigningClient
     from .sandbox import Sandbox
 
 try:
@@ -40,3 +40,14 @@ async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandb
     marker = request.node.get_closest_marker("signing_sandbox")
     async with Sandbox(**(marker.kwargs if marker else {})) as sandbox:
         yield sandbox
+
+
+@async_fixture
+async def signing_client(signing_sandbox: Sandbox) -> AsyncIterator[SigningClient]:
+    """A client of this test's sandbox, for its default user, that does not wait long between attempts."""
+    from .client import SigningClient
+    from .retry import RetryPolicy
+
+    quick = RetryPolicy(base_delay=0.01)
+    async with SigningClient(signing_sandbox.base_url, signing_sandbox.access_token(), retry=quick) as client:
+        yield client

@@ -1,0 +1,203 @@
+"""`signing-async demo`: the whole story on this machine, from a new app to a verified webhook and a sealed PDF."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+from aiohttp import web
+from rich.console import Console
+from rich.markup import escape
+
+from ..client import SigningClient
+from ..errors import InvalidSignature
+from ..models import Signing
+from ..oauth import OAuth
+from ..sandbox import Sandbox
+from ..token_stores import FileTokenStore
+from ..webhooks import Event, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
+
+_SECRET = "whsec-of-the-demo"  # it guards nothing but the demo
+_PEOPLE = (("Anna", "Berg", "bankid"), ("Bo", "Ek", "email"))
+_FILES = (("lease.pdf", "Lease of the boat house"), ("inventory.pdf", "Inventory of the boat house"))
+
+
+@click.command()
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the sealed PDFs go; by default a new folder for temporary files.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what came out as JSON, and nothing else.")
+def demo(folder: Path | None, as_json: bool) -> None:
+    """Run the whole story against a sandbox on this machine, in seconds.
+
+    Example: signing-async demo --folder ./signed
+    """
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="signing-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    told = asyncio.run(_Story(Console(quiet=as_json, highlight=False, soft_wrap=True), folder).run())
+    if as_json:
+        click.echo(json.dumps({**told, "seconds": round(time.perf_counter() - began, 2)}, indent=2))
+
+
+class _Story:
+    """The story's steps, and what it says of them."""
+
+    def __init__(self, console: Console, folder: Path) -> None:
+        self._console = console
+        self._folder = folder
+        self._events: list[Event] = []
+        self._wakeups = Wakeups()
+        self._steps = 0
+
+    async def run(self) -> dict[str, Any]:
+        async with self._receiving() as url, Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox:
+            self._step("A sandbox of the signing service", sandbox.base_url, "no legal signing service")
+            with tempfile.TemporaryDirectory() as secrets:
+                app = sandbox.register_app(redirect_uri="http://127.0.0.1:8000/callback", name="Demo")
+                oauth = OAuth(
+                    sandbox.base_url,
+                    client_id=app.client_id,
+                    client_secret=app.client_secret or "",
+                    redirect_uri=app.redirect_uri,
+                    store=FileTokenStore(Path(secrets) / "token.json"),
+                )
+                self._step("An app is registered", f"client id {app.client_id}", "its secret is shown once")
+                async with oauth, SigningClient(sandbox.base_url, oauth) as client:
+                    return await self._with_client(sandbox, client, oauth, app)
+
+    async def _with_client(self, sandbox: Sandbox, client: SigningClient, oauth: OAuth, app: Any) -> dict[str, Any]:
+        request = oauth.authorization_request()
+        answer = urlencode({"code": sandbox.authorize(app), "state": request.state})
+        await oauth.exchange(f"{app.redirect_uri}?{answer}", state=request.state)
+        user = await client.me()
+        self._step("Its user agrees, the code is exchanged", f"{user.name} <{user.email}>", "state checked, token kept")
+
+        signing = await self._prepare(client)
+        sandbox.clock.advance(days=1)
+        sandbox.faults.add("signings.send", "drop-after-commit")
+        await client.signings.send(signing)
+        invited = Counter(one.recipient_id for one in sandbox.notifications if one.kind == "invitation")
+        requests = len(sandbox.requests_of("oauth.token"))
+        self._step(
+            "A day later it is sent, and the answer is lost on the way",
+            f"token refreshed by itself ({requests} token requests), state read before any repeat",
+            f"sent once: {max(invited.values())} invitation for the first in line",
+        )
+        return await self._finish(sandbox, client, signing)
+
+    async def _prepare(self, client: SigningClient) -> Signing:
+        signing = await client.signings.create(
+            name="Boat house", language="EN", signing_order="sequential", message="Please sign by Friday."
+        )
+        sources = [(name, contract_pdf(title)) for name, title in _FILES]
+        await asyncio.gather(*(client.documents.upload(signing, data, name) for name, data in sources))
+        for order, (first, last, method) in enumerate(_PEOPLE, start=1):
+            await client.recipients.add(
+                signing,
+                email=f"{first.lower()}@example.com",
+                first_name=first,
+                last_name=last,
+                signing_method=method,
+                order=order,
+                extra={"personal_number": "198001011234"} if method == "bankid" else {},
+            )
+        files = " and ".join(name for name, _ in sources)
+        self._step("A draft with documents and recipients", f"{files}, uploaded at once", "Anna signs first, then Bo")
+        return signing
+
+    async def _finish(self, sandbox: Sandbox, client: SigningClient, signing: Signing) -> dict[str, Any]:
+        wait = client.signings.wait_until_completed(signing, 30, poll=10, wakeups=self._wakeups)
+        waiting = asyncio.create_task(wait)
+        async for recipient in client.recipients.list(signing):
+            await sandbox.sign(recipient.id)
+        completed = await waiting
+        kinds = [event.type for event in self._events]
+        self._step("Both sign", "completion was seen by its webhook, not by polling", ", ".join(kinds))
+        self._step("A forged webhook is refused", _refusal())
+        sealed = [
+            await client.documents.download_signed(completed, document, self._folder / name)
+            for document, (name, _) in zip(completed.documents, _FILES, strict=True)
+        ]
+        lines = [f"{file.path}  {file.size} bytes  sha256 {file.sha256[:16]}…" for file in sealed]
+        self._step("The sealed PDFs are on disk, complete and checked", *lines)
+        self._further(sealed[0].path)
+        return {
+            "signing": {"id": completed.id, "name": completed.name, "state": completed.state.value},
+            "sealed": [{"path": str(file.path), "size": file.size, "sha256": file.sha256} for file in sealed],
+            "events": kinds,
+        }
+
+    @asynccontextmanager
+    async def _receiving(self) -> AsyncIterator[str]:
+        """An endpoint for webhooks, as an integrator would have one."""
+        app = web.Application()
+        app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), self._keep)))
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/webhooks"
+        finally:
+            await runner.cleanup()
+
+    def _keep(self, event: Event) -> None:
+        self._events.append(event)
+        self._wakeups.publish(event)
+
+    def _step(self, title: str, *lines: str) -> None:
+        self._steps += 1
+        self._console.print(f"[bold green]{self._steps}[/] [bold]{escape(title)}[/]")
+        for line in lines:
+            self._console.print(f"  {escape(line)}")
+
+    def _further(self, path: Path) -> None:
+        self._console.print("\n[bold]Look further[/]")
+        for command, why in (
+            (f"xdg-open {path}", "the sealed file, with its page of signatures"),
+            (f"pdfsig {path}", "its signature, by another program"),
+            ("signing-async sandbox", "the service to click through, at http://127.0.0.1:8080/sandbox"),
+        ):
+            self._console.print(f"  [cyan]{escape(command)}[/]  {escape(why)}")
+
+
+def _refusal() -> str:
+    try:
+        WebhookVerifier(_SECRET).verify(b'{"event": {"id": "1", "type": "signing.completed"}}', "00" * 32)
+    except InvalidSignature as error:
+        return str(error)
+    raise AssertionError("a forged signature was accepted")
+
+
+def contract_pdf(title: str) -> bytes:
+    """A page with a title on it, as a PDF."""
+    safe = title.replace("\\", "").replace("(", "").replace(")", "")
+    page = f"BT /F1 24 Tf 72 720 Td ({safe}) Tj 0 -40 Td /F1 12 Tf (This is the contract that is signed.) Tj ET"
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Contents 4 0 R /Resources 6 0 R >>",
+        f"<< /Length {len(page)} >>\nstream\n{page}\nendstream",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        "<< /Font << /F1 5 0 R >> >>",
+    ]
+    pdf, offsets = "%PDF-1.4\n", []
+    for number, content in enumerate(objects, start=1):
+        offsets.append(len(pdf))
+        pdf += f"{number} 0 obj\n{content}\nendobj\n"
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    size, start = len(objects) + 1, len(pdf)
+    pdf += f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R >>\n"
+    return (pdf + f"startxref\n{start}\n%%EOF\n").encode("ascii")
