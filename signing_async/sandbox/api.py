@@ -10,6 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -93,7 +94,7 @@ class RateLimit:
 
 Handler = Callable[[Call], Awaitable[Answer]]
 PageHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-RECORD: web.RequestKey[RequestRecord] = web.RequestKey("record", RequestRecord)
+_RECORD: ContextVar[RequestRecord] = ContextVar("record of the request that is being answered")
 
 
 class Api:
@@ -152,7 +153,7 @@ class Api:
 
     async def serve(self, operation: str, handler: Handler, request: web.Request) -> web.StreamResponse:
         """Answer one request to an operation, with the faults that strike it."""
-        record: RequestRecord = request[RECORD]
+        record = _RECORD.get()
         record.operation = operation
         fault = self._faults.take(operation)
         if fault:
@@ -166,7 +167,7 @@ class Api:
 
     async def serve_page(self, operation: str, handler: PageHandler, request: web.Request) -> web.StreamResponse:
         """Answer one request for a page that is an operation: the faults that come before the work strike it."""
-        record: RequestRecord = request[RECORD]
+        record = _RECORD.get()
         record.operation = operation
         if fault := self._faults.take(operation):
             record.fault = fault.kind
@@ -391,7 +392,8 @@ class Api:
     @web.middleware
     async def logged(self, request: web.Request, handler: PageHandler) -> web.StreamResponse:
         """Log every request; unknown paths, wrong methods and undecodable addresses are errors like all others."""
-        record = request[RECORD] = self._record(request)
+        record = self._record(request)
+        _RECORD.set(record)
         started = time.perf_counter()
         try:
             response = await self._checked(request, handler, record)

@@ -150,5 +150,7 @@ def _check_details(kind: str, known: dict[str, Any], details: dict[str, Any]) ->
             raise ValueError(f"the fault {kind!r} has no detail {name!r}; it has {valid}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
             raise ValueError(f"the fault {kind!r} cannot have {name}={value!r}")
-        if isinstance(value, int | float) and value < 0:
-            raise ValueError(f"the fault {kind!r} cannot have a negative {name}: {value!r}")
+        if isinstance(value, int | float) and not 0 <= value <= 1e9:
+            raise ValueError(f"the fault {kind!r} takes {name} from 0 to 1e9, not {value!r}")
+    if details.get("http_date") and isinstance(details.get("retry_after"), str):
+        raise ValueError(f"the fault {kind!r} takes a number as retry_after= with http_date=True")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -15,6 +17,8 @@ from .refused import Refused
 
 COOKIE = "signing_sandbox"
 FIELD = "csrf_token"
+
+_NEW_COOKIE: ContextVar[str] = ContextVar("new cookie")
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -37,7 +41,7 @@ class Forms:
     def page(self, request: web.Request, html: str, status: int = 200) -> web.Response:
         """A page as an answer; the browser gets its cookie if it has none."""
         response = web.Response(text=html, status=status, content_type="text/html", headers=PAGE_HEADERS)
-        if request.cookies.get(COOKIE) is None:
+        if not request.cookies.get(COOKIE):
             response.set_cookie(COOKIE, self._cookie(request), httponly=True, samesite="Lax")
         return response
 
@@ -45,12 +49,18 @@ class Forms:
         """The value of the hidden field `csrf_token` in a form on a page that answers this request."""
         return hmac.new(self._key, self._cookie(request).encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
-    @staticmethod
-    def _cookie(request: web.Request) -> str:
-        cookie = request.cookies.get(COOKIE) or request.get(COOKIE)
-        if cookie is None:
-            cookie = request[COOKIE] = secrets.token_urlsafe(24)
-        return str(cookie)
+    def _cookie(self, request: web.Request) -> str:
+        """The browser's cookie, or the one that it gets with this answer."""
+        cookie = request.cookies.get(COOKIE)
+        return cookie or _NEW_COOKIE.get()
+
+    @web.middleware
+    async def new_cookies(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Have a cookie ready for a browser that has none."""
+        _NEW_COOKIE.set(secrets.token_urlsafe(24))
+        return await handler(request)
 
     async def read(self, request: web.Request) -> dict[str, str]:
         """The fields of a form that came from one of the sandbox's own pages; Refused for any other."""

@@ -237,12 +237,14 @@ class Profile:
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(item, str) and item for item in value):
                 raise _wrong(name, value, "a tuple of names")
-            object.__setattr__(self, name, tuple(value))
+            if name == "signing_methods" and not value:
+                raise _wrong(name, value, "at least one method")
             allowed = self.signing_methods if among is None else among
+            if value == getattr(type(self), name):  # a default names methods that another setting may have taken away
+                value = [item for item in value if item in allowed]
             if unknown := [item for item in value if item not in allowed]:
                 raise _wrong(name, unknown[0], "one of " + ", ".join(repr(item) for item in allowed))
-        if not self.signing_methods:
-            raise _wrong("signing_methods", self.signing_methods, "at least one method")
+            object.__setattr__(self, name, tuple(value))
 
     @property
     def max_pdf_bytes(self) -> int:

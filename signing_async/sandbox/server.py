@@ -149,7 +149,7 @@ class Sandbox:
             seed=self._seed,
             keep_requests=self._keep_requests,
         )
-        app = web.Application(middlewares=[self._api.logged])
+        app = web.Application(middlewares=[self._api.logged, self.forms.new_cookies])
         app.router.add_routes(self._api.routes())
         app.router.add_routes(Own(self).routes())
         app.router.add_routes(self._watched(pages.routes(self)))

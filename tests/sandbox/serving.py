@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -94,7 +95,8 @@ class Caller:
     async def upload(self, signing_id: str, data: bytes | None = None, filename: str = "contract.pdf") -> Any:
         """Status and body of an upload."""
         form = aiohttp.FormData()
-        form.add_field("selected_file", data or make_pdf(), filename=filename, content_type="application/pdf")
+        file = io.BytesIO(make_pdf() if data is None else data)
+        form.add_field("selected_file", file, filename=filename, content_type="application/pdf")
         return await self("POST", f"{API}/signings/{signing_id}/documents", data=form)
 
     async def recipient(self, signing_id: str, **fields: Any) -> str:

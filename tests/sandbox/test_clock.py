@@ -1,0 +1,200 @@
+"""The sandbox's clock moves every expiry at once; snapshots and seeds make runs repeatable."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from signing_async.sandbox import Profile, Refused, Sandbox
+from signing_async.sandbox.clock import Clock
+from tests.sandbox.serving import API, Caller
+
+
+async def test_it_is_real_time_until_it_is_advanced(signing_sandbox: Sandbox) -> None:
+    """The clock runs with real time, in UTC."""
+    assert abs(signing_sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=5)
+    assert signing_sandbox.clock.offset == timedelta(0)
+
+
+async def test_it_advances(signing_sandbox: Sandbox) -> None:
+    """advance() adds up, in any units, and gives the new time."""
+    before = signing_sandbox.clock.now()
+    signing_sandbox.clock.advance(days=1, hours=2, minutes=3, seconds=4.5)
+    after = signing_sandbox.clock.advance(seconds=0.5)
+    assert timedelta(0) <= after - before - timedelta(days=1, hours=2, minutes=3, seconds=5) < timedelta(seconds=5)
+
+
+@pytest.mark.parametrize("step", [{}, {"seconds": 0}, {"days": -1}])
+async def test_it_goes_forward_only(signing_sandbox: Sandbox, step: dict[str, float]) -> None:
+    """Nothing, and back, are mistakes."""
+    with pytest.raises(ValueError, match="forward"):
+        signing_sandbox.clock.advance(**step)
+
+
+async def test_it_does_not_go_beyond_the_calendar(signing_sandbox: Sandbox, call: Caller) -> None:
+    """A step past the year 9999 is refused and changes nothing."""
+    with pytest.raises(OverflowError):
+        signing_sandbox.clock.advance(days=365 * 8000)
+    assert (await call("GET", f"{API}/me"))[0] == 200
+
+
+async def test_waiting_ends_when_the_clock_is_moved() -> None:
+    """Who waits for a time looks again when the clock is moved, when woken, and when it is time."""
+    clock, wake = Clock(), asyncio.Event()
+    async with asyncio.timeout(5):
+        await clock.wait(clock.micros() - 1, wake)
+        await clock.wait(clock.micros() + 10_000, wake)
+        for move in (lambda: clock.advance(days=1), wake.set):
+            waiting = asyncio.create_task(clock.wait(None, wake))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            move()
+            await waiting
+
+
+async def test_one_step_moves_every_expiry(signing_sandbox: Sandbox, call: Caller) -> None:
+    """Tokens, codes and invitations expire together."""
+    app = signing_sandbox.register_app("http://127.0.0.1:1/")
+    code, token = signing_sandbox.authorize(app), signing_sandbox.access_token(lifetime=3600)
+    _, _, [person] = await call.sent()
+    signing_sandbox.clock.advance(days=14)
+    parameters = {"grant_type": "authorization_code", "client_id": app.client_id, "redirect_uri": app.redirect_uri}
+    secret = {"client_secret": app.client_secret, "code": code}
+    assert (await call("POST", "/api/oauth/token", data=parameters | secret))[0] == 400
+    async with call.session.get(f"{API}/me", headers={"Authorization": f"Bearer {token}"}) as response:
+        assert response.status == 401
+    with pytest.raises(Refused, match="expired"):
+        await signing_sandbox.sign(person)
+
+
+# snapshots
+
+
+async def test_snapshot_and_restore(signing_sandbox: Sandbox, call: Caller) -> None:
+    """Everything is as it was: signings, documents, tokens, the clock; what came later is gone."""
+    signing_id, _, [person] = await call.sent()
+    snapshot = signing_sandbox.snapshot()
+    before = signing_sandbox.signings, signing_sandbox.recipients(), signing_sandbox.notifications
+    later = await call.draft()
+    token = signing_sandbox.access_token()
+    await signing_sandbox.complete(signing_id)
+    signing_sandbox.clock.advance(days=20)
+    signing_sandbox.restore(snapshot)
+    assert (signing_sandbox.signings, signing_sandbox.recipients(), signing_sandbox.notifications) == before
+    assert signing_sandbox.clock.offset == timedelta(0)
+    assert (await call("GET", f"{API}/signings/{later}"))[0] == 404
+    async with call.session.get(f"{API}/me", headers={"Authorization": f"Bearer {token}"}) as response:
+        assert response.status == 401
+    assert (await signing_sandbox.sign(person)).is_completed
+
+
+@pytest.mark.signing_sandbox(seed=5)
+async def test_a_restored_sandbox_goes_on_alike(signing_sandbox: Sandbox, call: Caller) -> None:
+    """With a seed, what is done again after a restore has the same ids; as often as one likes."""
+    snapshot = signing_sandbox.snapshot()
+    runs = []
+    for _ in range(3):
+        runs.append([await call.draft(), await call.draft(), signing_sandbox.access_token()])
+        signing_sandbox.restore(snapshot)
+    assert runs[0] == runs[1] == runs[2]
+
+
+# seeds
+
+
+@pytest.mark.parametrize("style", ["uuid", "ulid", "integer"])
+async def test_same_seed_same_ids(style: str) -> None:
+    """The same seed gives the same ids, tokens and secrets; another seed, or none, gives others."""
+
+    async def run(seed: int | str | None) -> list[object]:
+        async with Sandbox(seed=seed, profile=Profile(ids=style)) as sandbox:  # type: ignore[arg-type]  # one of the three
+            app = sandbox.register_app("http://127.0.0.1:1/")
+            user = sandbox.add_user("A", "a@b.example")
+            signings = [sandbox.service.create_signing(user, {"name": "A", "language": "EN"}).id for _ in range(3)]
+            return [app.client_id, app.client_secret, sandbox.authorize(app), sandbox.access_token(), user.id, signings]
+
+    same, again, other = await run(7), await run(7), await run("x")
+    assert same == again
+    assert same[3] != other[3]
+    assert (await run(None))[3] != (await run(None))[3]
+    assert (same[5] == other[5]) == (style == "integer")
+
+
+async def test_ids_do_not_depend_on_other_kinds() -> None:
+    """The third signing has the same id whatever else was made before it."""
+    ids = []
+    for others in (0, 5):
+        async with Sandbox(seed=1) as sandbox:
+            for _ in range(others):
+                sandbox.register_app("http://127.0.0.1:1/")
+            user = sandbox.accounts.default_user()
+            ids.append([sandbox.service.create_signing(user, {"name": "A", "language": "EN"}).id for _ in range(3)])
+    assert ids[0] == ids[1]
+
+
+async def test_ulids_sort_by_age() -> None:
+    """ULID-like ids: 26 characters of Crockford's alphabet, in order with a seed and without."""
+    for seed in (1, None):
+        async with Sandbox(seed=seed, profile=Profile(ids="ulid")) as sandbox:
+            user = sandbox.accounts.default_user()
+            ids = [sandbox.service.create_signing(user, {"name": "A", "language": "EN"}).id for _ in range(50)]
+        assert ids == sorted(set(ids))
+        assert all(len(one) == 26 and set(one) <= set("0123456789ABCDEFGHJKMNPQRSTVWXYZ") for one in ids)
+
+
+# starting
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"port": -1},
+        {"port": 70_000},
+        {"port": True},
+        {"keep_requests": 0},
+        {"keep_requests": True},
+        {"webhook_secret": "x"},
+    ],
+)
+async def test_settings_that_are_none(settings: dict[str, object]) -> None:
+    """A wrong setting is a ValueError that names it."""
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Sandbox(**settings)  # type: ignore[arg-type]  # that is the point
+
+
+async def test_it_starts_once(signing_sandbox: Sandbox) -> None:
+    """A running sandbox cannot be started again."""
+    with pytest.raises(RuntimeError, match="before"):
+        await signing_sandbox.__aenter__()
+
+
+async def test_a_taken_port(signing_sandbox: Sandbox) -> None:
+    """A port in use is an OSError, and nothing stays behind."""
+    port = int(signing_sandbox.base_url.rpartition(":")[2])
+    with pytest.raises(OSError, match="address"):
+        async with Sandbox(port=port):
+            pass
+
+
+async def test_other_hosts() -> None:
+    """It listens where it is told to; the address is one that works."""
+    async with Sandbox(host="::1") as sandbox:
+        assert sandbox.base_url.startswith("http://[::1]:")
+        assert repr(sandbox) == f"<Sandbox {sandbox.base_url}>"
+    assert repr(Sandbox()) == "<Sandbox not started>"
+
+
+def test_the_package_is_lazy() -> None:
+    """Unknown names are told; importing the package alone loads nothing heavy."""
+    import subprocess
+    import sys
+
+    import signing_async.sandbox
+
+    with pytest.raises(AttributeError, match="Sandbos"):
+        _ = signing_async.sandbox.Sandbos
+    code = "import sys, signing_async.sandbox.server; print({'pikepdf', 'pyhanko', 'cryptography'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,474 @@
+"""Every setting of the profile, in each of its alternatives, seen in what is answered."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from signing_async.sandbox import Profile, Sandbox
+from tests.pdfs import make_pdf
+from tests.sandbox.serving import API, Caller
+
+PRESETS = ("default", "laravel", "rfc9457", "numeric")
+
+
+def run(**settings: Any) -> pytest.MarkDecorator:
+    """The test's sandbox has this profile."""
+    return pytest.mark.signing_sandbox(profile=Profile(**settings))
+
+
+def each(name: str, *values: Any, **more: Any) -> pytest.MarkDecorator:
+    """One test for each value of a setting, the sandbox set to it."""
+    return pytest.mark.parametrize(
+        name, [pytest.param(value, marks=run(**{name: value}, **more), id=str(value)) for value in values]
+    )
+
+
+# lists
+
+
+async def walk(call: Caller, path: str, pagination: str, limit: int) -> list[Any]:
+    """All items of a list, page by page, as a client of that style goes."""
+    names = call.sandbox.profile
+    items: list[Any] = []
+    url, query = path, {names.limit_param: str(limit)}
+    for _ in range(20):
+        status, body = await call("GET", url, params=query)
+        assert status == 200, body
+        page = body if isinstance(body, list) else body[names.items_field]
+        assert len(page) <= limit
+        items += page
+        cursor: str | None = None
+        if pagination == "meta_cursor":
+            cursor = body["meta"]["next_cursor"]
+        elif pagination == "top_cursor":
+            cursor = body["next_cursor"]
+        elif pagination == "has_more":
+            cursor = page[-1]["id"] if body["has_more"] else None
+        else:
+            following = body["links"]["next"] if pagination == "next_url" else call.headers.get("link", "")
+            if not following:
+                break
+            following = following.partition("<")[2].partition(">")[0] or following
+            assert following.startswith(call.sandbox.base_url)
+            url, query = following.removeprefix(call.sandbox.base_url), {}
+            continue
+        if cursor is None:
+            break
+        query = {names.limit_param: str(limit), names.cursor_param: cursor}
+    return [item["id"] for item in items]
+
+
+STYLES = ("meta_cursor", "top_cursor", "next_url", "link_header", "has_more")
+
+
+@each("pagination", *STYLES, cursor_param="after", limit_param="per_page", items_field="results")
+async def test_pagination(call: Caller, pagination: str) -> None:
+    """Each style of paging leads through all signings, each once; the names are the profile's."""
+    created = [await call.draft() for _ in range(7)]
+    assert await walk(call, f"{API}/signings", pagination, 3) == created[::-1]
+    assert await walk(call, f"{API}/signings", pagination, 7) == created[::-1]
+
+
+@each("pagination", *STYLES, recipients_list="paged")
+async def test_pages_of_recipients(call: Caller, pagination: str) -> None:
+    """Recipients come in the same pages where the profile says so; a wrong cursor is refused."""
+    signing_id = await call.draft()
+    people = [await call.recipient(signing_id) for _ in range(5)]
+    path = f"{API}/signings/{signing_id}/recipients"
+    assert await walk(call, path, pagination, 2) == people
+    status, body = await call("GET", path, params={"cursor": "nope"})
+    assert (status, list(body["errors"])) == (400, ["cursor"])
+
+
+@run(pagination="bare", recipients_list="paged")
+async def test_bare_lists(call: Caller) -> None:
+    """Without pages everything comes at once."""
+    created = [await call.draft() for _ in range(40)]
+    assert [row["id"] for row in await call.ok("GET", f"{API}/signings")] == created[::-1]
+    assert (await call.ok("GET", f"{API}/signings/{created[0]}/recipients"))["data"] == []
+
+
+@run(recipients_list="bare")
+async def test_bare_recipients(call: Caller) -> None:
+    """The recipients are a bare list."""
+    signing_id = await call.draft()
+    person = await call.recipient(signing_id)
+    rows = await call.ok("GET", f"{API}/signings/{signing_id}/recipients")
+    assert [row["id"] for row in rows] == [person]
+
+
+@run(pagination="has_more")
+async def test_an_unknown_last_id(call: Caller) -> None:
+    """A cursor that is no signing's id is refused."""
+    status, body = await call("GET", f"{API}/signings", params={"cursor": "nope"})
+    assert (status, list(body["errors"])) == (400, ["cursor"])
+
+
+@each("list_order", "newest_first", "oldest_first")
+async def test_list_order(call: Caller, list_order: str) -> None:
+    """The list goes by creation, from either end."""
+    created = [await call.draft() for _ in range(5)]
+    expected = created if list_order == "oldest_first" else created[::-1]
+    assert await walk(call, f"{API}/signings", "meta_cursor", 2) == expected
+
+
+@run(page_size=2, max_page_size=3)
+async def test_page_sizes(call: Caller) -> None:
+    """The page size by default, and at most."""
+    for _ in range(5):
+        await call.draft()
+    assert len((await call.ok("GET", f"{API}/signings"))["data"]) == 2
+    assert len((await call.ok("GET", f"{API}/signings?limit=999"))["data"]) == 3
+
+
+@run(max_page_size=30, over_page_size="refuse")
+async def test_too_large_pages_may_be_refused(call: Caller) -> None:
+    """A larger page is a 400 where the profile says so."""
+    assert (await call("GET", f"{API}/signings?limit=30"))[0] == 200
+    assert (await call("GET", f"{API}/signings?limit=31"))[0] == 400
+
+
+@each("documents_in_list", True, False)
+async def test_documents_in_list(call: Caller, documents_in_list: bool) -> None:
+    """Signings of a list carry their documents or not."""
+    await call.upload(await call.draft())
+    [row] = (await call.ok("GET", f"{API}/signings"))["data"]
+    assert ("documents" in row) is documents_in_list
+
+
+@run(record_field="data")
+async def test_record_field(call: Caller) -> None:
+    """A single record is wrapped; the request id stands beside it."""
+    body = await call.ok("GET", f"{API}/me")
+    assert set(body) == {"data", "request_id"}
+
+
+# errors
+
+
+async def errors_of(call: Caller) -> tuple[Any, Any]:
+    """The bodies of an error with fields and of one without."""
+    _, first = await call("POST", f"{API}/signings", json={"name": "A", "language": "DE"})
+    _, second = await call("POST", f"{API}/signings/{await call.draft()}/send")
+    return first, second
+
+
+@run(error_shape="nested")
+async def test_nested_errors(call: Caller) -> None:
+    """Errors are in `error`."""
+    first, second = await errors_of(call)
+    assert first["error"]["details"] == [{"field": "language", "message": "The language must be one of EN, SV."}]
+    assert second["error"]["code"] == "cannot_be_sent"
+    assert "details" not in second["error"]
+
+
+@run(error_shape="rfc9457")
+async def test_problem_details(call: Caller) -> None:
+    """Errors are problem details."""
+    first, second = await errors_of(call)
+    assert call.headers["content-type"] == "application/problem+json"
+    assert first["errors"][0]["pointer"] == "#/language"
+    assert (second["status"], second["code"], second["title"]) == (400, "cannot_be_sent", "Cannot be sent")
+    assert "no document" in second["detail"]
+
+
+@run(error_shape="list")
+async def test_lists_of_errors(call: Caller) -> None:
+    """Errors are a list."""
+    first, second = await errors_of(call)
+    assert [error["field"] for error in first["errors"]] == ["language"]
+    assert [error["code"] for error in second["errors"]] == ["cannot_be_sent"]
+
+
+@each("token_error_shape", "oauth", "profile")
+async def test_token_errors(call: Caller, token_error_shape: str) -> None:
+    """Errors of the token endpoint are OAuth's, or like all others."""
+    status, body = await call("POST", "/api/oauth/token", data={})
+    assert status == 400
+    key = "error" if token_error_shape == "oauth" else "code"
+    assert body[key] == "invalid_request"
+
+
+# statuses
+
+
+@each("missing_token_status", 401, 403, 400)
+async def test_missing_token_status(call: Caller, missing_token_status: int) -> None:
+    """The status without a token."""
+    async with aiohttp.ClientSession(call.sandbox.base_url) as session, session.get(f"{API}/me") as response:
+        assert response.status == missing_token_status
+        assert ("WWW-Authenticate" in response.headers) == (missing_token_status == 401)
+
+
+@each("expired_token_status", 401, 403, 400)
+async def test_expired_token_status(call: Caller, expired_token_status: int) -> None:
+    """The status with an expired token."""
+    headers = {"Authorization": f"Bearer {call.sandbox.access_token(lifetime=1)}"}
+    call.sandbox.clock.advance(seconds=2)
+    assert (await call("GET", f"{API}/me", headers=headers))[0] == expired_token_status
+
+
+@each("created_status", 201, 200)
+async def test_created_status(call: Caller, created_status: int) -> None:
+    """The status of creating each of the three things."""
+    status, signing = await call("POST", f"{API}/signings", json={"name": "A", "language": "EN"})
+    assert status == created_status
+    assert (await call.upload(signing["id"]))[0] == created_status
+    path = f"{API}/signings/{signing['id']}/recipients"
+    assert (await call("POST", path, json={"email": "a@b.example"}))[0] == created_status
+
+
+@each("send_status", 200, 202, 204)
+async def test_send_status(call: Caller, send_status: int) -> None:
+    """The status of sending; 204 has no body."""
+    signing_id = await call.draft()
+    await call.upload(signing_id)
+    await call.recipient(signing_id)
+    status, body = await call("POST", f"{API}/signings/{signing_id}/send")
+    assert status == send_status
+    assert (body == b"") == (send_status == 204)
+
+
+@each("remind_status", 200, 202, 204)
+async def test_remind_status(call: Caller, remind_status: int) -> None:
+    """The status of reminding; 204 has no body."""
+    signing_id, _, [person] = await call.sent()
+    status, body = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
+    assert status == remind_status
+    assert (body == b"") == (remind_status == 204)
+
+
+@each("not_editable_status", 400, 409, 422)
+async def test_not_editable_status(call: Caller, not_editable_status: int) -> None:
+    """The status of adding to a signing that is sent."""
+    signing_id, _, _ = await call.sent()
+    assert (await call.upload(signing_id))[0] == not_editable_status
+
+
+# formats
+
+
+@each("timestamps", "iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis")
+async def test_timestamps(call: Caller, timestamps: str) -> None:
+    """Each format says the same moment."""
+    signing = await call.ok("GET", f"{API}/signings/{await call.draft()}")
+    value, now = signing["created_at"], datetime.now(UTC)
+    if timestamps.startswith("epoch"):
+        assert isinstance(value, int)
+        moment = datetime.fromtimestamp(value / (1000 if timestamps == "epoch_millis" else 1), UTC)
+    else:
+        moment = datetime.fromisoformat(value)
+        assert value.endswith("+01:00" if timestamps == "iso_offset" else "Z")
+        assert ("." in value) == (timestamps == "iso_micros")
+    assert abs((moment - now).total_seconds()) < 30
+    assert signing["cancelled_at"] is None
+
+
+@each("request_id", "both", "header", "body", "none")
+async def test_request_id_placement(call: Caller, request_id: str) -> None:
+    """The request id is where the profile wants it, in successes and in errors."""
+    for path in (f"{API}/me", "/nope"):
+        _, body = await call("GET", path)
+        assert ("request_id" in body) == (request_id in {"both", "body"})
+        assert ("request_id" in call.headers) == (request_id in {"both", "header"})
+
+
+@run(request_id_header="X-Request-Id")
+async def test_request_id_header(call: Caller) -> None:
+    """The header has the profile's name."""
+    body = await call.ok("GET", f"{API}/me")
+    assert call.headers["x-request-id"] == body["request_id"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        pytest.param(unit, expected, marks=run(expires_in_unit=unit, access_token_lifetime=600))
+        for unit, expected in (("seconds", 600), ("minutes", 10), ("milliseconds", 600_000))
+    ],
+)
+async def test_expires_in_unit(call: Caller, unit: str, expected: int) -> None:
+    """expires_in counts in the profile's unit."""
+    sandbox = call.sandbox
+    app = sandbox.register_app("http://127.0.0.1:1/")
+    parameters = {"grant_type": "authorization_code", "client_id": app.client_id, "redirect_uri": app.redirect_uri}
+    secrets = {"client_secret": app.client_secret, "code": sandbox.authorize(app)}
+    assert (await call.ok("POST", "/api/oauth/token", data=parameters | secrets))["expires_in"] == expected
+
+
+# names of fields
+
+
+@run(recipient_completed_field="signed_at", phone_field="mobile", identification_field="ssn")
+async def test_names_of_fields(call: Caller) -> None:
+    """The recipient's fields have the profile's names."""
+    signing_id = await call.draft()
+    await call.upload(signing_id)
+    person = await call.recipient(signing_id, signing_method="sms", mobile="+4670", ssn="1212")
+    await call.ok("POST", f"{API}/signings/{signing_id}/send")
+    await call.sandbox.sign(person)
+    [row] = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"]
+    assert (row["mobile"], row["ssn"]) == ("+4670", "1212")
+    assert row["signed_at"]
+    assert "completed_at" not in row
+
+
+@run(signing_methods=("approval", "fax"), phone_methods=("fax",), identification_methods=())
+async def test_signing_methods(call: Caller) -> None:
+    """The methods are the profile's; the first is the default."""
+    signing_id = await call.draft()
+    await call.recipient(signing_id)
+    [row] = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"]
+    assert row["signing_method"] == "approval"
+    path = f"{API}/signings/{signing_id}/recipients"
+    status, body = await call("POST", path, json={"email": "a@b.example", "signing_method": "fax"})
+    assert (status, list(body["errors"])) == (400, ["phone"])
+    assert (await call("POST", path, json={"email": "a@b.example", "signing_method": "bankid"}))[0] == 400
+
+
+@each("default_signing_order", "parallel", "sequential")
+async def test_default_signing_order(call: Caller, default_signing_order: str) -> None:
+    """signing_order when none is given."""
+    signing = await call.ok("GET", f"{API}/signings/{await call.draft()}")
+    assert signing["signing_order"] == default_signing_order
+
+
+@each("document_name", "filename", "stem")
+async def test_document_name(call: Caller, document_name: str) -> None:
+    """A document's name is the file's with or without .pdf."""
+    signing_id = await call.draft()
+    names = [(await call.upload(signing_id, filename=name))[1]["name"] for name in ("Lease.PDF", "lease", ".pdf")]
+    assert names == (["Lease.PDF", "lease", ".pdf"] if document_name == "filename" else ["Lease", "lease", ".pdf"])
+
+
+# limits
+
+
+@pytest.mark.parametrize(
+    ("size", "accepted"),
+    [
+        pytest.param(size, accepted, marks=run(megabyte=megabyte, accept_exact_limit=exact))
+        for megabyte in (2**20, 10**6)
+        for exact in (True, False)
+        for size, accepted in ((10 * megabyte - 1, True), (10 * megabyte, exact), (10 * megabyte + 1, False))
+    ],
+)  # fmt: skip
+async def test_ten_megabytes(call: Caller, size: int, accepted: bool) -> None:
+    """10 MB is 10 times what the profile calls a megabyte, and exactly that is accepted or not."""
+    signing_id = await call.draft()
+    data = make_pdf(size)
+    assert len(data) == size
+    status, body = await call.upload(signing_id, data)
+    assert status == (201 if accepted else 422)
+    assert accepted or body["code"] == "too_large"
+    assert len(call.sandbox.documents(signing_id)) == int(accepted)
+
+
+@run(max_documents=2, max_recipients=1)
+async def test_how_many(call: Caller) -> None:
+    """The most documents and recipients of a signing."""
+    signing_id = await call.draft()
+    assert [(await call.upload(signing_id))[0] for _ in range(3)] == [201, 201, 400]
+    await call.recipient(signing_id)
+    path = f"{API}/signings/{signing_id}/recipients"
+    assert (await call("POST", path, json={"email": "b@b.example"}))[0] == 400
+
+
+# the profile itself
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("pagination", "offset"), ("error_shape", None), ("timestamps", []), ("expired_token_status", 404),
+        ("created_status", True), ("cursor_param", ""), ("limit_param", "a b"), ("items_field", 5), ("page_size", 0),
+        ("page_size", 101), ("page_size", True), ("max_page_size", 10**7), ("max_documents", 0), ("record_field", ""),
+        ("access_token_lifetime", 0), ("replay_grace", -1), ("code_lifetime", "600"), ("rotate_refresh_tokens", 1),
+        ("required_signing_fields", "message"), ("required_signing_fields", ("name",)), ("signing_methods", ()),
+        ("phone_methods", ("fax",)), ("signing_methods", (1,)), ("signing_methods", "email"),
+        ("invitation_days", None), ("megabyte", 1024),
+        ("cursor_param", "limit"), ("refresh_token_lifetime", float("nan")), ("access_token_lifetime", float("inf")),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_named(setting: str, value: object) -> None:
+    """A wrong value is a ValueError with the setting's name and the value."""
+    with pytest.raises(ValueError, match=setting) as caught:
+        Profile(**{setting: value})  # type: ignore[arg-type]  # that is the point
+    shown = value[0] if isinstance(value, tuple) and value else value
+    assert repr(shown) in str(caught.value) or isinstance(value, tuple)
+
+
+@pytest.mark.parametrize("name", ["email", "id", "completed_at"])
+def test_names_that_clash(name: str) -> None:
+    """A field cannot have another field's name."""
+    with pytest.raises(ValueError, match="phone_field"):
+        Profile(phone_field=name)
+
+
+def test_presets() -> None:
+    """Presets are profiles with other values, changed further at will; unknown ones are told."""
+    profiles = [Profile.preset(name) for name in PRESETS]
+    assert len(set(profiles)) == 4
+    assert Profile.laravel(page_size=7).page_size == 7
+    assert Profile.numeric().replace(ids="uuid").ids == "uuid"
+    with pytest.raises(ValueError, match=r"'nope'.*laravel"):
+        Profile.preset("nope")
+
+
+def test_lists_become_tuples() -> None:
+    """Sets of names may be given as any sequence; a profile stays hashable."""
+    assert hash(Profile(phone_methods=["email"])) == hash(Profile(phone_methods=("email",)))  # type: ignore[arg-type]  # lists will do
+
+
+def test_methods_taken_away() -> None:
+    """With fewer signing methods the defaults of what they need fit by themselves."""
+    profile = Profile(signing_methods=("email",))
+    assert (profile.phone_methods, profile.identification_methods) == ((), ())
+
+
+def test_every_setting_is_described() -> None:
+    """Each setting has its sentence in the source."""
+    import inspect
+
+    lines = inspect.getsource(Profile).splitlines()
+    for setting in dataclasses.fields(Profile):
+        at = next(n for n, line in enumerate(lines) if line.startswith(f"    {setting.name}: "))
+        assert lines[at + 1].strip().startswith('"""'), setting.name
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_the_whole_story_in_every_preset(preset: str) -> None:
+    """From consent to the sealed file, whatever the profile."""
+    async with Sandbox(profile=Profile.preset(preset)) as sandbox:
+        profile = sandbox.profile
+        app = sandbox.register_app("http://127.0.0.1:1/")
+        async with aiohttp.ClientSession(sandbox.base_url) as session:
+            call = Caller(sandbox, session)
+            parameters = {"grant_type": "authorization_code", "client_id": app.client_id}
+            parameters |= {"redirect_uri": app.redirect_uri, "code": sandbox.authorize(app)}
+            secret = {"client_secret": app.client_secret}
+            token = await call.ok("POST", "/api/oauth/token", data=parameters | secret)
+            session.headers["Authorization"] = f"Bearer {token['access_token']}"
+
+            def record(body: Any) -> Any:
+                return body[profile.record_field] if profile.record_field else body
+
+            signing = record(await call.ok("POST", f"{API}/signings", json={"name": "A", "language": "SV"}))
+            path = f"{API}/signings/{signing['id']}"
+            status, document = await call.upload(signing["id"])
+            assert status == profile.created_status
+            person = record(await call.ok("POST", f"{path}/recipients", json={"email": "a@b.example"}))
+            assert (await call("POST", f"{path}/send"))[0] == profile.send_status
+            assert (await call("POST", f"{path}/recipients/{person['id']}/remind"))[0] == profile.remind_status
+            await sandbox.sign(person["id"])
+            done = record(await call.ok("GET", path))
+            assert done["is_completed"]
+            status, sealed = await call("GET", urlsplit(done["documents"][0]["signed_file_path"]).path)
+            assert sealed.startswith(b"%PDF-")
+            assert done["documents"][0]["id"] == record(document)["id"]
