@@ -112,37 +112,27 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@dataclass(frozen=True, slots=True)
 class _Sender:
     """Makes events, signs and posts them."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        url: URL,
-        secret: Secret,
-        scheme: Scheme,
-        event_type: str,
-        answer_limit: float,
-        slow_limit: float,
-        over_long: int,
-    ) -> None:
-        self.slow_limit = slow_limit
-        self.over_long = over_long
-        self._session = session
-        self._url = url
-        self._secret = secret
-        self._scheme = scheme
-        self._event_type = event_type
-        self._answer_limit = answer_limit
+    session: aiohttp.ClientSession
+    url: URL
+    secret: Secret
+    scheme: Scheme
+    event_type: str
+    answer_limit: float
+    slow_limit: float
+    over_long: int
 
     def event(self, **more: object) -> dict[str, Any]:
-        return {"event": {"id": f"check_{uuid4().hex}", "type": self._event_type}, **more}
+        return {"event": {"id": f"check_{uuid4().hex}", "type": self.event_type}, **more}
 
     def sign(self, body: bytes, secret: Secret | None = None) -> dict[str, str]:
-        return sign(secret or self._secret, body, self._scheme, id=f"msg_{uuid4().hex}")
+        return sign(self.secret if secret is None else secret, body, self.scheme, id=f"msg_{uuid4().hex}")
 
     def unsigned(self, body: bytes) -> dict[str, str]:
-        return {name: value for name, value in self.sign(body).items() if name != self._scheme.header}
+        return {name: value for name, value in self.sign(body).items() if name != self.scheme.header}
 
     async def post(
         self,
@@ -156,17 +146,17 @@ class _Sender:
         headers = {"Content-Type": "application/json", **headers}
         if length is not None:
             headers["Content-Length"] = str(length)
-        timeout = aiohttp.ClientTimeout(total=limit or self._answer_limit)
+        timeout = aiohttp.ClientTimeout(total=limit or self.answer_limit)
         status, words = None, CLOSED
         try:
-            async with self._session.post(
-                self._url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            async with self.session.post(
+                self.url, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as answer:
                 status, words = answer.status, str(answer.status)
         except TimeoutError:
             words = NO_ANSWER
         except aiohttp.ClientConnectorError as error:
-            raise TransportError(f"{self._url} cannot be reached: {error}") from None
+            raise TransportError(f"{self.url} cannot be reached: {error}") from None
         except aiohttp.ClientError:
             pass
         return Answer(status, words, time.monotonic() - started)

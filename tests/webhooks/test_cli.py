@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from signing_async.cli.webhook import webhook
 from signing_async.webhooks import STANDARD_WEBHOOKS, Receiver, WebhookVerifier, sign
+from signing_async.webhooks.check import CheckResult
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 from tests.webhooks.servers import PATH, serve
 
@@ -186,6 +188,27 @@ def test_check(color: str, caplog: pytest.LogCaptureFixture) -> None:
         as_json = run("check", url, *options, "--json")
         facts = json.loads(as_json.output)
         assert (facts["ok"], len(facts["checks"]), facts["checks"][0]["got"]) == (True, 9, "202")
+
+
+@pytest.mark.parametrize(
+    ("ok", "code", "words"), [(True, 0, "all 2 are handled rightly"), (False, 1, "1 of 2 are handled wrongly")]
+)
+def test_what_check_prints(ok: bool, code: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each result, what was expected and why it matters where it is wrong, and a verdict."""
+    results = [CheckResult("one", True, "2xx", "202", 0.001, ""), CheckResult("two", ok, "4xx", "200", 1.5, "so what")]
+
+    async def canned(url: str, secret: str, **settings: Any) -> AsyncIterator[CheckResult]:
+        for result in results:
+            yield result
+
+    monkeypatch.setattr("signing_async.webhooks.check.check_receiver", canned)
+    done = run("check", "http://127.0.0.1:1/")
+    assert done.exit_code == code
+    assert done.output.splitlines()[-1] == words
+    assert ("expected 4xx: so what" in done.output) is not ok
+    assert "200 in 1500 ms" in done.output
+    facts = json.loads(run("check", "http://127.0.0.1:1/", "--json").output)
+    assert (facts["ok"], [one["ok"] for one in facts["checks"]]) == (ok, [True, ok])
 
 
 def test_check_of_an_endpoint_that_is_not_there() -> None:
