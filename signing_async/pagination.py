@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -103,12 +104,12 @@ class Pager(Generic[T]):
                 yield page
                 page = await self._fetch(page.next_cursor)
                 continue
-            ahead = asyncio.create_task(self._fetch(page.next_cursor), name=f"signing_async {self._name} read-ahead")
+            ahead = _Ahead(partial(self._fetch, page.next_cursor), f"signing_async {self._name} read-ahead")
             try:
                 yield page
-                page = await ahead
+                page = await ahead.result()
             finally:
-                await _stop(ahead)
+                await ahead.stop()
         yield page
 
     async def _fetch(self, cursor: str | None) -> Page[T]:
@@ -187,10 +188,32 @@ def _linked(header: str) -> str | None:
     return None
 
 
-async def _stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait until it is gone; what came of it does not matter any more."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()
+class _Ahead(Generic[T]):
+    """Fetches something in a task of its own as soon as its owner waits for anything else.
+
+    An owner that does not, but comes for the result at once, would gain nothing, and is spared the task.
+    """
+
+    def __init__(self, fetch: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
+        self._fetch = fetch
+        self._name = name
+        self._task: asyncio.Task[T] | None = None
+        self._start = asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._fetch(), name=self._name)
+
+    async def result(self) -> T:
+        self._start.cancel()
+        return await (self._fetch() if self._task is None else self._task)
+
+    async def stop(self) -> None:
+        """Cancel the task and wait until it is gone; what came of it does not matter any more."""
+        self._start.cancel()
+        if self._task is None:
+            return
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.exception()
