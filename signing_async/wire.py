@@ -53,13 +53,15 @@ Write = Callable[[Chunk], Awaitable[bool]]
 
 def check_origin(base_url: str) -> str:
     """The origin to talk to, or a `ConfigurationError`: HTTPS, or plain HTTP to a loopback host."""
+    if not isinstance(base_url, str):
+        raise ConfigurationError(f"base_url is not a URL: {base_url!r}")
+    if "@" in base_url:
+        raise ConfigurationError("base_url must not hold a user name or a password")
     try:
         parts = urlsplit(base_url)
         origin = _origin(parts)
-    except (ValueError, TypeError, AttributeError):
+    except ValueError:
         raise ConfigurationError(f"base_url is not a URL: {base_url!r}") from None
-    if parts.username is not None or parts.password is not None:
-        raise ConfigurationError("base_url must not hold a user name or a password")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"base_url must be an origin such as https://tenant.example.com, not {base_url!r}")
     if parts.path.strip("/") or parts.query or parts.fragment:

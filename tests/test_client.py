@@ -48,6 +48,7 @@ QUICK = RetryPolicy(base_delay=0.01)
         ("https://tenant.example.com/api", "without path"),
         ("https://tenant.example.com?x=1", "without path"),
         ("https://me:secret@tenant.example.com", "user name or a password"),
+        ("https://me:secret@[", "user name or a password"),
         ("https://tenant.example.com:port", "not a URL"),
         ("https://[", "not a URL"),
         ("http://127.0.0.1.example.com", "must be https"),
