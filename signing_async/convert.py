@@ -6,7 +6,9 @@ and leaves the rest as ``extra``; it is registered as the class's structure hook
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -29,7 +31,14 @@ T = TypeVar("T")
 
 _BOM = b"\xef\xbb\xbf"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ANY_DAY = "2000-01-01T00:00"
 _DIGITS = re.compile(r"[+-]?\d{9,}(\.\d+)?", re.ASCII)  # eight digits are a date
+_ISO = re.compile(
+    r"(\d{4}-\d\d-\d\d|\d{8}|\d{4}-W\d\d(?:-\d)?|\d{4}W\d\d\d?)"
+    r"(?:[T ](\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?)?(?:\s?(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))?)?",
+    re.ASCII,
+)
 
 
 class Unreadable(ValueError):  # stays inside the package: callers see a DecodeError
@@ -49,22 +58,38 @@ class Unreadable(ValueError):  # stays inside the package: callers see a DecodeE
         return Unreadable(self.problem, f"{name}{separator}{self.path}")
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def parse(body: bytes) -> Any:
     """Read JSON, whatever the bytes are; what is none is `Unreadable`."""
     if body.startswith(_BOM):
         body = body[len(_BOM) :]
     try:
-        return json.loads(body, parse_constant=_refuse_constant) if orjson is None else orjson.loads(body)
-    except UnicodeDecodeError:
+        return _loads(body) if orjson is None else orjson.loads(body)
+    except UnicodeError:
         raise Unreadable("not UTF-8") from None
     except RecursionError:
         raise Unreadable("nested too deeply") from None
     except ValueError as error:
         raise Unreadable(f"not JSON: {error}" if body.strip() else "empty") from None
+
+
+def _loads(body: bytes) -> Any:
+    """As strict as orjson, and with the same numbers: what is read must not depend on what is installed."""
+    data = json.loads(body.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
+    if _SURROGATE.search(body):
+        json.dumps(data, ensure_ascii=False).encode()  # fails for half a pair, which no text can hold
+    return data
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large, or none")
+    return number
+
+
+def _whole(text: str) -> float:
+    number = int(text) if len(text) <= 20 else None
+    return number if number is not None and -(2**63) <= number < 2**64 else _number(text)
 
 
 def structure(data: Any, cls: type[T]) -> T:
@@ -77,7 +102,7 @@ def structure_all(items: Any, cls: type[T]) -> tuple[T, ...]:
     hook = _HOOKS[cls]
     made: list[T] = []
     if not isinstance(items, list):
-        raise Unreadable(f"expected a list, got {_kind(items)}")
+        raise Unreadable(f"expected a list, got {_shown(items)}")
     try:
         for item in items:
             made.append(hook(item, cls))
@@ -92,50 +117,62 @@ def timestamp(value: Any) -> datetime | None:
         moment = _read_iso(value)
     except (TypeError, ValueError):
         return _odd_timestamp(value)
-    return moment if moment.tzinfo is not None else _odd_timestamp(value)
+    # Python takes a fraction of an hour or of a minute for one of a second.
+    if moment.tzinfo is None or (moment.microsecond and value[19:20] != "."):
+        return _odd_timestamp(value)
+    return moment
 
 
 _read_iso = datetime.fromisoformat
 
 
 def _odd_timestamp(value: Any) -> datetime | None:
+    """What Python does not read by itself, or reads wrong."""
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _from_epoch(value, value)
-    if not isinstance(value, str):
-        raise Unreadable(f"expected a timestamp, got {_kind(value)}")
-    text = value.strip()
-    if not text:
+    if isinstance(value, str):
+        value = value.strip()
+        if not value:
+            return None
+    moment = None
+    with contextlib.suppress(ValueError, OverflowError):
+        if isinstance(value, str) and not _DIGITS.fullmatch(value):
+            moment = _from_iso(value)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            moment = _from_epoch(float(value))
+    if moment is None:
+        raise Unreadable(f"expected a timestamp, got {_shown(value)}")
+    return moment
+
+
+def _from_iso(text: str) -> datetime | None:
+    found = _ISO.fullmatch(text.upper().replace("\u2212", "-"))
+    if found is None:
         return None
-    if _DIGITS.fullmatch(text):
-        return _from_epoch(float(text), text)
-    # Python reads neither a leap second, nor a space before the zone, nor the end of a day as 24:00.
-    text = re.sub(r"\s+(?=[+-]\d|[zZ]$)", "", text[:80], count=1).removesuffix(" UTC")
-    text, leap = re.subn(r"(?<=:\d\d:)60\b", "59", text, count=1)
-    text, midnight = re.subn(r"(?<=[Tt ])24(?=:?00|$)", "00", text, count=1)
-    try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return moment + timedelta(seconds=leap, days=midnight)
-    except (ValueError, OverflowError):
-        raise Unreadable(f"expected a timestamp, got {value[:40]!r}") from None
+    hour, minute, second = (int(digits or 0) for digits in found.group(2, 3, 4))
+    micros = int((found[5] or "")[:6].ljust(6, "0"))
+    last_second = minute == 59 and second == 60  # a leap second; it ends a minute, in whatever zone
+    end_of_day = hour == 24 and not (minute or second or micros)
+    if (hour > 23 and not end_of_day) or minute > 59 or (second > 59 and not last_second):
+        return None
+    zone = UTC if found[6] in (None, "Z", "UTC", "GMT") else datetime.fromisoformat(f"{_ANY_DAY}{found[6]}").tzinfo
+    day = datetime.fromisoformat(found[1]).replace(tzinfo=zone)
+    return day + timedelta(hours=hour, minutes=minute, seconds=second, microseconds=micros)
 
 
-def _from_epoch(number: float, shown: object) -> datetime:
+def _from_epoch(number: float) -> datetime:
     # Seconds reach 1e11 in the year 5138; milliseconds reach it in 1973.
     size = abs(number)
-    seconds = number if size < 1e11 else number / 1e3 if size < 1e14 else number / 1e6
-    try:
-        return _EPOCH + timedelta(seconds=seconds)
-    except (OverflowError, ValueError):
-        raise Unreadable(f"expected a timestamp, got {str(shown)[:40]}") from None
+    return _EPOCH + timedelta(seconds=number if size < 1e11 else number / 1e3 if size < 1e14 else number / 1e6)
 
 
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
-    return names.get(type(value), "a number")
+def _shown(value: Any) -> str:
+    """A value for an error's text, where it can be long or large: the kind, or the start."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:39] + "…")
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "a number"
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else json.dumps(value)
 
 
 # What each kind of field takes when its value is not simply right already.
@@ -144,13 +181,13 @@ def _kind(value: Any) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise Unreadable(f"expected a text, got {_kind(value)}")
+    raise Unreadable(f"expected a text, got {_shown(value)}")
 
 
 def _flag(value: Any) -> bool:
     if type(value) is int and value in (0, 1):
         return bool(value)
-    raise Unreadable(f"expected true or false, got {_kind(value) if not isinstance(value, str) else repr(value[:40])}")
+    raise Unreadable(f"expected true or false, got {_shown(value)}")
 
 
 def _integer(value: Any) -> int:
@@ -158,13 +195,13 @@ def _integer(value: Any) -> int:
         return int(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    raise Unreadable(f"expected a whole number, got {_kind(value)}")
+    raise Unreadable(f"expected a whole number, got {_shown(value)}")
 
 
 def _choice(cls: type[Enum]) -> Callable[[Any], Any]:
     def choose(value: Any) -> Any:
         if type(value) is not str:
-            raise Unreadable(f"expected a text, got {_kind(value)}")
+            raise Unreadable(f"expected a text, got {_shown(value)}")
         return cls(value)
 
     return choose
@@ -176,7 +213,7 @@ def _generate(cls: type[T]) -> Callable[[Any, Any], T]:
         "cls": cls,
         "new": cls.__new__,
         "Unreadable": Unreadable,
-        "kind": _kind,
+        "shown": _shown,
         "timestamp": timestamp,
         "structure_all": structure_all,
         "Document": Document,
@@ -186,7 +223,7 @@ def _generate(cls: type[T]) -> Callable[[Any, Any], T]:
     scope["names"] = [field.name for field in fields]
     lines = [
         "def make(data, _):",
-        " if type(data) is not dict: raise Unreadable('expected an object, got ' + kind(data))",
+        " if type(data) is not dict: raise Unreadable('expected an object, got ' + shown(data))",
         " take = data.pop",
         " made = new(cls)",
         " fill = made.__dict__",  # as the frozen class's own __init__ does, at three quarters of its cost
