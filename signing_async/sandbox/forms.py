@@ -22,9 +22,10 @@ _NEW_COOKIE: ContextVar[str] = ContextVar("new cookie")
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-src 'self'; "
-        "object-src 'self'; base-uri 'none'; frame-ancestors 'self'"
+        "default-src 'none'; style-src 'self'; img-src 'self' data:; frame-src 'self'; object-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
+    "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",

@@ -149,10 +149,11 @@ class Sandbox:
             seed=self._seed,
             keep_requests=self._keep_requests,
         )
-        app = web.Application(middlewares=[self._api.logged, self.forms.new_cookies])
+        people = pages.Pages(self)
+        app = web.Application(middlewares=[self._api.logged, self.forms.new_cookies, people.errors])
         app.router.add_routes(self._api.routes())
         app.router.add_routes(Own(self).routes())
-        app.router.add_routes(self._watched(pages.routes(self)))
+        app.router.add_routes(self._watched(people.routes()))
         app.router.add_get("/openapi.json", partial(openapi.serve, self.profile))
         runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=SHUTDOWN, handle_signals=False)
         await runner.setup()
@@ -269,6 +270,11 @@ class Sandbox:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
                 raise ValueError(f"{name} must be a number above 0, not {value!r}")
         self._api.rate_limit = RateLimit(rate, int(burst or max(1, rate)), retry_after, self.clock)
+
+    @property
+    def current_rate_limit(self) -> RateLimit | None:
+        """The rate limit in force, if there is one."""
+        return self._api.rate_limit
 
     def snapshot(self) -> Snapshot:
         """All that the sandbox holds now, the clock included; faults and the request log are not part of it."""

@@ -1,0 +1,245 @@
+"""Register an application, and let it act for a user: /developer/my-apps and /oauth/authorize."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from ..accounts import redirect_with
+from ..records import App, User
+from ..refused import Refused
+from .markup import Child, Html, isolated, tag, theirs
+from .site import (
+    APPS,
+    EMPTY,
+    Filled,
+    Site,
+    alert,
+    card,
+    choice_field,
+    facts,
+    heading,
+    identifier,
+    moment,
+    table,
+    text_field,
+)
+
+AUTHORIZE = "/oauth/authorize"
+ASKED = ("client_id", "redirect_uri", "response_type", "state")
+
+
+class Apps:
+    """The applications, and what they ask of users."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._accounts = site.sandbox.accounts
+
+    def routes(self) -> list[web.RouteDef]:
+        """Both pages."""
+        return [
+            web.get(APPS, self.my_apps),
+            web.post(APPS, self.register),
+            web.get(AUTHORIZE, self.consent),
+            web.post(AUTHORIZE, self.decide),
+        ]
+
+    # my apps
+
+    async def my_apps(self, request: web.Request) -> web.Response:
+        """The applications, and a form for a new one."""
+        return self._my_apps(request, EMPTY)
+
+    async def register(self, request: web.Request) -> web.Response:
+        """Register an application and show its secret, this once."""
+        fields = await self._site.fields(request)
+        try:
+            user = self._user(fields)
+            app = self._accounts.register_app(fields.get("name", ""), fields.get("redirect_uri", ""), user)
+        except Refused as refused:
+            return self._my_apps(request, Filled.refused(fields, refused), refused.status)
+        return self._site.page(request, "App registered", _registered(app, self._site.sandbox.base_url), section=APPS)
+
+    def _my_apps(self, request: web.Request, filled: Filled, status: int = 200) -> web.Response:
+        apps = self._accounts.apps()
+        users = self._accounts.users()
+        form = self._site.form(
+            request,
+            APPS,
+            alert(filled.problem),
+            text_field("Name", "name", filled, "Users read it on the consent page.", maxlength=200, required=True),
+            text_field(
+                "Redirect URI",
+                "redirect_uri",
+                filled,
+                ["Where the browser goes with the code: https, or http on this machine, as in ", tag("code", _EXAMPLE)],
+                required=True,
+                inputmode="url",
+                autocomplete="off",
+                spellcheck="false",
+            ),
+            choice_field("Registered by", "user", filled, _named(users)) if len(users) > 1 else None,
+            tag("button", "Register"),
+            class_="stack",
+        )
+        content = tag(
+            "div",
+            card("Applications", table("Registered applications", _HEADERS, map(self._row, apps), _EMPTY)),
+            card("Register an application", form),
+            class_="two",
+        )
+        return self._site.page(request, "My apps", heading("My apps", own=False), content, section=APPS, status=status)
+
+    def _row(self, app: App) -> list[Child]:
+        query = {"client_id": app.client_id, "redirect_uri": app.redirect_uri, "response_type": "code", "state": "try"}
+        return [
+            [theirs(app.name), tag("p", "by ", theirs(self._accounts.user(app.user_id).name), class_="quiet")],
+            identifier(app.client_id),
+            tag("code", app.redirect_uri, class_="break"),
+            moment(app.created_at),
+            tag(
+                "a",
+                "Consent page",
+                tag("span", " of ", theirs(app.name), class_="unseen"),
+                href=f"{AUTHORIZE}?{urlencode(query)}",
+            ),
+        ]
+
+    def _user(self, fields: dict[str, str]) -> User:
+        """The user chosen in a form; the default one where there was nothing to choose."""
+        chosen = fields.get("user")
+        if chosen is None:
+            return self._accounts.default_user()
+        try:
+            return self._accounts.user(chosen)
+        except KeyError:
+            raise Refused(
+                400, "validation_failed", "Choose one of the users.", {"user": ["Choose one of these."]}
+            ) from None
+
+    # consent
+
+    async def consent(self, request: web.Request) -> web.StreamResponse:
+        """Ask a user whether an application may act for them."""
+        return self._ask(request, EMPTY)
+
+    async def decide(self, request: web.Request) -> web.StreamResponse:
+        """Send the browser back to the application, with a code or an error."""
+        fields = await self._site.fields(request)
+        decision = fields.get("decision")
+        if decision not in {"allow", "deny"}:
+            return self._ask(request, Filled(fields, {}, "Choose whether to agree or to decline."), 400)
+        try:
+            app, state = self._accounts.authorization_request(request.query)
+            user = self._user(fields)
+        except Refused as refused:
+            return self._ask(request, Filled.refused(fields, refused), 400)
+        if decision == "deny":
+            raise web.HTTPFound(redirect_with(app, error="access_denied", state=state))
+        raise web.HTTPFound(self._accounts.consent_redirect(app, state, user=user))
+
+    def _ask(self, request: web.Request, filled: Filled, status: int = 200) -> web.StreamResponse:
+        try:
+            app, state = self._accounts.authorization_request(request.query)
+        except Refused as refused:
+            return self._site.page(
+                request, "Cannot continue", _not_trusted(request, refused), status=400, for_recipients=True
+            )
+        if request.query.get("response_type") != "code":
+            raise web.HTTPFound(redirect_with(app, error="unsupported_response_type", state=state))
+        response = self._site.page(
+            request,
+            f"Allow {isolated(app.name)}?",
+            heading(["Allow ", theirs(app.name), "?"], own=False),
+            self._question(request, app, filled),
+            for_recipients=True,
+            status=status,
+        )
+        # Browsers hold the whole chain of redirects after a form against form-action, and where the application
+        # sends its user on to is its own affair.
+        policy = response.headers["Content-Security-Policy"]
+        response.headers["Content-Security-Policy"] = policy.replace(" form-action 'self';", "")
+        return response
+
+    def _question(self, request: web.Request, app: App, filled: Filled) -> Html:
+        users = self._accounts.users()
+        asked = {name: request.query[name] for name in ASKED if name in request.query}
+        who: Child = tag("p", "You are ", tag("strong", theirs(users[0].name)), " (", theirs(users[0].email), ").")
+        if len(users) > 1:
+            default = self._accounts.default_user().id
+            who = choice_field("You are", "user", filled, _named(users), default=default)
+        form = self._site.form(
+            request,
+            f"{AUTHORIZE}?{urlencode(asked)}",
+            alert(filled.problem),
+            who,
+            tag(
+                "div",
+                tag("button", "Agree", name="decision", value="allow"),
+                tag("button", "Decline", name="decision", value="deny", class_="plain"),
+                class_="buttons",
+            ),
+            class_="stack",
+        )
+        may = ("see who you are", "create, read and send signings in your name", "upload and download their documents")
+        return tag(
+            "section",
+            tag("p", tag("strong", theirs(app.name)), " asks to use the signing service for you. It could then:"),
+            tag("ul", [tag("li", what) for what in may]),
+            facts(
+                ("Client id", identifier(app.client_id)),
+                ("Afterwards you go to", tag("code", app.redirect_uri, class_="break")),
+            ),
+            form,
+            class_="card",
+        )
+
+
+_EXAMPLE = "http://127.0.0.1:8000/callback"
+_HEADERS = ("Name", "Client id", "Redirect URI", "Registered", "Try it")
+_EMPTY = [
+    tag("p", tag("strong", "No application yet.")),
+    tag("p", "Register one to get the client id and the client secret that OAuth needs."),
+]
+
+
+def _named(users: list[User]) -> list[tuple[str, str]]:
+    return [(user.id, f"{isolated(user.name)} ({isolated(user.email)}, tenant {user.tenant})") for user in users]
+
+
+def _registered(app: App, base_url: str) -> Html:
+    return tag(
+        "div",
+        heading(["Registered: ", theirs(app.name)], own=False),
+        card(
+            "Keep the secret now",
+            tag(
+                "p",
+                "The client secret is shown this once and never again. Keep it away from browsers and logs.",
+                class_="warning",
+            ),
+            facts(
+                ("Client id", tag("code", app.client_id, class_="id", id="client-id")),
+                ("Client secret", tag("code", app.client_secret, class_="id", id="client-secret")),
+                ("Redirect URI", tag("code", app.redirect_uri, class_="break")),
+                ("Base URL", tag("code", base_url, class_="break")),
+            ),
+            tag("p", tag("a", "I have kept it: back to my apps", href=APPS, class_="button")),
+        ),
+    )
+
+
+def _not_trusted(request: web.Request, refused: Refused) -> list[Html]:
+    return [
+        heading("This application cannot be let in", own=False),
+        tag(
+            "section",
+            alert(refused.message),
+            tag("p", "The browser is not sent back: an address that is not registered is not to be trusted."),
+            facts(*((name, tag("code", request.query.get(name, ""), class_="break")) for name in ASKED)),
+            tag("p", tag("a", "See the registered applications", href=APPS)),
+            class_="card",
+        ),
+    ]

@@ -1,0 +1,183 @@
+"""What recipients read, in the languages that a signing can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The texts of the invitations and of the signing page; names in braces are filled in."""
+
+    code: str
+    invitation: str
+    reminder: str
+    invites: str
+    reminds: str
+    valid_until: str
+    to_signing: str
+    documents: str
+    original: str
+    sealed: str
+    open_original: str
+    open_sealed: str
+    no_viewer: str
+    signers: str
+    you: str
+    sequential: str
+    parallel: str
+    from_: str
+    sign: str
+    approve: str
+    read: str
+    read_approve: str
+    must_read: str
+    how_email: str
+    how_approval: str
+    how_bankid: str
+    how_sms: str
+    how_other: str
+    to_bankid: str
+    bankid: str
+    bankid_plays: str
+    bankid_signs: str
+    bankid_number: str
+    bankid_confirm: str
+    bankid_back: str
+    decline: str
+    decline_cancels: str
+    decline_stays: str
+    own_page: str
+    simulated: str
+    state_draft: str
+    state_waiting: str
+    state_expired: str
+    state_signed: str
+    state_completed: str
+    state_declined: str
+    state_cancelled: str
+    turn_of: str
+    standings: dict[str, str]
+
+
+ENGLISH = Words(
+    code="en",
+    invitation="Please sign",
+    reminder="Reminder: please sign",
+    invites="{sender} invites you to sign.",
+    reminds="{sender} reminds you: your signature is still missing.",
+    valid_until="The invitation is valid until",
+    to_signing="Open the signing page",
+    documents="Documents",
+    original="As uploaded",
+    sealed="Signed and sealed",
+    open_original="Open the original",
+    open_sealed="Open the sealed document",
+    no_viewer="This browser shows no PDFs inside a page.",
+    signers="Who signs",
+    you="you",
+    sequential="One after the other",
+    parallel="In any order",
+    from_="From",
+    sign="Sign",
+    approve="Approve",
+    read="I have read the documents and want to sign them.",
+    read_approve="I have read the documents and approve of them.",
+    must_read="Tick the box first.",
+    how_email="You were invited by e-mail, and one click signs.",
+    how_approval="You are asked for an approval: one click, without a signature.",
+    how_bankid="You sign with BankID, which is simulated here: no app and no real identity is involved.",
+    how_sms="The service would send a code to {phone}. It is simulated here: no code is needed.",
+    how_other="The method {method} is simulated here by one click.",
+    to_bankid="Go on with simulated BankID",
+    bankid="Simulated BankID",
+    bankid_plays="The real service would now open the BankID app. Here you play its part.",
+    bankid_signs="You are about to sign",
+    bankid_number="Identification",
+    bankid_confirm="Confirm in simulated BankID",
+    bankid_back="Back without signing",
+    decline="Decline to sign",
+    decline_cancels="Then the whole signing is cancelled, for everybody. This cannot be undone.",
+    decline_stays="The others may still sign, but the signing will not be completed. This cannot be undone.",
+    own_page="The sandbox's own page: the specification does not describe how people sign.",
+    simulated="Simulated",
+    state_draft="This signing has not been sent yet. You can look at the documents; sign when you are invited.",
+    state_waiting="It is not your turn yet. You are invited as soon as those before you have signed.",
+    state_expired="Your invitation has expired. It was valid until",
+    state_signed="You have signed. When everybody has, the sealed documents are here. You signed at",
+    state_completed="Everybody has signed, and the documents are sealed. You signed at",
+    state_declined="You declined to sign at",
+    state_cancelled="This signing was cancelled. Nothing is left to do.",
+    turn_of="It is the turn of",
+    standings={
+        "draft": "Not sent",
+        "waiting": "Not invited yet",
+        "invited": "Invited",
+        "expired": "Invitation expired",
+        "signed": "Signed",
+        "declined": "Declined",
+        "cancelled": "Cancelled",
+    },
+)
+
+SWEDISH = Words(
+    code="sv",
+    invitation="Vänligen signera",
+    reminder="Påminnelse: vänligen signera",
+    invites="{sender} bjuder in dig att signera.",
+    reminds="{sender} påminner dig: din signatur saknas fortfarande.",
+    valid_until="Inbjudan gäller till",
+    to_signing="Öppna signeringssidan",
+    documents="Dokument",
+    original="Som uppladdat",
+    sealed="Signerat och förseglat",
+    open_original="Öppna originalet",
+    open_sealed="Öppna det förseglade dokumentet",
+    no_viewer="Den här webbläsaren visar inga PDF-filer i en sida.",
+    signers="Vilka som signerar",
+    you="du",
+    sequential="En efter en",
+    parallel="I valfri ordning",
+    from_="Från",
+    sign="Signera",
+    approve="Godkänn",
+    read="Jag har läst dokumenten och vill signera dem.",
+    read_approve="Jag har läst dokumenten och godkänner dem.",
+    must_read="Kryssa i rutan först.",
+    how_email="Du blev inbjuden per e-post, och ett klick signerar.",
+    how_approval="Du ombeds att godkänna: ett klick, utan signatur.",
+    how_bankid="Du signerar med BankID, som simuleras här: ingen app och ingen verklig identitet är inblandad.",
+    how_sms="Tjänsten skulle skicka en kod till {phone}. Det simuleras här: ingen kod behövs.",
+    how_other="Metoden {method} simuleras här med ett klick.",
+    to_bankid="Fortsätt med simulerat BankID",
+    bankid="Simulerat BankID",
+    bankid_plays="Den riktiga tjänsten skulle nu öppna BankID-appen. Här spelar du dess roll.",
+    bankid_signs="Du är på väg att signera",
+    bankid_number="Identifiering",
+    bankid_confirm="Bekräfta i simulerat BankID",
+    bankid_back="Tillbaka utan att signera",
+    decline="Avböj att signera",
+    decline_cancels="Då avbryts hela signeringen, för alla. Det kan inte ångras.",
+    decline_stays="De andra kan fortfarande signera, men signeringen blir inte slutförd. Det kan inte ångras.",
+    own_page="Sandlådans egen sida: specifikationen beskriver inte hur människor signerar.",
+    simulated="Simulerat",
+    state_draft="Signeringen är inte skickad än. Du kan se dokumenten; signera när du blir inbjuden.",
+    state_waiting="Det är inte din tur än. Du bjuds in så snart de före dig har signerat.",
+    state_expired="Din inbjudan har gått ut. Den gällde till",
+    state_signed="Du har signerat. När alla har gjort det finns de förseglade dokumenten här. Du signerade",
+    state_completed="Alla har signerat och dokumenten är förseglade. Du signerade",
+    state_declined="Du avböjde att signera",
+    state_cancelled="Signeringen avbröts. Det finns inget mer att göra.",
+    turn_of="Nu är det turen för",
+    standings={
+        "draft": "Inte skickad",
+        "waiting": "Inte inbjuden än",
+        "invited": "Inbjuden",
+        "expired": "Inbjudan har gått ut",
+        "signed": "Signerat",
+        "declined": "Avböjt",
+        "cancelled": "Avbrutet",
+    },
+)
+
+LANGUAGES = {"EN": ENGLISH, "SV": SWEDISH}
