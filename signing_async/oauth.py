@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import hmac
 import json
+import logging
+import math
 import random
 import secrets as random_secrets
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,13 +24,15 @@ import aiohttp
 import attrs
 
 from . import retry, wire
-from .answers import look_up, request_id
+from .answers import error_from, look_up, request_id
 from .assumptions import Assumptions
 from .convert import Unreadable, parse
 from .errors import (
     AuthError,
+    ClientClosed,
     ConfigurationError,
     InvalidRequest,
+    NotFound,
     RefreshRejected,
     RequestTimeout,
     SigningError,
@@ -34,14 +41,17 @@ from .errors import (
 )
 from .models import Token
 from .redaction import redact
-from .retry import Outcome, Repeat, RetryPolicy, Step
+from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
 from .throttle import Gate
 from .token_stores import MemoryTokenStore, TokenStore
 
 __all__ = ["AuthorizationRequest", "OAuth"]
 
+log = logging.getLogger("signing_async")
+
 _LARGEST_ANSWER = 1024 * 1024
 _REMEMBERED_SECRETS = 16
+_EARLY_WAIT = 5.0
 _DEFAULT_RETRY = RetryPolicy()
 _DEFAULT_ASSUMPTIONS = Assumptions()
 
@@ -50,7 +60,7 @@ _DEFAULT_ASSUMPTIONS = Assumptions()
 class AuthorizationRequest:
     """Send the user's browser to ``url``; keep ``state`` in the user's session until the callback comes."""
 
-    url: str
+    url: str = attrs.field(repr=lambda url: repr(url.partition("&state=")[0] + "&state=..."))
     state: str = attrs.field(repr=False)
 
 
@@ -59,14 +69,16 @@ class OAuth:
 
     ::
 
-        oauth = OAuth(base_url, client_id=..., client_secret=..., redirect_uri=..., store=FileTokenStore("token.json"))
-        request = oauth.authorization_request()     # send the browser to request.url, remember request.state
-        await oauth.exchange(callback_url, state=remembered_state)
-        async with SigningClient(base_url, oauth) as client:
-            ...
+        store = FileTokenStore("token.json")
+        async with OAuth(base_url, client_id=..., client_secret=..., redirect_uri=..., store=store) as oauth:
+            request = oauth.authorization_request()     # send the browser to request.url, remember request.state
+            await oauth.exchange(callback_url, state=remembered_state)
+            async with SigningClient(base_url, oauth) as client:
+                ...
 
-    ``token_format`` is how the token endpoint is spoken to; the specification allows both. ``timeout`` bounds a token
-    request with all its repeats.
+    ``session`` is the caller's own, and never closed here; without it the session of an open client is used, and one
+    of its own where there is none. ``token_format`` is how the token endpoint is spoken to; the specification allows
+    both. ``timeout`` bounds a token request with all its repeats.
     """
 
     def __init__(
@@ -83,20 +95,23 @@ class OAuth:
         timeout: float = 30.0,
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
     ) -> None:
-        self._origin = wire.check_origin(base_url)
-        for name, value in (("client_id", client_id), ("client_secret", client_secret), ("redirect_uri", redirect_uri)):
-            if not isinstance(value, str) or not value:
-                raise ConfigurationError(f"OAuth: {name} is missing")
-        if token_format not in ("form", "json"):
-            raise ConfigurationError(f"OAuth: token_format must be 'form' or 'json', not {token_format!r}")
-        if not isinstance(timeout, int | float) or not timeout > 0:
-            raise ConfigurationError(f"OAuth: timeout must be seconds above 0, not {timeout!r}")
         self.client_id = client_id
         self.redirect_uri = redirect_uri
         self._client_secret = client_secret
+        # Variables are shown in some tracebacks.
+        del client_secret
+        self._origin = wire.check_origin(base_url)
+        for name in ("client_id", "_client_secret", "redirect_uri"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigurationError(f"OAuth: {name.lstrip('_')} is missing")
+        if token_format not in ("form", "json"):
+            raise ConfigurationError(f"OAuth: token_format must be 'form' or 'json', not {token_format!r}")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise ConfigurationError(f"OAuth: timeout must be seconds above 0, not {timeout!r}")
         self._store = MemoryTokenStore() if store is None else store
         self._sessions = wire.Sessions(session)
-        self._lent: wire.Sessions | None = None
+        self._prefers_own = session is not None
+        self._lent: weakref.WeakSet[wire.Sessions] = weakref.WeakSet()
         self._as_json = token_format == "json"
         self._retry = retry
         self._timeout = timeout
@@ -104,9 +119,12 @@ class OAuth:
         self._gate = Gate()
         self._token: Token | None = None
         self._fresh_until = 0.0
+        self._tasks: set[asyncio.Task[Token]] = set()
         self._refreshing: asyncio.Task[Token] | None = None
+        self._replacing: str | None = None
+        self._unsaved: tuple[str, Token] | None = None
         # Tokens of a while ago may still be echoed by a server.
-        self._secrets: deque[str] = deque([client_secret], maxlen=_REMEMBERED_SECRETS)
+        self._secrets: deque[str] = deque(maxlen=_REMEMBERED_SECRETS)
 
     def __repr__(self) -> str:
         return f"OAuth({self._origin!r}, client_id={self.client_id!r})"
@@ -120,7 +138,10 @@ class OAuth:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Let a refresh that is under way finish, so that its token is saved; close the session if it is its own."""
+        """Let a token request that is under way finish, so that its token is saved; close the session if it made one.
+
+        Cancelled while it waits, it leaves the session open for that request: call it again.
+        """
         await self.settle()
         await self._sessions.close()
 
@@ -145,21 +166,15 @@ class OAuth:
         """Trade the code of a callback for a token, and save it.
 
         Give the callback's whole URL and the ``state`` that was remembered: it is checked, and so is the callback's
-        ``error``. A bare code carries no state, so give one only where the state was checked already.
+        ``error``. A bare code carries no state, so give one only where the state was checked already. Once begun it is
+        carried through, even if the caller is cancelled: a code works only once.
         """
-        code = _read_callback(callback_url_or_code, state)
-        form = {
-            "grant_type": "authorization_code",
-            "client_id": self.client_id,
-            "client_secret": self._client_secret,
-            "redirect_uri": self.redirect_uri,
-            "code": code,
-        }
-        token = await self._request_token(form, "oauth.exchange")
-        async with self._store.lock():
-            await self._store.save(token)
-        self._publish(token)
-        return token
+        form = self._code_form(callback_url_or_code, state)
+        # Variables are shown in some tracebacks.
+        del callback_url_or_code, state
+        if isinstance(form, SigningError):
+            raise form
+        return await _outcome(self._start(self._exchange(form), "signing_async code exchange"))
 
     async def access_token(self) -> str:
         """An access token to use now, refreshed first if it is about to expire."""
@@ -167,22 +182,15 @@ class OAuth:
 
     async def token(self) -> Token:
         """The token to use now: loaded from the store once, and refreshed first if it is about to expire."""
-        if self._token is None:
-            self._adopt(await self._store.load())
-        token = self._token
+        token = await self._present()
         if token is None:
             raise AuthError("there is no token yet: send the user to authorization_request().url, then call exchange()")
-        if time.time() < self._fresh_until or (token.refresh_token is None and not _expired(token)):
+        if time.time() < self._fresh_until:
             return token
-        try:
+        left = _seconds_left(token)
+        if left <= 0:
             return await self.refresh(rejected=token)
-        except SigningError:
-            if _expired(token):
-                raise
-            # It was merely early. Not on every call, though: half of what is left later is soon enough.
-            if self._token is token:
-                self._fresh_until = time.time() + _seconds_left(token) / 2
-            return token
+        return token if token.refresh_token is None else await self._refreshed_early(token, left)
 
     async def refresh(self, rejected: Token | str | None = None) -> Token:
         """A token other than ``rejected`` (None: than the present one).
@@ -190,66 +198,129 @@ class OAuth:
         Where the present one is another already, it is returned. However many ask, one refresh runs at a time, in a
         task of its own: a caller that is cancelled neither stops it nor takes the others along.
         """
-        stale = rejected.access_token if isinstance(rejected, Token) else rejected
-        if stale is not None and self._token is not None and self._token.access_token != stale:
-            return self._token
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._refresh(stale), name="signing_async token refresh")
-            self._refreshing.add_done_callback(_retrieve)
-        return await asyncio.shield(self._refreshing)
+        if rejected is None:
+            rejected = await self._present()
+        elif isinstance(rejected, str):
+            rejected = Token(rejected)
+        while True:
+            if rejected is not None and self._token is not None and self._token.access_token != rejected.access_token:
+                return self._token
+            if self._refreshing is None or self._refreshing.done():
+                self._replacing = None if rejected is None else rejected.access_token
+                self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
+            if rejected is None or self._replacing == rejected.access_token:
+                return await _outcome(self._refreshing)
+            # It replaces another token than this caller's.
+            await asyncio.wait([self._refreshing])
 
     async def renewed(self, rejected: Token) -> bool:
-        """Replace a token that the service rejected, where there is a refresh token to do it with."""
-        if rejected.refresh_token is None and (
-            self._token is None or self._token.access_token == rejected.access_token
-        ):
-            return False
+        """Replace a token that the service rejected, where there is a way to."""
+        if rejected.refresh_token is None:
+            newest = await self._store.load() or self._token
+            if newest is None or newest.access_token == rejected.access_token:
+                return False
         await self.refresh(rejected=rejected)
         return True
 
     def secrets(self) -> Iterable[str]:
         """What must appear in no text."""
-        return tuple(self._secrets)
+        return (self._client_secret, *self._secrets)
 
     def lend(self, sessions: wire.Sessions) -> None:
         """Use a client's session for as long as that is open."""
-        self._lent = sessions
+        self._lent.add(sessions)
 
     async def settle(self) -> None:
-        """Return when no refresh is under way."""
-        if self._refreshing is not None and not self._refreshing.done():
-            await asyncio.wait([self._refreshing])
+        """Return when no token request is under way."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
 
-    # Refreshing
+    # Tasks of their own
 
-    async def _refresh(self, stale: str | None) -> Token:
-        async with self._store.lock():
-            current = await self._store.load() or self._token
-            if stale is None and self._token is not None:
-                stale = self._token.access_token
-            if current is not None and current.access_token != stale and not _expired(current):
-                # Another process was here first.
-                self._adopt(current)
-                return current
-            if current is None or current.refresh_token is None:
-                raise AuthError("the access token cannot be refreshed: there is no refresh token; authorize again")
-            self._remember(current)
-            form = {
-                "grant_type": "refresh_token",
-                "client_id": self.client_id,
-                "client_secret": self._client_secret,
-                "refresh_token": current.refresh_token,
-            }
-            token = await self._request_token(form, "oauth.refresh")
-            if token.refresh_token is None:
-                token = attrs.evolve(token, refresh_token=current.refresh_token)
+    def _start(self, work: Coroutine[Any, Any, Token], name: str) -> asyncio.Task[Token]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Token]) -> None:
+        self._tasks.discard(task)
+        # Looked at, so that asyncio does not complain where every caller was cancelled.
+        if not task.cancelled():
+            task.exception()
+
+    async def _exchange(self, form: _Form) -> Token:
+        token = await self._request_token(form, "oauth.exchange")
+        async with self._locked():
             await self._store.save(token)
+            self._publish(token)
+        return token
+
+    async def _refresh(self, rejected: Token | None) -> Token:
+        async with self._locked():
+            current = await self._store.load() or self._token
+            if current is None:
+                raise AuthError("there is no token to refresh: authorize first")
+            other = rejected is None or current.access_token != rejected.access_token
+            if other and not _expired(current):
+                # Another process was here first.
+                self._publish(current)
+                return current
+            if self._unsaved is None or self._unsaved[0] != current.access_token:
+                self._unsaved = (current.access_token, await self._renew(current))
+            # Should this fail, the next refresh begins here: the refresh token may have worked for the last time.
+            token = self._unsaved[1]
+            await self._store.save(token)
+            self._unsaved = None
             self._publish(token)
             return token
 
-    def _adopt(self, token: Token | None) -> None:
-        if token is not None:
-            self._publish(token)
+    async def _renew(self, current: Token) -> Token:
+        if current.refresh_token is None:
+            raise AuthError("the access token cannot be refreshed: there is no refresh token; authorize again")
+        self._remember(current)
+        form = self._form(grant_type="refresh_token", refresh_token=current.refresh_token)
+        token = await self._request_token(form, "oauth.refresh")
+        return token if token.refresh_token else attrs.evolve(token, refresh_token=current.refresh_token)
+
+    async def _refreshed_early(self, token: Token, left: float) -> Token:
+        """A new token, or, should that fail or take long, the one that still works for the seconds that are left."""
+        try:
+            async with asyncio.timeout(min(left / 2, _EARLY_WAIT)):
+                return await self.refresh(rejected=token)
+        except Exception as error:
+            # Of what a store of the user's raises the text is not known to be free of secrets.
+            said = str(error) if isinstance(error, SigningError) else type(error).__name__
+            # Not tried on every call: half of what is left later is soon enough.
+            if self._token is token and time.time() >= self._fresh_until:
+                self._fresh_until = time.time() + _seconds_left(token) / 2
+                log.warning(
+                    "a token refresh ahead of expiry failed or takes long, the present token serves on: %s", said
+                )
+            return token
+
+    @contextlib.asynccontextmanager
+    async def _locked(self) -> AsyncIterator[None]:
+        """The store's lock; an error if its holder keeps it for longer than a refresh can take."""
+        async with contextlib.AsyncExitStack() as held:
+            locked = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2 * self._timeout):
+                    await held.enter_async_context(self._store.lock())
+                    locked = True
+            if not locked:
+                raise AuthError(f"the token store's lock was not free for {2 * self._timeout:g} s; who holds it?")
+            yield
+
+    # The present token
+
+    async def _present(self) -> Token | None:
+        if self._token is None:
+            kept = await self._store.load()
+            # While it was read another may have come, and that is newer.
+            if kept is not None and self._token is None:
+                self._publish(kept)
+        return self._token
 
     def _publish(self, token: Token) -> None:
         self._remember(token)
@@ -261,28 +332,55 @@ class OAuth:
         for secret in (token.access_token, token.refresh_token):
             if secret is not None and secret not in self._secrets:
                 self._secrets.append(secret)
-        if self._client_secret not in self._secrets:
-            self._secrets.append(self._client_secret)
 
     # The token endpoint
 
-    async def _request_token(self, form: Mapping[str, str], operation: str) -> Token:
-        return await retry.run(_TokenRequest(self, form, operation, self._timeout).attempt)
+    def _code_form(self, callback_url_or_code: str, state: str | None) -> _Form | SigningError:
+        code = _read_callback(callback_url_or_code, state)
+        if isinstance(code, SigningError):
+            return code
+        return self._form(grant_type="authorization_code", redirect_uri=self.redirect_uri, code=code)
+
+    def _form(self, **fields: str) -> _Form:
+        return _Form({"client_id": self.client_id, "client_secret": self._client_secret, **fields})
+
+    async def _request_token(self, form: _Form, operation: str) -> Token:
+        return await retry.run(_TokenRequest(self, form, operation).attempt)
 
     def _session(self) -> aiohttp.ClientSession:
-        lent = self._lent
-        return (self._sessions if lent is None or lent.closed else lent).get()
+        if not self._prefers_own:
+            for sessions in tuple(self._lent):
+                with contextlib.suppress(ClientClosed):
+                    return sessions.get()
+        return self._sessions.get()
+
+
+@attrs.frozen
+class _Form:
+    """What is posted to the token endpoint; its text shows none of it."""
+
+    fields: Mapping[str, str] = attrs.field(repr=False)
+
+    def body(self, *, as_json: bool) -> wire.Body:
+        if as_json:
+            return wire.bytes_body(json.dumps(self.fields).encode(), "application/json")
+        return wire.bytes_body(urlencode(self.fields).encode(), "application/x-www-form-urlencoded")
+
+    def secrets(self) -> list[str]:
+        return [self.fields[name] for name in ("code", "refresh_token") if name in self.fields]
 
 
 class _TokenRequest:
-    """The attempts of one token request."""
+    """The attempts of one token request.
 
-    def __init__(self, oauth: OAuth, form: Mapping[str, str], operation: str, timeout: float) -> None:
+    What fails is handed up as a value, and raised where no variable holds any of the answer.
+    """
+
+    def __init__(self, oauth: OAuth, form: _Form, operation: str) -> None:
         self._oauth = oauth
         self._form = form
         self._operation = operation
-        self._timeout = timeout
-        self._deadline = asyncio.get_running_loop().time() + timeout
+        self._deadline = asyncio.get_running_loop().time() + oauth._timeout
         self._attempts = 0
         self._lost = 0
 
@@ -290,164 +388,205 @@ class _TokenRequest:
         self._attempts += 1
         result = await self._exchange()
         if isinstance(result, Token):
+            log.debug("%s attempt %d: a token came", self._operation, self._attempts)
             return result
-        self._lost += result.outcome is Outcome.LOST
-        decision = retry.decide(
-            self._oauth._retry,
-            attempt=self._attempts,
-            retry_after=result.retry_after,
-            remaining=self._deadline - asyncio.get_running_loop().time(),
-            chance=random.random(),
-        )
-        if result.outcome is Outcome.THROTTLED:
-            wait = decision.delay if decision.delay is not None else result.retry_after
-            self._oauth._gate.close(min(wait or 0.0, self._oauth._retry.max_retry_after))
-        once = retry.step(result.outcome, Repeat.TOKEN) is Step.AGAIN_ONCE
-        if decision.delay is None or not result.passing or (once and self._lost > 1):
+        decision = self._decide(result)
+        again = "" if decision.delay is None else f"; again in {decision.delay:.3f} s"
+        log.debug("%s attempt %d: %s%s", self._operation, self._attempts, result.error, again)
+        if decision.delay is None:
             raise result.error
         raise retry.Again(decision.delay)
 
-    async def _exchange(self) -> Token | retry.Trouble:
+    def _decide(self, trouble: Trouble) -> retry.Decision:
+        if not trouble.passing:
+            return retry.Decision(None)
+        self._lost += trouble.outcome is Outcome.LOST
+        if self._lost > 1 and retry.step(trouble.outcome, Repeat.TOKEN) is Step.AGAIN_ONCE:
+            return retry.Decision(None)
+        policy = self._oauth._retry
+        decision = retry.decide(
+            policy,
+            attempt=self._attempts,
+            retry_after=trouble.retry_after,
+            remaining=self._deadline - asyncio.get_running_loop().time(),
+            chance=random.random(),
+        )
+        if trouble.outcome is Outcome.THROTTLED:
+            wait = decision.delay if decision.delay is not None else trouble.retry_after
+            self._oauth._gate.close(min(wait or 0.0, policy.max_retry_after))
+        return decision
+
+    async def _exchange(self) -> Token | Trouble:
         oauth = self._oauth
-        began = time.time()
         body: wire.Body | None = None
+        if oauth._gate.opens_at >= self._deadline:
+            return self._gated()
         try:
             async with asyncio.timeout_at(self._deadline) as bound:
                 await oauth._gate.passed()
-                body = self._body()
+                began = time.time()
+                body = self._form.body(as_json=oauth._as_json)
                 request = wire.Request("POST", oauth._origin, "/api/oauth/token", body=body)
-                response = await wire.send(oauth._session(), request, None, connect=0.5 * self._timeout)
-                if isinstance(response, wire.Failure):
-                    return self._failed(response)
-                try:
-                    text = await response.read(_LARGEST_ANSWER)
-                except wire.Broken as broken:
-                    return self._failed(broken.failure)
-                finally:
-                    response.close()
-                return self._understand(response, text, began)
+                response = await wire.send(oauth._session(), request, None, connect=0.5 * oauth._timeout)
+                return await self._receive(response, began)
         except TimeoutError:
             if not bound.expired():
                 raise
         outcome = Outcome.LOST if body is not None and body.started else Outcome.UNSENT
-        error = RequestTimeout(
-            f"{self._operation}: no answer came within {self._timeout:g} s",
+        words = f"{self._operation}: no answer came within {oauth._timeout:g} s"
+        error = RequestTimeout(words, operation=self._operation, attempts=self._attempts)
+        return Trouble(outcome, error, passing=False)
+
+    async def _receive(self, response: wire.Response | wire.Failure, began: float) -> Token | Trouble:
+        if isinstance(response, wire.Failure):
+            return self._failed(response)
+        try:
+            return self._understand(response, await response.read(_LARGEST_ANSWER), began)
+        except wire.Broken as broken:
+            return self._failed(broken.failure, response)
+        finally:
+            response.close()
+
+    def _gated(self) -> Trouble:
+        wait = self._oauth._gate.opens_at - asyncio.get_running_loop().time()
+        words = f"{self._operation}: the service asked to wait for {wait:.0f} s; nothing was sent (HTTP 429)"
+        return Trouble(Outcome.THROTTLED, AuthError(words, status=429, retry_after=wait), passing=False)
+
+    def _failed(self, failure: wire.Failure, response: wire.Response | None = None) -> Trouble:
+        identity = None if response is None else self._identity(response, None)
+        error = TransportError(
+            f"{self._operation}: {failure.words}" + (f" (request id {identity})" if identity else ""),
             operation=self._operation,
             attempts=self._attempts,
+            status=None if response is None else response.status,
+            request_id=identity,
         )
-        return retry.Trouble(outcome, error, passing=False)
+        return Trouble(failure.outcome, error, passing=failure.passing)
 
-    def _body(self) -> wire.Body:
-        if self._oauth._as_json:
-            return wire.bytes_body(json.dumps(dict(self._form)).encode(), "application/json")
-        return wire.bytes_body(urlencode(self._form).encode(), "application/x-www-form-urlencoded")
-
-    def _failed(self, failure: wire.Failure) -> retry.Trouble:
-        error = TransportError(
-            f"{self._operation}: {failure.words}", operation=self._operation, attempts=self._attempts
-        )
-        return retry.Trouble(failure.outcome, error, passing=failure.passing)
-
-    def _understand(self, response: wire.Response, text: bytes, began: float) -> Token | retry.Trouble:
+    def _understand(self, response: wire.Response, text: bytes, began: float) -> Token | Trouble:
         try:
             data = parse(text)
         except Unreadable:
             data = None
         if response.ok:
             token = _read_token(data, began, self._oauth._assumptions)
-            if token is not None:
-                return token
-        retry_after = retry.read_retry_after(
-            response.headers.get("Retry-After"), date=response.headers.get("Date"), now=time.time
-        )
-        error = self._error(response, data, retry_after)
+            return self._unusable(response, data) if token is None else token
+        error = self._refusal(response, text, data)
         if response.status == 429:
-            return retry.Trouble(Outcome.THROTTLED, error, retry_after)
-        if response.status >= 500:
-            return retry.Trouble(Outcome.FAILED, error, retry_after)
-        raise error
+            return Trouble(Outcome.THROTTLED, error, error.retry_after)
+        return Trouble(Outcome.FAILED, error, error.retry_after, passing=response.status >= 500)
 
-    def _error(self, response: wire.Response, data: Any, retry_after: float | None) -> AuthError:
-        known = next(
-            (found for path in ("error.code", "error", "code") if isinstance(found := look_up(data, path), str)), None
-        )
-        paths = ("error_description", "error.message", "message", "detail")
-        said = next((found for path in paths if isinstance(found := look_up(data, path), str)), None)
-        identity = request_id(response.headers, data, self._oauth._assumptions)
-        what = "the answer holds no token" if response.ok else said or known or response.reason or "refused"
-        facts = [f"HTTP {response.status}"]
-        facts += [f"code {known}"] if known and known != what else []
-        facts += [f"request id {identity}"] if identity else []
-        secrets = (*self._oauth.secrets(), *(self._form.get(name, "") for name in ("code", "refresh_token")))
-        text = redact(f"{self._operation}: {what[:500]} ({', '.join(facts)})", secrets)
-        refused = known == "invalid_grant" and self._form["grant_type"] == "refresh_token"
-        return (RefreshRejected if refused else AuthError)(
+    def _unusable(self, response: wire.Response, data: Any) -> Trouble:
+        identity = self._identity(response, data)
+        facts = f"HTTP {response.status}" + (f", request id {identity}" if identity else "")
+        words = f"{self._operation}: the answer holds no token ({facts})"
+        return Trouble(Outcome.FAILED, AuthError(words, status=response.status, request_id=identity), passing=False)
+
+    def _refusal(self, response: wire.Response, text: bytes, data: Any) -> AuthError:
+        secrets = (*self._oauth.secrets(), *self._form.secrets())
+        said = error_from(
+            response.status,
+            response.headers,
             text,
-            code=None if known is None else redact(known[:100], secrets),
-            status=response.status,
-            request_id=None if identity is None else redact(identity, secrets),
-            retry_after=retry_after,
+            reason=response.reason,
+            operation=self._operation,
+            not_found=NotFound,
+            retry_after=retry.read_retry_after(
+                response.headers.get("Retry-After"), date=response.headers.get("Date"), now=time.time
+            ),
+            secrets=secrets,
+            assumptions=self._oauth._assumptions,
         )
+        # OAuth's own place for the code comes first.
+        named = look_up(data, "error")
+        code = redact(named, secrets)[:100] if isinstance(named, str) and named else said.code
+        refused = code == "invalid_grant" and "refresh_token" in self._form.fields
+        return (RefreshRejected if refused else AuthError)(
+            str(said), code=code, status=said.status, request_id=said.request_id, retry_after=said.retry_after
+        )
+
+    def _identity(self, response: wire.Response, data: Any) -> str | None:
+        found = request_id(response.headers, data, self._oauth._assumptions)
+        return None if found is None else redact(found, (*self._oauth.secrets(), *self._form.secrets()))
+
+
+async def _outcome(task: asyncio.Task[Token]) -> Token:
+    """What a task of its own comes to; it goes on when the caller who waits here is cancelled."""
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise AuthError("the token request was cancelled")
+    error = task.exception()
+    if isinstance(error, SigningError):
+        # Each caller gets one to itself: raised in many places, one object would gather all their tracebacks.
+        raise copy.copy(error)
+    return task.result()
 
 
 def _read_token(data: Any, began: float, assumptions: Assumptions) -> Token | None:
     """The token of a token response; None where there is none in it."""
     if not isinstance(data, dict):
         return None
-    expires_at: float | None = None
     try:
-        lifetime = float(data["expires_in"]) * assumptions.expires_in_seconds
-        expires_at = began + lifetime
-        datetime.fromtimestamp(expires_at, UTC)
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        expires_at = None
-    try:
-        return Token(data.get("access_token", ""), data.get("refresh_token") or None, expires_at, _token_type(data))
+        return Token(
+            data.get("access_token", ""),
+            data.get("refresh_token") or None,
+            _expiry(data.get("expires_in"), began, assumptions.expires_in_seconds),
+            _token_type(data.get("token_type")),
+        )
     except ConfigurationError:
         return None
 
 
-def _token_type(data: Mapping[str, Any]) -> str:
-    named = data.get("token_type")
-    return named if isinstance(named, str) and named.isalnum() and named.lower() != "bearer" else "Bearer"
+def _expiry(expires_in: Any, began: float, unit: float) -> datetime | None:
+    """When a token that was asked for at ``began`` expires; None where its lifetime is not said, or cannot be meant."""
+    try:
+        lifetime = 0.0 if isinstance(expires_in, bool) else float(expires_in) * unit
+        return datetime.fromtimestamp(began + lifetime, UTC) if lifetime > 0 else None
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
-def _read_callback(callback_url_or_code: str, state: str | None) -> str:
-    """The code of a callback whose state and error were checked; or the bare code."""
-    if not isinstance(callback_url_or_code, str) or not callback_url_or_code.strip():
-        raise InvalidRequest("exchange: the callback URL or code is missing")
-    given = callback_url_or_code.strip()
-    if "?" not in given and "://" not in given:
+def _token_type(named: Any) -> str:
+    usable = isinstance(named, str) and named.isascii() and named.isalnum() and named.lower() != "bearer"
+    return named if usable else "Bearer"
+
+
+def _read_callback(given: str, state: str | None) -> str | SigningError:
+    """The code of a callback whose state and error were checked, or the bare code; what is wrong is returned."""
+    if not isinstance(given, str) or not given.strip():
+        return InvalidRequest("exchange: the callback URL or code is missing")
+    given = given.strip()
+    if not given.isprintable() or " " in given:
+        return InvalidRequest("exchange: neither a callback URL nor a code: there is white space in it")
+    if not any(mark in given for mark in ("?", "&", "://")):
         return given
     try:
-        query = parse_qs(urlsplit(given).query, max_num_fields=100)
+        query = parse_qs(urlsplit(given).query if "?" in given else given, max_num_fields=100)
     except ValueError:
-        raise InvalidRequest("exchange: the callback is not a URL that can be read") from None
-    if not state:
-        raise InvalidRequest("exchange: state is missing: give the state that was kept when the user was sent away")
+        return InvalidRequest("exchange: the callback is not a URL that can be read")
+    if not isinstance(state, str) or not state:
+        return InvalidRequest("exchange: state is missing: give the state that was kept when the user was sent away")
     returned = query.get("state", [])
-    if len(returned) != 1 or not hmac.compare_digest(
-        returned[0].encode("utf-8", "replace"), state.encode("utf-8", "replace")
-    ):
-        raise StateMismatch("the callback's state is not the one that was sent: it may be forged, so it is not used")
-    if "error" in query:
-        code, said = query["error"][0][:100], " ".join(query.get("error_description", []))[:500]
-        raise AuthError(redact(f"authorization was refused: {said or code} (code {code})", [state]), code=code)
+    if len(returned) != 1 or not hmac.compare_digest(_bytes(returned[0]), _bytes(state)):
+        return StateMismatch("the callback's state is not the one that was sent: it may be forged, so it is not used")
     codes = query.get("code", [])
+    if "error" in query:
+        secrets = (state, *codes)
+        code = redact(query["error"][0], secrets)[:100]
+        said = redact(" ".join(query.get("error_description", [])), secrets)[:500]
+        return AuthError(f"authorization was refused: {said or code} (code {code})", code=code)
     if len(codes) != 1:
-        raise AuthError("the callback carries no code" if not codes else "the callback carries more than one code")
+        return AuthError("the callback carries more than one code" if codes else "the callback carries no code")
     return codes[0]
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 def _seconds_left(token: Token) -> float:
-    return float("inf") if token.expires_at is None else token.expires_at.timestamp() - time.time()
+    return math.inf if token.expires_at is None else token.expires_at.timestamp() - time.time()
 
 
 def _expired(token: Token) -> bool:
     return _seconds_left(token) <= 0
-
-
-def _retrieve(task: asyncio.Task[Token]) -> None:
-    """Look at the outcome, so that asyncio does not complain where every caller was cancelled."""
-    if not task.cancelled():
-        task.exception()
