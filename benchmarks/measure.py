@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -99,8 +100,8 @@ class Sample:
 
 
 def _cpu() -> float:
-    times = os.times()
-    return time.process_time() + times.children_user + times.children_system
+    used = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 async def interleaved(

@@ -276,8 +276,12 @@ class _Connection(asyncio.BufferedProtocol):
             return
         answer = self._service.answer(self._method, self._target, body, self._type, self._size)
         if self._service.settings.latency:
-            self._loop.call_later(self._service.settings.latency, self._transport.write, answer)
+            self._loop.call_later(self._service.settings.latency, self._write, answer)
         else:
+            self._transport.write(answer)
+
+    def _write(self, answer: bytes) -> None:
+        if not self._transport.is_closing():
             self._transport.write(answer)
 
 
