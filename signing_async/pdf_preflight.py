@@ -27,6 +27,7 @@ BUDGET: Final = 2 * 2**20
 """What one file may cost: 1 for each byte that is read or inflated, and `STEP` for each thing that is read."""
 
 STEP: Final = 80
+VERIFY_COST: Final = 16
 MAX_DEPTH: Final = 100
 
 _SPACE = rb"[\x00\t\n\f\r ]"
@@ -40,6 +41,7 @@ _STRING_PART = re.compile(rb"[^()\\]*+(?:\\.|([()]))", re.DOTALL)
 _OBJECT = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,5})%b{1,64}+obj" % (_SPACE, _SPACE, _SPACE))
 _OBJECT_END = re.compile(rb"%b{0,64}+(?:endobj|stream)" % _SPACE)
 _STREAM = re.compile(rb"%b{0,64}+stream(?:\r\n|\n|\r)" % _SPACE)
+_STREAM_END = re.compile(rb"%b{0,64}+endstream" % _SPACE)
 _TABLE = re.compile(rb"%b{0,64}+xref(?=%b)" % (_SPACE, _SPACE))
 _SUBSECTION = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (_SPACE, _SPACE, _SPACE))
 _TABLE_END = re.compile(rb"%b{0,64}+trailer" % _SPACE)
@@ -262,6 +264,7 @@ class _Text:
         if not isinstance(length, int) or not 0 <= length <= len(self.data) - start:
             raise _UnreadableError
         self.budget.spend(length)
+        self.need(_STREAM_END, start + length)
         return bytes(self.data[start : start + length])
 
 
@@ -330,14 +333,23 @@ class _Section:
             self.trailer = self._read_stream(at)
 
     def verify(self) -> None:
-        """Raise unless every row is there and looks like one."""
-        for _, count, start in self.runs:
-            if self.rows:
-                self.rows.place(start + max(0, count - 1))
-            elif self.text.need(_ROWS, start).end() != start + 20 * count:
+        """Raise unless every row is there, and leads to the object that it is for."""
+        for first, count, start in self.runs:
+            places = self.rows.places(start) if self.rows else self._table_places(start)
+            number = first - 1
+            for number, place in zip(range(first, first + count), places, strict=False):
+                self.text.budget.spend(VERIFY_COST)
+                found = _OBJECT.match(self.text.data, place.offset) if place.offset else None
+                if place.offset and not (found and (int(found[1]), int(found[2])) == (number, place.generation)):
+                    raise _UnreadableError
+            if number != first + count - 1:
                 raise _UnreadableError
         if self.hidden:
             self.hidden.verify()
+
+    def _table_places(self, start: int) -> Iterator[_Place]:
+        end = self.text.need(_ROWS, start).end()
+        return map(_row_place, _ROW.finditer(self.text.data, start, end))
 
     def _read_table(self, at: int) -> _Dict:
         while not (end := self.text.match(_TABLE_END, at)):
@@ -355,7 +367,7 @@ class _Section:
         found = self.text.need(_OBJECT, at)
         value, end = self.text.value(found.end())
         entries = _expect_dict(value)
-        if entries.get(b"/Type") != b"/XRef":
+        if entries.get(b"/Type") != b"/XRef" or not isinstance(entries.get(b"/Size"), int):
             raise _UnreadableError
         data = _decoded(self.text.stream(end, entries.get(b"/Length")), entries, self.text.budget)
         self.rows = _Rows(data, entries, self.text.budget)
@@ -383,8 +395,11 @@ class _Section:
     def _row(self, index: int, start: int) -> _Place:
         if self.rows:
             return self.rows.place(start + index)
-        row = self.text.need(_ROW, start + 20 * index)
-        return _Place(int(row[1]), int(row[2])) if row[3] == b"n" and int(row[1]) else _Place()
+        return _row_place(self.text.need(_ROW, start + 20 * index))
+
+
+def _row_place(row: re.Match[bytes]) -> _Place:
+    return _Place(int(row[1]), int(row[2])) if row[3] == b"n" and int(row[1]) else _Place()
 
 
 def _expect_dict(value: _Value) -> _Dict:
@@ -432,7 +447,23 @@ class _Rows:
 
     def place(self, row: int) -> _Place:
         """Where the object of this row is."""
-        cells = self._cells(row)
+        return self._place(self._cells(row))
+
+    def places(self, row: int) -> Iterator[_Place]:
+        """Where the objects of this and all later rows are."""
+        above = b""
+        skip = 1 if self.marks else 0
+        for number in range(row, len(self.data) // (self.columns + skip)):
+            at = number * (self.columns + skip) + skip
+            cells = self.data[at : at + self.columns]
+            if self.marks and number == row:
+                cells = self._cells(row)
+            elif self.marks and self.marks[number]:
+                cells = bytes((new + old) & 255 for new, old in zip(cells, above, strict=True))
+            above = cells
+            yield self._place(cells)
+
+    def _place(self, cells: bytes) -> _Place:
         if len(cells) != self.columns:
             raise _UnreadableError
         kind_width, middle_width, _ = self.widths

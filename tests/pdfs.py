@@ -184,9 +184,17 @@ def decoys() -> dict[str, bytes]:
 
 
 def xref_stream_pdf(
-    *, widths: tuple[int, int, int] = (1, 4, 2), predictor: bool = False, filters: bool = True, entries: bytes = b""
+    *,
+    widths: tuple[int, int, int] = (1, 4, 2),
+    predictor: bool = False,
+    filters: bool = True,
+    entries: bytes = b"",
+    astray: int = 0,
 ) -> bytes:
-    """A document whose cross-reference is a stream, with its catalog and pages in an object stream."""
+    """A document whose cross-reference is a stream, with its catalog and pages in an object stream.
+
+    `astray` is how far the offset of object 5 (the page's content) is wrong.
+    """
     plain = basic_objects()
     hidden = [1, 2, 3, 4]
     bodies = [plain[number] for number in hidden]
@@ -200,6 +208,7 @@ def xref_stream_pdf(
         rows[number] = (1, len(out), 0)
         out += b"%d 0 obj\n" % number + body + b"\nendobj\n"
     rows[7] = (1, len(out), 0)
+    rows[5] = (1, rows[5][1] + astray, 0)
     table = b"".join(
         b"".join(value.to_bytes(width, "big") for value, width in zip(rows[number], widths, strict=True))
         for number in sorted(rows)

@@ -89,6 +89,7 @@ def refused() -> dict[str, tuple[str, bytes]]:
         "encrypted, a table row out of place": locked.replace(b" 00000 n \n", b" 00000 n\n ", 1),
         "encrypted hybrid": pdfs.hybrid_pdf(b"/Encrypt 4 0 R"),
         "encrypted by a hidden object": pdfs.hybrid_pdf(b"/Encrypt 6 0 R", listed=False),
+        "encrypted, predicted rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", predictor=True),
         "encrypted by an object in a stream": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R"),
     }
     signature = pdfs.signed_by_pyhanko(report)
@@ -305,6 +306,8 @@ UNFOLLOWED = {
     "an index of words": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[/A/B]"),
     "a negative index": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[-1 8]"),
     "an index beyond the rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[0 90]"),
+    "an object beyond the rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 50 0 R/Index[0 90]"),
+    "an object beyond the predicted rows": pdfs.xref_stream_pdf(predictor=True, entries=b"/Encrypt 50 0 R/Index[0 90]"),
     "another compression": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Filter/LZWDecode"),
     "a TIFF predictor": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/DecodeParms<</Predictor 2/Columns 7>>"),
     "a filter of rows that is not there": pdfs.xref_stream_pdf(
@@ -321,6 +324,10 @@ UNFOLLOWED = {
     "a length beyond the end": re.sub(rb"/Length \d{3}(>>\nstream\n1 0 2)", rb"/Length 999\1", LOCKED),
     "half a reference": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt 3 R"),
     "an object that does not end": same_places(SIGNED, b"<3000>>>\nendobj", b"<3000>>>\nenddict"[:15]),
+    "another object's row astray": SIGNED.replace(b"0000000149 00000 n", b"0000000150 00000 n"),
+    "a row astray in a stream": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", predictor=True, astray=1),
+    "a stream that does not end": same_places(LOCKED, b"endstream\nendobj\nstartxref", b"endstreax\nendobj\nstartxref"),
+    "a cross-reference stream without a size": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Size null"),
     "a spoilt row": SIGNED[: SIGNED.rindex(b" n ")] + b" x " + SIGNED[SIGNED.rindex(b" n ") + 3 :],
     "a table before itself": re.sub(rb"(/Root 1 0 R)(>>\nstartxref\n)(\d+)", rb"\1/Prev \3\2\3", SIGNED),
     "a previous table that is nowhere": pdfs.assemble(

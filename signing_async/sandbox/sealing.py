@@ -11,6 +11,8 @@ import itertools
 import os
 import shutil
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +37,9 @@ RESERVED: Final = 8192
 """Hexadecimal digits kept free for the signature: it takes some 3,000."""
 
 FIELD_NAME: Final = "SandboxSeal"
+
+
+_repairing = threading.Lock()
 
 
 class SealingFailed(Exception):
@@ -177,12 +182,12 @@ def seal(source: Path, target: Path, *, panel: Panel, authority: Authority, when
         _copy_from_header(source, path)
         size = path.stat().st_size
         try:
-            _seal_checked(path, panel, authority, when)
+            _seal_checked(path, panel, authority, when, repaired=False)
         except _DamagedError:
             os.truncate(path, size)
             try:
                 _rebuild(path)
-                _seal_checked(path, panel, authority, when)
+                _seal_checked(path, panel, authority, when, repaired=True)
             except _DamagedError as error:
                 said = f"The document {panel.document_name!r} cannot be sealed, it is damaged: {error}"
                 raise SealingFailed(said) from None
@@ -215,9 +220,9 @@ def _copy_from_header(source: Path, path: Path) -> None:
         shutil.copyfileobj(original, copy, 2**18)
 
 
-def _seal_checked(path: Path, panel: Panel, authority: Authority, when: datetime) -> None:
+def _seal_checked(path: Path, panel: Panel, authority: Authority, when: datetime, *, repaired: bool) -> None:
     """Seal the file in place; raises when it, or what became of it, needs repair."""
-    pages = _count_pages(path)
+    pages = _count_pages(path, whole=not repaired)
     try:
         with path.open("r+b") as file:
             added = _seal_in_place(file, panel, authority, when)
@@ -225,12 +230,12 @@ def _seal_checked(path: Path, panel: Panel, authority: Authority, when: datetime
         raise
     except Exception as error:  # pyHanko meets a hostile or broken file with many types, and none is a promise
         raise _DamagedError(f"{type(error).__name__}: {error}") from error
-    if _count_pages(path) != pages + added:
+    if _count_pages(path, whole=not repaired) != pages + added:
         raise _DamagedError("its page tree does not hold together.")
 
 
-def _count_pages(path: Path) -> int:
-    """How many pages a strict reader finds; raises when it has to repair the file to find them."""
+def _count_pages(path: Path, *, whole: bool) -> int:
+    """How many pages a reader finds; raises when there are none to find, or the file that is to be whole is not."""
     pikepdf = load_pikepdf()
     try:
         with pikepdf.open(path) as pdf:
@@ -238,7 +243,7 @@ def _count_pages(path: Path) -> int:
             complaints = pdf.get_warnings()
     except Exception as error:
         raise _DamagedError(str(error).replace(str(path), "the file")) from None
-    if complaints:
+    if whole and complaints:
         raise _DamagedError(str(complaints[-1]).replace(str(path), "the file"))
     return count
 
@@ -248,7 +253,8 @@ def _rebuild(path: Path) -> None:
     pikepdf = load_pikepdf()
     out = io.BytesIO()
     try:
-        with pikepdf.open(path) as pdf:
+        with pikepdf.open(path) as pdf, _repairing, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what else is odd in the file, which is to stay as it is
             pdf.trailer["/Size"] = 0  # written anew, but only where it was not lost
             pdf.save(out, object_stream_mode=pikepdf.ObjectStreamMode.disable)
     except Exception as error:
