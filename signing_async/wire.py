@@ -208,11 +208,6 @@ class Response:
         return 200 <= self.status < 300
 
     @property
-    def length(self) -> int | None:
-        """The announced length of the body as it will arrive; None when it is unknown or compressed."""
-        return None if "Content-Encoding" in self.headers else self._response.content_length
-
-    @property
     def reason(self) -> str:
         return self._response.reason or ""
 

@@ -1,0 +1,108 @@
+"""The command as a user runs it: help, versions, errors in a sentence; and the demo, whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from signing_async import cli
+from signing_async.cli.demo import contract_pdf
+from signing_async.errors import ConfigurationError
+
+COMMANDS = sorted(cli.COMMANDS)
+
+
+def _run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from signing_async.cli import main; main()", *arguments],
+        cwd=cwd,
+        env={**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(Path(cli.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
+    """Step by step, to two sealed PDFs on disk and the commands to look further."""
+    ran = _run("demo", "--folder", str(tmp_path / "signed"))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for said in ("no legal signing service", "sent once: 1 invitation", "signing.completed", "refused", "Look further"):
+        assert said in ran.stdout
+    assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["inventory.pdf", "lease.pdf"]
+    assert (tmp_path / "signed/lease.pdf").read_bytes().startswith(contract_pdf("Lease of the boat house"))
+
+
+def test_the_demo_for_machines() -> None:
+    """--json prints what came out, and nothing else; the sealed files are where it says, as it says."""
+    ran = _run("demo", "--json")
+    told = json.loads(ran.stdout)
+    assert told["signing"]["state"] == "completed"
+    assert told["events"][-1] == "signing.completed"
+    for file in told["sealed"]:
+        data = Path(file["path"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"])
+
+
+def test_help_lists_every_command() -> None:
+    """With a line on each."""
+    ran = _run("--help")
+    assert ran.returncode == 0
+    for name, (_, line) in cli.COMMANDS.items():
+        assert name in ran.stdout
+        assert line.split(",")[0].split(":")[0] in " ".join(ran.stdout.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    """Each command is loaded when it is asked for."""
+    ran = _run(command, "--help")
+    assert ran.returncode == 0
+    assert "Example" in ran.stdout or "Commands" in ran.stdout
+
+
+def test_mistakes_are_told_in_a_sentence() -> None:
+    """No traceback, and an exit code that means something."""
+    unknown = _run("no-such-command")
+    assert unknown.returncode == 2
+    assert "No such command" in unknown.stderr
+    version = _run("--version")
+    assert version.returncode == 0
+
+
+def test_an_error_of_the_package_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And exit code 1."""
+
+    def fail(**settings: object) -> None:
+        raise ConfigurationError("base_url is not a URL: 'x'")
+
+    monkeypatch.setattr(cli, "group", fail)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == "signing-async: base_url is not a URL: 'x'\n"
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    """A sentence, not a traceback."""
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError('click')")
+    ran = subprocess.run(
+        [sys.executable, "-c", "from signing_async.cli import main; main()"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[2])])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "pip install 'signing-async[cli]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
