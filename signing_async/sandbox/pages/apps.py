@@ -64,7 +64,6 @@ class Apps:
 
     def _my_apps(self, request: web.Request, filled: Filled, status: int = 200) -> web.Response:
         apps = self._accounts.apps()
-        users = self._accounts.users()
         form = self._site.form(
             request,
             APPS,
@@ -80,7 +79,7 @@ class Apps:
                 autocomplete="off",
                 spellcheck="false",
             ),
-            choice_field("Registered by", "user", filled, _named(users)) if len(users) > 1 else None,
+            self._who("Registered by", filled),
             tag("button", "Register"),
             class_="stack",
         )
@@ -107,6 +106,13 @@ class Apps:
             ),
         ]
 
+    def _who(self, label: str, filled: Filled) -> Html | None:
+        """A choice of user, where there is one."""
+        users = self._accounts.users()
+        if len(users) == 1:
+            return None
+        return choice_field(label, "user", filled, map(_named, users), default=self._accounts.default_user().id)
+
     def _user(self, fields: dict[str, str]) -> User:
         """The user chosen in a form; the default one where there was nothing to choose."""
         chosen = fields.get("user")
@@ -115,9 +121,7 @@ class Apps:
         try:
             return self._accounts.user(chosen)
         except KeyError:
-            raise Refused(
-                400, "validation_failed", "Choose one of the users.", {"user": ["Choose one of these."]}
-            ) from None
+            raise Refused(400, "validation_failed", "There is no such user; choose one of these.") from None
 
     # consent
 
@@ -132,7 +136,7 @@ class Apps:
         if decision not in {"allow", "deny"}:
             return self._ask(request, Filled(fields, {}, "Choose whether to agree or to decline."), 400)
         try:
-            app, state = self._accounts.authorization_request(request.query)
+            app, state = self._asked(request)
             user = self._user(fields)
         except Refused as refused:
             return self._ask(request, Filled.refused(fields, refused), 400)
@@ -140,15 +144,20 @@ class Apps:
             raise web.HTTPFound(redirect_with(app, error="access_denied", state=state))
         raise web.HTTPFound(self._accounts.consent_redirect(app, state, user=user))
 
+    def _asked(self, request: web.Request) -> tuple[App, str | None]:
+        """The application that asks and its state; one that asks wrongly is told so itself."""
+        app, state = self._accounts.authorization_request(request.query)
+        if request.query.get("response_type") != "code":
+            raise web.HTTPFound(redirect_with(app, error="unsupported_response_type", state=state))
+        return app, state
+
     def _ask(self, request: web.Request, filled: Filled, status: int = 200) -> web.StreamResponse:
         try:
-            app, state = self._accounts.authorization_request(request.query)
+            app, _ = self._asked(request)
         except Refused as refused:
             return self._site.page(
                 request, "Cannot continue", _not_trusted(request, refused), status=400, for_recipients=True
             )
-        if request.query.get("response_type") != "code":
-            raise web.HTTPFound(redirect_with(app, error="unsupported_response_type", state=state))
         response = self._site.page(
             request,
             f"Allow {isolated(app.name)}?",
@@ -164,17 +173,14 @@ class Apps:
         return response
 
     def _question(self, request: web.Request, app: App, filled: Filled) -> Html:
-        users = self._accounts.users()
         asked = {name: request.query[name] for name in ASKED if name in request.query}
-        who: Child = tag("p", "You are ", tag("strong", theirs(users[0].name)), " (", theirs(users[0].email), ").")
-        if len(users) > 1:
-            default = self._accounts.default_user().id
-            who = choice_field("You are", "user", filled, _named(users), default=default)
+        user = self._accounts.default_user()
+        you = tag("p", "You are ", tag("strong", theirs(user.name)), " (", theirs(user.email), ").")
         form = self._site.form(
             request,
             f"{AUTHORIZE}?{urlencode(asked)}",
             alert(filled.problem),
-            who,
+            self._who("You are", filled) or you,
             tag(
                 "div",
                 tag("button", "Agree", name="decision", value="allow"),
@@ -205,8 +211,8 @@ _EMPTY = [
 ]
 
 
-def _named(users: list[User]) -> list[tuple[str, str]]:
-    return [(user.id, f"{isolated(user.name)} ({isolated(user.email)}, tenant {user.tenant})") for user in users]
+def _named(user: User) -> tuple[str, str]:
+    return user.id, f"{isolated(user.name)} ({isolated(user.email)}, tenant {user.tenant})"
 
 
 def _registered(app: App, base_url: str) -> Html:
@@ -228,6 +234,7 @@ def _registered(app: App, base_url: str) -> Html:
             ),
             tag("p", tag("a", "I have kept it: back to my apps", href=APPS, class_="button")),
         ),
+        class_="secret",
     )
 
 

@@ -149,14 +149,20 @@ def _row(site: Site, request: web.Request, fault: Fault) -> list[Child]:
     chance = f"by {fault.probability:.0%} chance" if fault.probability < 1 else None
     skip = f"after {fault.skip} more" if fault.skip else None
     more = [tag("p", text, class_="quiet") for text in (details, chance, skip) if text]
-    times = "always" if fault.times is None else f"of {fault.times}"
     about = f"the fault {fault.kind} of {fault.operation}"
     return [
         [tag("strong", fault.kind), more],
         tag("code", fault.operation),
-        f"{fault.hits} ({times})" if fault.times is None else f"{fault.hits} {times}",
+        _struck(fault),
         site.button(request, f"{FAULTS}/remove", "Remove", about, "plain", fault=_key(fault)),
     ]
+
+
+def _struck(fault: Fault) -> Child:
+    if fault.times is None:
+        return f"{fault.hits} times, without end"
+    spent = " – used up" if fault.hits >= fault.times else ""
+    return f"{fault.hits} of {fault.times}{spent}"
 
 
 def _key(fault: Fault) -> str:

@@ -93,6 +93,8 @@ class SigningPage:
                 tag("p", words.own_page, class_="own"),
                 class_="heading upright",
             ),
+            alert(words.must_read if unticked else problem),
+            self._state(words, signing, recipient, now),
             tag(
                 "div",
                 tag(
@@ -105,8 +107,6 @@ class SigningPage:
                 ),
                 tag(
                     "div",
-                    alert(problem),
-                    self._state(words, signing, recipient, now),
                     self._form(request, words, recipient, unticked) if now == "invited" else None,
                     self._signers(words, signing, recipient),
                     class_="side",
@@ -234,7 +234,7 @@ class SigningPage:
                 tag("p", words.bankid_signs, " ", tag("strong", theirs(signing.name)), ":"),
                 tag("ul", signs),
                 facts(
-                    (words.signers, theirs(recipient.full_name)),
+                    (words.name, theirs(recipient.full_name)),
                     (words.bankid_number, theirs(recipient.identification) if recipient.identification else None),
                 ),
                 form,

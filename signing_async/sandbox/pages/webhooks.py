@@ -276,4 +276,5 @@ def _registered(endpoint: Endpoint) -> Html:
             ),
             tag("p", tag("a", "I have kept it: back to the webhooks", href=WEBHOOKS, class_="button")),
         ),
+        class_="secret",
     )

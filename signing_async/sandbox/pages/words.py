@@ -41,6 +41,7 @@ class Words:
     bankid: str
     bankid_plays: str
     bankid_signs: str
+    name: str
     bankid_number: str
     bankid_confirm: str
     bankid_back: str
@@ -93,6 +94,7 @@ ENGLISH = Words(
     bankid="Simulated BankID",
     bankid_plays="The real service would now open the BankID app. Here you play its part.",
     bankid_signs="You are about to sign",
+    name="Name",
     bankid_number="Identification",
     bankid_confirm="Confirm in simulated BankID",
     bankid_back="Back without signing",
@@ -153,6 +155,7 @@ SWEDISH = Words(
     bankid="Simulerat BankID",
     bankid_plays="Den riktiga tjänsten skulle nu öppna BankID-appen. Här spelar du dess roll.",
     bankid_signs="Du är på väg att signera",
+    name="Namn",
     bankid_number="Identifiering",
     bankid_confirm="Bekräfta i simulerat BankID",
     bankid_back="Tillbaka utan att signera",
