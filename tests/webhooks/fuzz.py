@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from signing_async.webhooks import GITHUB, STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier
 
@@ -163,12 +164,14 @@ def _is_genuine(target: Target, mac: bytes, header: str) -> bool:
     """Whether a mutation left a right signature whole in the list, and what is signed besides as it was."""
     if target.before and re.findall(r"(?<![^ \t,])t=([^ \t,]*)", header) != [STAMP]:
         return False
-    return any(
-        re.search(rf"(?<![^ \t,]){re.escape(label + text)}(?![^ \t,])", header)
-        for text in target.spellings(mac)
-        if text in header
-        for label in target.labels
-    )
+    signatures = (label + text for text in target.spellings(mac) if text in header for label in target.labels)
+    return any(_stands_alone(signature, header) for signature in signatures)
+
+
+def _stands_alone(signature: str, header: str) -> bool:
+    around = header.split(signature)
+    pairs = pairwise(around)
+    return any(before[-1:] in ("", *SEPARATORS) and after[:1] in ("", *SEPARATORS) for before, after in pairs)
 
 
 def main() -> None:

@@ -1,0 +1,171 @@
+"""Kills a receiver again and again under load: ``python -m tests.webhooks.crash 100000 [kills] [seed]``.
+
+The sender repeats a delivery until it is acknowledged, and repeats some that were. The hand-off writes the event's id
+and the time to a file. At the end no event may be missing there, and none may have been handed over after its
+acknowledgement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from signing_async.webhooks import Event, Receiver, SQLiteSeenEvents, WebhookVerifier, aiohttp_handler
+from tests.webhooks.deliveries import SECRET, event_body, signed
+
+LEASE = 1.5
+SENDERS = 32
+
+
+@dataclass
+class Outcome:
+    """What happened to so many events."""
+
+    events: int
+    kills: int = 0
+    deliveries: int = 0
+    repeats: int = 0
+    seconds: float = 0.0
+    acknowledged: dict[str, int] = field(default_factory=dict)
+    handed_over: dict[str, list[int]] = field(default_factory=dict)
+
+    def lost(self) -> list[str]:
+        """Acknowledged, and never handed over."""
+        return [name for name in self.acknowledged if name not in self.handed_over]
+
+    def again(self) -> list[str]:
+        """Handed over once more after an acknowledgement."""
+        return [
+            name for name, times in self.handed_over.items() if any(when > self.acknowledged[name] for when in times)
+        ]
+
+    def twice(self) -> int:
+        """Handed over more than once before the first acknowledgement, as a crash in between makes unavoidable."""
+        return sum(len(times) > 1 for times in self.handed_over.values())
+
+
+def serve(directory: Path, port: int) -> None:
+    """The receiver that gets killed."""
+    ledger = os.open(directory / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    async def hand_off(event: Event) -> None:
+        os.write(ledger, f"{event.id} {time.monotonic_ns()}\n".encode())
+
+    seen = SQLiteSeenEvents(directory / "seen.db", lease=LEASE)
+    receiver = Receiver(WebhookVerifier(SECRET), hand_off, seen=seen, hand_off_timeout=LEASE / 2)
+    app = web.Application()
+    app.router.add_post("/", aiohttp_handler(receiver))
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, reuse_address=True)
+
+
+class Victim:
+    """The receiver's process, which can be killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        command = [sys.executable, "-m", "tests.webhooks.crash", "serve", str(self._directory), str(self.port)]
+        self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+        raise TimeoutError("the receiver does not start")
+
+    def kill(self) -> None:
+        """As the machine would: SIGKILL, with no chance to tidy up."""
+        self._process.kill()
+        self._process.wait()
+
+
+async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
+    """Deliver the events, and kill the receiver so often on the way."""
+    outcome = Outcome(events)
+    chance = random.Random(seed)
+    victim = Victim(directory)
+    victim.start()
+    started = time.monotonic()
+    waiting = iter(range(events))
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{victim.port}") as session:
+            sending = asyncio.gather(*(_send(session, waiting, outcome, chance) for _ in range(SENDERS)))
+            for number in range(1, kills + 1):
+                while len(outcome.acknowledged) < events * number / (kills + 1):
+                    await asyncio.sleep(0.001)
+                await asyncio.to_thread(victim.kill)
+                outcome.kills += 1
+                await asyncio.to_thread(victim.start)
+            await sending
+    finally:
+        victim.kill()
+    outcome.seconds = time.monotonic() - started
+    for line in (directory / "ledger").read_text().splitlines():
+        name, when = line.split()
+        outcome.handed_over.setdefault(name, []).append(int(when))
+    return outcome
+
+
+async def _send(session: aiohttp.ClientSession, waiting: object, outcome: Outcome, chance: random.Random) -> None:
+    for number in waiting:  # type: ignore[attr-defined]  # an iterator that the senders share
+        name = f"evt_{number}"
+        body = event_body(name)
+        headers = signed(body)
+        await _until_acknowledged(session, body, headers, outcome)
+        outcome.acknowledged[name] = time.monotonic_ns()
+        if chance.random() < 0.1:
+            outcome.repeats += 1
+            await _until_acknowledged(session, body, headers, outcome)
+
+
+async def _until_acknowledged(
+    session: aiohttp.ClientSession, body: bytes, headers: dict[str, str], outcome: Outcome
+) -> None:
+    while True:
+        outcome.deliveries += 1
+        try:
+            async with session.post("/", data=body, headers=headers) as answer:
+                if answer.status == 202:
+                    return
+                assert answer.status == 503, answer.status
+        except (aiohttp.ClientError, OSError):
+            pass
+        await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    """Run from the command line."""
+    if sys.argv[1] == "serve":
+        serve(Path(sys.argv[2]), int(sys.argv[3]))
+        return
+    events, kills, seed = (int(value) for value in [*sys.argv[1:], *("20", "1")[len(sys.argv) - 2 :]])
+    with tempfile.TemporaryDirectory() as directory:
+        outcome = asyncio.run(run(events, kills, seed, Path(directory)))
+    print(
+        f"{outcome.events} events in {outcome.deliveries} deliveries ({outcome.repeats} repeated on purpose),"
+        f" {outcome.kills} kills, {outcome.seconds:.0f} s: {len(outcome.lost())} lost,"
+        f" {len(outcome.again())} handed over after their acknowledgement, {outcome.twice()} twice before it"
+    )
+    sys.exit(1 if outcome.lost() or outcome.again() else 0)
+
+
+if __name__ == "__main__":
+    main()
