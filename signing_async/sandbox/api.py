@@ -153,27 +153,26 @@ class Api:
 
     async def serve(self, operation: str, handler: Handler, request: web.Request) -> web.StreamResponse:
         """Answer one request to an operation, with the faults that strike it."""
-        record = _RECORD.get()
-        record.operation = operation
-        fault = self._faults.take(operation)
-        if fault:
-            record.fault = fault.kind
-            if before := await self._before(fault, request, record):
-                return self._respond(record, before)
-        answer = await self._answer(Call(request, operation, record), handler, fault)
-        if fault:
+        record, fault, before = await self._strike(operation, request)
+        answer = before or await self._answer(Call(request, operation, record), handler, fault)
+        if fault and not before:
             return await self._after(fault, request, record, answer)
         return self._respond(record, answer)
 
     async def serve_page(self, operation: str, handler: PageHandler, request: web.Request) -> web.StreamResponse:
         """Answer one request for a page that is an operation: the faults that come before the work strike it."""
+        record, _, before = await self._strike(operation, request)
+        return self._respond(record, before) if before else await handler(request)
+
+    async def _strike(self, operation: str, request: web.Request) -> tuple[RequestRecord, Fault | None, Answer | None]:
+        """The request's record, the fault that strikes it, and the answer if that fault leaves no work to do."""
         record = _RECORD.get()
         record.operation = operation
-        if fault := self._faults.take(operation):
-            record.fault = fault.kind
-            if before := await self._before(fault, request, record):
-                return self._respond(record, before)
-        return await handler(request)
+        fault = self._faults.take(operation)
+        if fault is None:
+            return record, None, None
+        record.fault = fault.kind
+        return record, fault, await self._before(fault, request, record)
 
     def _record(self, request: web.Request) -> RequestRecord:
         headers = {
@@ -232,7 +231,7 @@ class Api:
             await _drain(request)
             if kind == "hang":
                 await self._until_gone(request)
-            return _hang_up(request, record)
+            return _hang_up(request)
         if kind == "slow":
             await self._pause(float(fault.details.get("seconds", 1.0)))
         return None
@@ -246,7 +245,7 @@ class Api:
         elif kind == "502-html-after-commit":
             answer = _bad_gateway()
         elif kind == "drop-after-commit":
-            answer = _hang_up(request, record)
+            answer = _hang_up(request)
         elif kind in {"truncate", "truncate-after-commit"}:
             return await self._truncated(request, record, answer)
         elif kind == "empty":
@@ -264,8 +263,7 @@ class Api:
         response.content_length = len(body)
         await response.prepare(request)
         await response.write(body[: len(body) // 2])
-        if request.transport is not None:
-            request.transport.close()
+        _cut_off(request, flush=True)
         return response
 
     async def _pause(self, seconds: float) -> None:
@@ -447,10 +445,15 @@ async def _drain(request: web.Request) -> None:
         pass
 
 
-def _hang_up(request: web.Request, record: RequestRecord) -> Answer:
-    if request.transport is not None:
-        request.transport.abort()
+def _hang_up(request: web.Request) -> Answer:
+    _cut_off(request, flush=False)
     return Answer(NO_ANSWER)
+
+
+def _cut_off(request: web.Request, *, flush: bool) -> None:
+    """Close the connection, if the client has not done so already."""
+    if (transport := request.transport) is not None:
+        (transport.close if flush else transport.abort)()
 
 
 def _bad_gateway() -> Answer:

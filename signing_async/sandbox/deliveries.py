@@ -363,6 +363,6 @@ def _this_machine() -> Any:
             ]
 
         async def close(self) -> None:
-            return None
+            """Nothing is held open."""
 
     return ThisMachine()

@@ -499,8 +499,9 @@ class Sealer:
         from . import sealing
 
         async with self._opening:
-            if self._opened is None:
-                self._opened = await asyncio.to_thread(sealing.Authority.open, self._folder, self._clock.now())
+            self._opened = self._opened or await asyncio.to_thread(
+                sealing.Authority.open, self._folder, self._clock.now()
+            )
         return self._opened
 
 

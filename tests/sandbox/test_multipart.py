@@ -92,6 +92,7 @@ def test_noise_is_malformed_and_nothing_else(noise: bytes, cuts: list[int]) -> N
         ('form-data; filename="åäö.pdf"; name="f"', "åäö.pdf"),
         ('FORM-DATA;NAME="f";FILENAME="a;b=c.pdf"', "a;b=c.pdf"),
         ('form-data; name="f"', None),
+        ('form-data; name="f"; x="1"', None),
         ('form-data; name="f"; filename=""', ""),
     ],
 )
@@ -99,6 +100,12 @@ def test_file_names(header: str, filename: str | None) -> None:
     """File names in all the ways in which browsers and libraries write them."""
     body = f"--b\r\nX-Other: 1\r\nContent-Disposition: {header}\r\n\r\nDATA\r\n--b--".encode()
     assert parse(body, b"b") == [(PartHeaders("f", filename), b"DATA")]
+
+
+def test_parts_that_are_no_fields() -> None:
+    """A part that is no form field has no name."""
+    body = b'--b\r\nContent-Disposition: attachment; name="f"\r\n\r\nDATA\r\n--b\r\n\r\nMORE\r\n--b--'
+    assert parse(body, b"b") == [(PartHeaders(None, None), b"DATA"), (PartHeaders(None, None), b"MORE")]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.http_parser import HttpRequestParserPy
 
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
@@ -104,6 +105,13 @@ async def test_post_send(call: Caller, signing_sandbox: Sandbox) -> None:
     assert status == 200
     assert signing["is_draft"] is False
     assert signing_sandbox.signing(signing_id).times_sent == 1
+
+
+async def test_notifications_of_one(call: Caller, signing_sandbox: Sandbox) -> None:
+    """What one recipient was sent can be told from what others were."""
+    _, _, people = await call.sent(recipients=2)
+    [notification] = signing_sandbox.service.notifications(people[1])
+    assert (notification.kind, notification.email) == ("invitation", "p1@example.com")
 
 
 async def test_post_remind(call: Caller, signing_sandbox: Sandbox) -> None:
@@ -305,6 +313,23 @@ async def test_wrong_cursors(call: Caller, cursor: str) -> None:
     status, body = await call("GET", f"{API}/signings", params={"cursor": cursor})
     assert status == 400
     assert "cursor" in body["errors"]
+
+
+@pytest.mark.parametrize(
+    "address", [b"/signings/\xff\xfe", b"/signings?cursor=\xff", b"/signings/\xed\xa0\x80?limit=1"]
+)
+async def test_addresses_that_are_not_utf_8(
+    call: Caller, signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, address: bytes
+) -> None:
+    """Where aiohttp's parser in Python lets such an address pass, it is a clean 400."""
+    monkeypatch.setattr("aiohttp.web_protocol.HttpRequestParser", HttpRequestParserPy)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(signing_sandbox.base_url.rpartition(":")[2]))
+    token = signing_sandbox.access_token().encode()
+    writer.write(b"GET /api/1.0" + address + b" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + b"\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"application/json" in head
 
 
 async def test_a_client_that_leaves(signing_sandbox: Sandbox, call: Caller) -> None:

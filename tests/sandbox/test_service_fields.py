@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox import Profile, Refused, Sandbox
 from tests.sandbox.serving import API, Caller
 
 
@@ -202,6 +202,12 @@ async def test_document_signed_file_path(call: Caller) -> None:
     assert "signed_file_path" not in before
     assert after["signed_file_path"].endswith(f"{document_id}/download-signed")
     assert (await call("GET", after["signed_file_path"]))[0] == 200
+
+
+async def test_unknown_documents(signing_sandbox: Sandbox) -> None:
+    """The bytes of a document that does not exist are refused."""
+    with pytest.raises(Refused, match="no such document"):
+        signing_sandbox.document_bytes("nope")
 
 
 # recipient

@@ -248,6 +248,18 @@ async def test_the_last_two_sign_at_once(call: Caller, signing_sandbox: Sandbox)
     assert (await call("GET", f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"))[0] == 200
 
 
+async def test_one_signs_twice_at_once(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Who clicks twice has signed once."""
+    signing_id, _, [person] = await call.sent()
+    first, second = await asyncio.gather(
+        signing_sandbox.sign(person), signing_sandbox.sign(person), return_exceptions=True
+    )
+    assert isinstance(second, Refused)
+    assert not isinstance(first, BaseException)
+    assert [event.type for event in signing_sandbox.webhooks.events()].count("recipient.signed") == 1
+    assert signing_sandbox.signing(signing_id).is_completed
+
+
 async def test_cancelled_while_it_is_sealed(call: Caller, signing_sandbox: Sandbox) -> None:
     """A signing cancelled in the moment the last one signs is cancelled, and nothing else."""
     signing_id, document_id, [person] = await call.sent()

@@ -1,0 +1,98 @@
+"""`signing-async sandbox`, as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()", "sandbox")
+
+
+@contextlib.contextmanager
+def running(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command with these options, and what it says when it is ready."""
+    process = subprocess.Popen(
+        [*COMMAND, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    assert process.stdout
+    try:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "Ctrl-C" in line:
+                break
+        yield process, said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(said: str, path: str) -> tuple[int, str]:
+    """Ask the sandbox that said this, with the token it gave."""
+    url, token = re.search(r"http://\S+", said), re.search(r"access_\S+", said)
+    assert url
+    assert token
+    request = urllib.request.Request(url[0] + path, headers={"Authorization": f"Bearer {token[0]}"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return response.status, response.read().decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_runs_until_it_is_told_to_stop(number: signal.Signals) -> None:
+    """It says where it is and that it is no legal service, serves, and ends cleanly."""
+    with running("--port", "0") as (process, said):
+        assert "no legal signing service" in said
+        assert get(said, "/api/1.0/me")[0] == 200
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=10)
+        assert (process.returncode, rest, errors) == (0, "Stopped.\n", "")
+
+
+def test_its_options(tmp_path: Path) -> None:
+    """Folder, profile, seed and webhook are taken; the secret comes from the environment."""
+    options = ["--port", "0", "--data", str(tmp_path / "kept"), "--profile", "numeric", "--seed", "7"]
+    options += ["--webhook-url", "http://127.0.0.1:1/hook"]
+    with running(*options, SIGNING_WEBHOOK_SECRET="whsec") as (_, said):
+        assert re.search(r'"id": "\d+"', get(said, "/api/1.0/me")[1])
+        assert "127.0.0.1:1" in get(said, "/sandbox/api/webhooks")[1]
+    assert (tmp_path / "kept" / "sandbox.db").exists()
+
+
+def test_a_port_in_use() -> None:
+    """A port that is taken is a sentence, not a traceback."""
+    with running("--port", "0") as (_, said):
+        port = re.search(r"127\.0\.0\.1:(\d+)", said)
+        assert port
+        done = subprocess.run([*COMMAND, "--port", port[1]], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert "address" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [["--port", "x"], ["--profile", "nope"], ["--webhook-secret", "s"], ["--nope"]])
+def test_wrong_options(options: list[str]) -> None:
+    """A wrong option is told in a sentence."""
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode in {1, 2}
+    assert "Error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help() -> None:
+    """--help has an example."""
+    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30, check=True)
+    assert "signing-async sandbox --port 8080 --data ./sandbox" in done.stdout
