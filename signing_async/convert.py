@@ -167,9 +167,10 @@ def _from_epoch(number: float) -> datetime:
 
 
 def _shown(value: Any) -> str:
-    """A value for an error's text, where it can be long or large: the kind, or the start."""
+    """A value for an error's text, where it can be long or large: then its kind alone."""
     if isinstance(value, str):
-        return repr(value if len(value) <= 40 else value[:39] + "…")
+        # Whole or not at all: half of a secret would not be recognised as one.
+        return repr(value) if len(value) <= 40 else f"a text of {len(value)} characters"
     if isinstance(value, int) and abs(value) >= 2**64:
         return "a number"
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else json.dumps(value)

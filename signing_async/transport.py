@@ -210,7 +210,9 @@ class _Call(Generic[T]):
     @property
     def request_id(self) -> str | None:
         """That of the last answer. A call that goes well is seldom asked for it, so it is looked for only then."""
-        return self.rejected_as or request_id(self.headers, self.data, self.options.assumptions)
+        found = request_id(self.headers, self.data, self.options.assumptions)
+        # A server may echo anything in it.
+        return self.rejected_as or (None if found is None else self.transport.redacted(found))
 
     async def attempt(self) -> T:
         if self.in_doubt:
@@ -453,9 +455,9 @@ class _Call(Generic[T]):
             if operation.receive is not None:
                 return await operation.receive(response)
             assert operation.decode is not None
-            data = parse(await response.read(assumptions.max_answer_bytes))
-            self.data = data
-            return operation.decode(data, response.headers)
+            # No variable of this frame: some tracebacks show those.
+            self.data = parse(await response.read(assumptions.max_answer_bytes))
+            return operation.decode(self.data, response.headers)
         except Unreadable as error:
             problem = str(error)
         raise self._unreadable(problem, response)

@@ -163,7 +163,8 @@ class Request:
 
     method: str
     origin: str
-    path: str
+    # A redirect's query, which a server wrote, may hold anything: variables are shown in some tracebacks.
+    path: str = attrs.field(repr=lambda path: repr(path.partition("?")[0]))
     params: Mapping[str, str] = {}
     body: Body | None = None
 
