@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import random
+import re
 import secrets as random_secrets
 import time
 import weakref
@@ -52,6 +53,7 @@ log = logging.getLogger("signing_async")
 _LARGEST_ANSWER = 1024 * 1024
 _REMEMBERED_SECRETS = 16
 _EARLY_WAIT = 5.0
+_QUERY = re.compile(r"(^|&)(code|state|error)=")
 _DEFAULT_RETRY = RetryPolicy()
 _DEFAULT_ASSUMPTIONS = Assumptions()
 
@@ -98,6 +100,7 @@ class OAuth:
         self.client_id = client_id
         self.redirect_uri = redirect_uri
         self._client_secret = client_secret
+        self._origin = "?"
         # Variables are shown in some tracebacks.
         del client_secret
         self._origin = wire.check_origin(base_url)
@@ -558,7 +561,7 @@ def _read_callback(given: str, state: str | None) -> str | SigningError:
     given = given.strip()
     if not given.isprintable() or " " in given:
         return InvalidRequest("exchange: neither a callback URL nor a code: there is white space in it")
-    if not any(mark in given for mark in ("?", "&", "://")):
+    if "?" not in given and "://" not in given and not _QUERY.search(given):
         return given
     try:
         query = parse_qs(urlsplit(given).query if "?" in given else given, max_num_fields=100)

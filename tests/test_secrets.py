@@ -1,0 +1,519 @@
+"""No token, secret or code is to be seen: in no log, text, pickle or traceback, whatever a server says."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import html
+import io
+import json
+import logging
+import pickle
+import socket
+import traceback
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    APIError,
+    Attempt,
+    AuthError,
+    ConfigurationError,
+    FileTokenStore,
+    MemoryTokenStore,
+    OAuth,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    Timeouts,
+    Token,
+    TransportError,
+)
+from signing_async.sandbox import Sandbox
+from tests.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
+
+# Each secret begins with this, so that a part of one is found as well.
+MARK = "S3CR3T"
+CLIENT_SECRET = f"{MARK}/client+secret=~"
+CODE = f"{MARK}.code/+%&=1"
+OLD, NEW = (Token(f"{MARK}-access-{n}/+==", f"{MARK}-refresh-{n}/+==") for n in ("old", "new"))
+HERE = str(Path(__file__).parent)
+
+Calls = Callable[[SigningClient, OAuth], Awaitable[object]]
+
+
+class Watch:
+    """Everything that was written or raised while it looked on."""
+
+    def __init__(self) -> None:
+        self.log = io.StringIO()
+        self.attempts: list[Attempt] = []
+        self.errors: list[BaseException] = []
+
+    async def failing(self, call: Awaitable[object]) -> SigningError:
+        """The error that a call ends with."""
+        with pytest.raises(SigningError) as caught:
+            await call
+        self.errors.append(caught.value)
+        return caught.value
+
+    def check(self) -> None:
+        """Nothing shows a secret, and nothing leads to aiohttp."""
+        assert self.log.getvalue()
+        hidden("log", self.log.getvalue())
+        for attempt in self.attempts:
+            hidden("attempt", repr(attempt))
+        for error in self.errors:
+            check(error)
+
+
+def hidden(where: str, text: str | bytes) -> None:
+    """No part of a secret is in it, in any spelling."""
+    data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    place = data.find(MARK.encode())
+    assert place < 0, f"{where}: ...{data[max(0, place - 300) : place + 100]!r}"
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and all that it leads to, suppressed ones too."""
+    seen: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and one not in seen:
+            seen.append(one)
+            todo += [one.__cause__, one.__context__]
+            yield one
+
+
+def frames(trace: TracebackType | None) -> Iterator[tuple[str, str]]:
+    """File and text, with variables, of each frame that is not a test's own."""
+    for frame, line in traceback.walk_tb(trace):
+        name = frame.f_code.co_filename
+        if not name.startswith(HERE):
+            [summary] = traceback.StackSummary.extract(iter([(frame, line)]), capture_locals=True)
+            yield name, "".join(traceback.StackSummary.from_list([summary]).format())
+            yield name, "".join(summary.locals.values()) if summary.locals else ""
+
+
+def check(error: BaseException) -> None:
+    """What can be seen of an exception, and of all that it leads to."""
+    for one in chain(error):
+        assert not type(one).__module__.startswith("aiohttp"), repr(one)
+        hidden("str", str(one))
+        hidden("repr", repr(one))
+        hidden("args", repr(one.args))
+        for name, value in vars(one).items():
+            if name != "body":
+                hidden(name, repr(value))
+        for name, text in frames(one.__traceback__):
+            assert "/aiohttp/" not in name
+            hidden(f"a frame of {name}", text)
+    pickled = pickle.dumps(error)
+    hidden("pickle", pickled)
+    for again in (pickle.loads(pickled), copy.copy(error), copy.deepcopy(error)):
+        hidden("a copy", f"{again} {again!r}")
+    hidden("the formatted exception", "".join(traceback.format_exception(strip(error))))
+
+
+def strip(error: BaseException) -> BaseException:
+    """The exception without the frames of tests at the top of its traceback: they hold what they like."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(HERE):
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+@pytest.fixture
+async def watch() -> AsyncIterator[Watch]:
+    """Everything is logged: every logger at DEBUG, asyncio in debug mode, each of its steps as a slow one."""
+    watching = Watch()
+    handler = logging.StreamHandler(watching.log)
+    handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
+    root = logging.getLogger()
+    # Warnings of code that a test is not about would be errors: here they are looked at like the log.
+    noisy = [root, *(logging.getLogger(name) for name in ("signing_async", "aiohttp", "aiohttp.client", "asyncio"))]
+    levels = [logger.level for logger in noisy]
+    loop = asyncio.get_running_loop()
+    before = loop.get_debug(), loop.slow_callback_duration
+    root.addHandler(handler)
+    for logger in noisy:
+        logger.setLevel(logging.DEBUG)
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.0
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield watching
+        for warning in caught:
+            hidden("warning", str(warning.message))
+    finally:
+        loop.set_debug(before[0])
+        loop.slow_callback_duration = before[1]
+        root.removeHandler(handler)
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
+    watching.check()
+
+
+def everything(request: web.Request, received: Received) -> str:
+    """What an ill-behaved server might write into an answer: all that it was sent, and what it knows besides."""
+    sent = received.body.decode("utf-8", "replace")
+    fields = [values[0] for values in parse_qs(sent).values()]
+    known = [OLD.access_token, str(OLD.refresh_token), CLIENT_SECRET]
+    return " | ".join([received.headers.get("Authorization", ""), *fields, *known])
+
+
+def escaped(text: str) -> str:
+    """As some JSON libraries write it: slashes and all that is not ASCII escaped."""
+    return json.dumps(text).replace("/", "\\/")
+
+
+def tells(status: int, shape: Callable[[str], Any], **headers: str) -> Any:
+    """An answer of that status, with everything in the shape; text is sent as it is, the rest as JSON."""
+
+    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+        said = everything(request, received)
+        body = shape(said)
+        data = (
+            body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        )
+        return web.Response(status=status, body=data, headers={"Content-Type": "application/json"} | headers)
+
+    return answer
+
+
+def heads(status: int, header: str, prefix: str = "") -> Any:
+    """An answer with everything in a header."""
+
+    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+        said = everything(request, received).encode("ascii", "replace").decode()
+        return web.Response(status=status, headers={header: prefix + said}, body=b"{}")
+
+    return answer
+
+
+async def reasons(request: web.Request, received: Received) -> web.StreamResponse:
+    """Everything in the status line."""
+    said = everything(request, received).encode("ascii", "replace").decode()
+    return web.Response(status=500, reason=said)
+
+
+async def breaks_off(request: web.Request, received: Received) -> web.StreamResponse:
+    """A success that ends in the middle, with everything in what came."""
+    response = web.StreamResponse(headers={"request_id": received.headers.get("Authorization", "none")})
+    response.content_length = 100_000
+    await response.prepare(request)
+    await response.write(everything(request, received).encode())
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def hangs_up(request: web.Request, received: Received) -> web.StreamResponse:
+    """No answer at all."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def waits(request: web.Request, received: Received) -> web.StreamResponse:
+    """No answer in time."""
+    await asyncio.sleep(3600)
+    return web.Response()
+
+
+ANSWERS: dict[str, Any] = {
+    "message": tells(400, lambda said: {"message": said, "code": said.replace(" ", ""), "request_id": said}),
+    "oauth": tells(400, lambda said: {"error": "invalid_grant", "error_description": said}),
+    "oauth code": tells(400, lambda said: {"error": said.replace(" ", "")}),
+    "nested": tells(422, lambda said: {"error": {"code": said, "message": said, "details": [{"field": said}]}}),
+    "fields": tells(400, lambda said: {"errors": {said: [said, said], "name": said}}),
+    "list": tells(400, lambda said: [{"code": said, "message": said}]),
+    "problem": tells(403, lambda said: {"type": f"https://x/{said}", "title": said, "detail": said, "instance": said}),
+    "escaped": tells(404, lambda said: f'{{"message": {escaped(said)}}}'),
+    "url": tells(400, lambda said: {"message": f"no: {quote(said, safe='')} {urlencode({'q': said})}"}),
+    "401": tells(401, lambda said: {"message": said}),
+    "429": tells(429, lambda said: {"message": said}, **{"Retry-After": "100"}),
+    "500": tells(500, lambda said: {"message": said}),
+    "html": tells(502, lambda said: f"<html><title>{html.escape(said)}</title><body>{said}</body></html>"),
+    "html without title": tells(503, lambda said: f"<html><body><p>{said}</p></body></html>"),
+    "long html": tells(500, lambda said: f"<p>{'x' * (200 - len(MARK) - 9)} {said}</p>"),
+    "plain": tells(500, lambda said: said),
+    "latin-1": tells(400, lambda said: b"\xe5\xff " + said.encode("latin-1", "replace")),
+    "long message": tells(400, lambda said: {"message": "x" * 489 + " " + said}),
+    "no JSON": tells(200, lambda said: said),
+    "wrong shape": tells(200, lambda said: {"id": {"x": said}, "data": said, "request_id": said, said: said}),
+    "wrong list": tells(200, lambda said: [said, {"id": said}]),
+    "request id": heads(400, "request_id"),
+    "request id of success": heads(200, "X-Request-Id"),
+    "long request id": heads(500, "request_id", "x" * 185),
+    "location": heads(302, "Location", "/?next="),
+    "authenticate": heads(401, "WWW-Authenticate", "Bearer "),
+    "retry after": heads(503, "Retry-After"),
+    "reason": reasons,
+    "breaks off": breaks_off,
+    "hangs up": hangs_up,
+    "waits": waits,
+}
+
+OPERATIONS: dict[str, Calls] = {
+    "exchange": lambda client, oauth: oauth.exchange(f"{REDIRECT}?code={quote(CODE, safe='')}&state=st4te", "st4te"),
+    "exchange code": lambda client, oauth: oauth.exchange(CODE),
+    "refresh": lambda client, oauth: oauth.refresh(rejected=OLD.access_token),
+    "me": lambda client, oauth: client.me(),
+    "create": lambda client, oauth: client.signings.create(name="n", language="EN", signing_order="parallel"),
+    "list": lambda client, oauth: client.signings.list(),
+    "get": lambda client, oauth: client.signings.get("s-1"),
+    "send": lambda client, oauth: client.signings.send("s-1"),
+    "upload": lambda client, oauth: client.documents.upload("s-1", b"%PDF-1.4\n" * 9, "a.pdf", preflight=False),
+    "read": lambda client, oauth: client.documents.read_signed("s-1", "d-1"),
+    "add": lambda client, oauth: client.recipients.add("s-1", email="a@b.example", first_name="A", last_name="B"),
+    "recipients": lambda client, oauth: client.recipients.list("s-1"),
+    "remind": lambda client, oauth: client.recipients.remind("s-1", "r-1"),
+}
+# With these an operation may succeed: of some the body does not matter, and unknown fields are kept.
+SUCCESSES = {"no JSON", "wrong shape", "wrong list", "request id of success", "breaks off"}
+
+
+def secret_oauth(base_url: str, token: Token | None = OLD, **settings: Any) -> OAuth:
+    """An OAuth with secrets that are recognised."""
+    return oauth_for(base_url, client_secret=CLIENT_SECRET, store=MemoryTokenStore(token), **settings)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_whatever_a_server_says(name: str, watch: Watch) -> None:
+    """Each operation, answered with all that a server could give away, gives nothing away."""
+    for operation, call in OPERATIONS.items():
+        retry = RetryPolicy(max_attempts=2, base_delay=0.001) if operation in {"me", "refresh"} else RetryPolicy.none()
+        async with (
+            Scripted(ANSWERS[name]) as server,
+            secret_oauth(server.base_url, retry=retry, timeout=0.1) as oauth,
+            SigningClient(
+                server.base_url,
+                oauth,
+                retry=retry,
+                timeout=Timeouts(call=0.15, transfer=0.15),
+                on_attempt=watch.attempts.append,
+            ) as client,
+        ):
+            await oauth.token()
+            try:
+                await call(client, oauth)
+            except SigningError as error:
+                watch.errors.append(error)
+            else:
+                assert name in SUCCESSES, operation
+    assert len(watch.errors) >= len(OPERATIONS) // 2
+
+
+async def test_without_a_connection(watch: Watch) -> None:
+    """Nothing listening, a session that was closed, and a port that is no port of the service."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        base_url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    retry = RetryPolicy(max_attempts=2, base_delay=0.001)
+    async with secret_oauth(base_url, retry=retry) as oauth, SigningClient(base_url, oauth, retry=retry) as client:
+        for call in OPERATIONS.values():
+            assert isinstance(await watch.failing(call(client, oauth)), TransportError)
+    session = aiohttp.ClientSession()
+    await session.close()
+    async with (
+        secret_oauth(base_url, session=session) as oauth,
+        SigningClient(base_url, oauth, session=session) as client,
+    ):
+        for call in OPERATIONS.values():
+            await watch.failing(call(client, oauth))
+
+
+async def test_the_whole_flow(sandbox: Sandbox, watch: Watch, tmp_path: Path) -> None:
+    """Authorize, exchange, calls, refresh, replay and its end, with the sandbox: its secrets appear nowhere."""
+    app = sandbox.register_app(REDIRECT)
+    assert app.client_secret is not None
+    path = tmp_path / "token.json"
+    known = [app.client_secret]
+    async with (
+        OAuth(
+            sandbox.base_url,
+            client_id=app.client_id,
+            client_secret=app.client_secret,
+            redirect_uri=REDIRECT,
+            store=FileTokenStore(path),
+        ) as oauth,
+        SigningClient(sandbox.base_url, oauth, on_attempt=watch.attempts.append) as client,
+    ):
+        request = oauth.authorization_request()
+        known.append(code := sandbox.authorize(app))
+        first = await oauth.exchange(f"{REDIRECT}?code={code}&state={request.state}", request.state)
+        await client.me()
+        errors = [await watch.failing(oauth.exchange(code))]
+        known.append(code := sandbox.authorize(app))
+        tokens = [first, await oauth.exchange(code)]
+        sandbox.clock.advance(hours=2)
+        signing = await client.signings.create(name="n", language="EN")
+        tokens.append(await oauth.token())
+        errors.append(await watch.failing(client.signings.send(signing.id)))
+        # An old refresh token, used again: the service ends the whole family.
+        await FileTokenStore(path).save(
+            Token(tokens[1].access_token, tokens[1].refresh_token, datetime(2020, 1, 1, tzinfo=UTC))
+        )
+        errors.append(await watch.failing(oauth.refresh()))
+        path.write_bytes(path.read_bytes()[:-3])
+        errors.append(await watch.failing(oauth.refresh()))
+        shown = " ".join(map(repr, [oauth, client, *tokens, request, FileTokenStore(path), client.signings]))
+    known += [str(part) for token in tokens for part in (token.access_token, token.refresh_token)]
+    seen = [watch.log.getvalue(), shown, repr(watch.attempts)]
+    for error in errors:
+        for one in chain(error):
+            seen += [str(one), repr(one), repr({k: v for k, v in vars(one).items() if k != "body"})]
+            seen += [text for _, text in frames(one.__traceback__)]
+        seen.append(pickle.dumps(error).decode("latin-1"))
+    assert "oauth.token" in repr([record.operation for record in sandbox.requests])
+    for secret in known:
+        for text in seen:
+            assert secret not in text
+
+
+async def test_the_body_alone_is_as_received() -> None:
+    """APIError.body keeps what came, for who asks for it; no text shows it, and a pickle holds it redacted."""
+    async with (
+        Scripted(tells(400, lambda said: {"message": said})) as server,
+        secret_oauth(server.base_url) as oauth,
+        SigningClient(server.base_url, oauth) as client,
+    ):
+        with pytest.raises(APIError) as caught:
+            await client.me()
+    assert OLD.access_token.encode() in caught.value.body
+    assert "[redacted]" in str(caught.value)
+    assert b"[redacted]" in pickle.loads(pickle.dumps(caught.value)).body
+    hidden("str", str(caught.value))
+
+
+async def test_tokens_of_before_are_hidden_too(watch: Watch) -> None:
+    """After many refreshes a server may still tell of the last tokens, and of the client secret: neither is shown."""
+    count = 0
+
+    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+        nonlocal count
+        if request.path == "/api/oauth/token":
+            count += 1
+            return await says({"access_token": f"{MARK}-a{count}", "refresh_token": f"{MARK}-r{count}"})(
+                request, received
+            )
+        told = " ".join([CLIENT_SECRET, *(f"{MARK}-{kind}{n}" for n in range(count - 3, count + 1) for kind in "ar")])
+        return await says({"message": told}, 400)(request, received)
+
+    async with (
+        Scripted(answer) as server,
+        secret_oauth(server.base_url) as oauth,
+        SigningClient(server.base_url, oauth) as client,
+    ):
+        for _ in range(30):
+            await oauth.refresh()
+        error = await watch.failing(client.me())
+    assert str(error).count("[redacted]") == 9
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        f"{REDIRECT}?code={quote(CODE)}&state=other",
+        f"{REDIRECT}?code={quote(CODE)}",
+        f"{REDIRECT}?code={quote(CODE)}&code={MARK}2&state=st4te",
+        f"{REDIRECT}?error=access_denied&error_description={MARK}2+st4te&code={MARK}2&state=st4te",
+        f"{MARK} with spaces",
+        f"https://[{MARK}?code={MARK}&state=st4te",
+    ],
+    ids=range(6),
+)
+async def test_callbacks_that_are_refused(callback: str, watch: Watch) -> None:
+    """What is wrong with a callback is said without its code, in variables too."""
+    logging.getLogger("test").debug("began")
+    async with secret_oauth("https://tenant.example.com") as oauth:
+        await watch.failing(oauth.exchange(callback, "st4te"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"token_format": "xml"}, {"timeout": -1}, {"redirect_uri": ""}, {"base_url": "http://x.example"}]
+)
+def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
+    """The client secret is not among the variables of the error that another setting leads to."""
+    with pytest.raises(ConfigurationError) as caught:
+        secret_oauth(**{"base_url": "https://tenant.example.com"} | settings)
+    check(caught.value)
+
+
+async def test_a_token_file_that_is_broken(watch: Watch, tmp_path: Path) -> None:
+    """What a broken file holds is not told: json's own error would hold all of it."""
+    logging.getLogger("test").debug("began")
+    path = tmp_path / "token.json"
+    path.write_text(f'{{"access_token": "{MARK}", "refresh_token": "{MARK}", ')
+    store = FileTokenStore(path)
+    await watch.failing(store.load())
+    path.write_text(f'{{"access_token": "{MARK} {MARK}"}}')
+    await watch.failing(store.load())
+    (tmp_path / "file").write_text("")
+    await watch.failing(FileTokenStore(tmp_path / "file" / "token.json").save(OLD))
+
+
+async def test_a_refresh_that_nobody_waits_for(watch: Watch) -> None:
+    """A failure in the background, and a task that is cancelled, tell asyncio's log nothing either."""
+    async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url) as oauth:
+        task = asyncio.create_task(oauth.refresh(rejected=OLD.access_token))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await oauth.settle()
+
+
+async def test_an_early_refresh_that_fails_is_logged_without_secrets(watch: Watch) -> None:
+    """The warning says what the server said, redacted."""
+    token = Token(OLD.access_token, OLD.refresh_token, datetime.now(UTC) + timedelta(seconds=50))
+    async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url, token) as oauth:
+        await oauth.token()
+        oauth._fresh_until = 0.0
+        assert (await oauth.token()).access_token == OLD.access_token
+    assert "ahead of expiry" in watch.log.getvalue()
+
+
+def test_a_token_is_not_shown_or_pickled() -> None:
+    """The text of a token holds neither of its secrets, and it refuses to be pickled."""
+    hidden("repr", f"{OLD!r} {OLD}")
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(OLD)
+
+
+def test_the_watch_finds_what_it_looks_for() -> None:
+    """These tests would notice: a secret in a message, an attribute, a variable, a cause, and an aiohttp exception."""
+
+    def raising() -> None:
+        local = OLD.access_token
+        raise AuthError("nothing to see" + local[:0])
+
+    for broken in (AuthError(MARK), AuthError("x", code=MARK), AuthError("x", request_id=MARK)):
+        with pytest.raises(AssertionError):
+            check(broken)
+    caused = AuthError("x")
+    caused.__cause__ = ValueError(MARK)
+    with pytest.raises(AssertionError):
+        check(caused)
+    caused.__cause__ = aiohttp.ClientError()
+    with pytest.raises(AssertionError):
+        check(caused)
+    elsewhere: dict[str, Any] = {"raising": None}
+    exec(compile("def raising(error):\n    local = 'S3CR3T'\n    raise error", "/elsewhere.py", "exec"), elsewhere)
+    error = AuthError("x")
+    with pytest.raises(AuthError):
+        elsewhere["raising"](error)
+    with pytest.raises(AssertionError):
+        check(error)
