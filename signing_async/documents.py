@@ -6,18 +6,17 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from io import RawIOBase
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
 from . import wire
-from .answers import record
+from .answers import record, request_id
 from .convert import Unreadable, structure
-from .errors import DecodeError, InvalidRequest, NotYetSigned, SigningError, TransportError
+from .errors import DecodeError, InvalidRequest, NotYetSigned, TransportError
 from .ledger import Ledger
 from .models import Document, Signing
 from .pdf import OpenPdf, PdfSource, Source
@@ -34,6 +33,7 @@ _DOWNLOAD = "documents.download_signed"
 _HEAD = b"%PDF-"
 _END = b"%%EOF"
 _END_WITHIN = 1024
+_AT_ONCE = 1024 * 1024
 
 
 @attrs.frozen
@@ -112,15 +112,11 @@ class Documents:
     ) -> SealedFile:
         """Download a sealed PDF to ``path``, which is replaced only by a complete, checked file.
 
-        Raises `NotYetSigned` until the document is fully signed. ::
+        Raises `NotYetSigned` until the document is fully signed, and an `OSError` where the disk fails. ::
 
             sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
         """
-        target = Path(path)
-        if target.is_dir():
-            raise InvalidRequest(f"path: is a folder, not a file: {str(target)!r}")
-        if not target.parent.is_dir():
-            raise InvalidRequest(f"path: there is no folder {str(target.parent)!r}")
+        target = _target(path)
         operation = self._sealed(signing_id, document_id, lambda response: _save(response, target, self._most))
         return await self._transport.call(operation)
 
@@ -152,21 +148,24 @@ class Documents:
 
         response = await self._transport.call(self._sealed(signing_id, document_id, receive))
         try:
-            yield self._streamed(response)
+            async with aclosing(self._streamed(response)) as chunks:
+                yield chunks
         finally:
             response.close()
 
-    async def _streamed(self, response: wire.Response) -> AsyncIterator[bytes]:
+    async def _streamed(self, response: wire.Response) -> AsyncGenerator[bytes, None]:
         try:
             async for chunk in _checked(response, self._most):
                 yield chunk
         except wire.Broken as broken:
-            error: SigningError = TransportError(f"{_DOWNLOAD}: {broken.failure.words}", operation=_DOWNLOAD)
+            kind: type[TransportError | DecodeError] = TransportError
+            problem = broken.failure.words
         except Unreadable as unreadable:
-            error = DecodeError(f"{_DOWNLOAD}: {unreadable}", operation=_DOWNLOAD, status=response.status)
+            kind, problem = DecodeError, f"the answer cannot be read: {unreadable}"
         else:
             return
-        raise error
+        identity = request_id(response.headers, None, self._transport.options.assumptions)
+        raise kind(f"{_DOWNLOAD}: {problem}", operation=_DOWNLOAD, status=response.status, request_id=identity)
 
     @property
     def _most(self) -> int:
@@ -197,6 +196,21 @@ def _folder(signing_id: str | Signing) -> str:
     return f"{signing_path(signing_id)}/documents"
 
 
+def _target(path: str | os.PathLike[str]) -> Path:
+    """Where a download may go: a place for a file, or a file. Anything else, say a device, is not to be replaced."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InvalidRequest(f"path: must be a path, not {type(path).__name__}")
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if target.is_dir() else 'not a file'}")
+        if not target.parent.is_dir():
+            raise InvalidRequest(f"path: {str(target)!r}: there is no folder {str(target.parent)!r}")
+    except OSError as error:
+        raise InvalidRequest(f"path: {str(target)!r} cannot be written: {error.strerror}") from None
+    return target
+
+
 class _Sending:
     """The body of an upload, anew for each attempt, and what its listener is told of it."""
 
@@ -212,6 +226,7 @@ class _Sending:
         return self._pdf.body(self._add)
 
     def done(self) -> None:
+        self._sent = self._pdf.size
         self._tell(files=1)
 
     def _add(self, size: int) -> None:
@@ -249,28 +264,60 @@ async def _checked(response: wire.Response, most: int) -> AsyncIterator[bytes]:
 
 async def _save(response: wire.Response, target: Path, most: int) -> SealedFile:
     """Write a download beside its target, and put it in the target's place when it is complete."""
-    digest, size = hashlib.sha256(), 0
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")
+    part, chunks, waiting = _Part(target), [], 0
     try:
-        with temporary.open("xb", buffering=0) as file:
-            async for chunk in _checked(response, most):
-                digest.update(chunk)
-                size += len(chunk)
-                _write(file, chunk)
-            await asyncio.to_thread(_finish, file, temporary, target)
+        async for chunk in _checked(response, most):
+            chunks.append(chunk)
+            waiting += len(chunk)
+            if waiting >= _AT_ONCE:
+                await asyncio.to_thread(part.add, chunks)
+                chunks, waiting = [], 0
+        return await asyncio.to_thread(part.finish, chunks)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        part.remove()
         raise
-    return SealedFile(target, size, digest.hexdigest())
 
 
-def _write(file: RawIOBase, chunk: bytes) -> None:
-    written = file.write(chunk) or 0
-    while written < len(chunk):
-        written += file.write(memoryview(chunk)[written:]) or 0
+class _Part:
+    """A file beside its target, until it is complete. All that may wait for the disk is done in a thread.
 
+    A thread may outlive a download that was cancelled. So the file is open only inside of one call, and a call that
+    comes too late cleans up behind itself.
+    """
 
-def _finish(file: RawIOBase, temporary: Path, target: Path) -> None:
-    os.fsync(file.fileno())
-    temporary.replace(target)
-    sync_folder(target.parent)
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._path = target.with_name(f".{secrets.token_hex(8)}.part")
+        self._mode = "xb"
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._given_up = False
+
+    def add(self, chunks: Iterable[bytes], *, last: bool = False) -> None:
+        try:
+            with self._path.open(self._mode) as file:
+                self._mode = "ab"
+                for chunk in chunks:
+                    self._digest.update(chunk)
+                    self._size += file.write(chunk)
+                file.flush()
+                if last:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            if self._mode == "xb":
+                raise InvalidRequest(f"path: {str(self._target)!r} cannot be written: {error.strerror}") from None
+            raise OSError(error.errno, error.strerror, str(self._target)) from None
+        finally:
+            if self._given_up:
+                self.remove()
+
+    def finish(self, chunks: Iterable[bytes]) -> SealedFile:
+        self.add(chunks, last=True)
+        if not self._given_up:
+            self._path.replace(self._target)
+            sync_folder(self._target.parent)
+        return SealedFile(self._target, self._size, self._digest.hexdigest())
+
+    def remove(self) -> None:
+        self._given_up = True
+        self._path.unlink(missing_ok=True)

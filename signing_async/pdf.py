@@ -23,6 +23,7 @@ __all__ = ["OpenPdf", "PdfSource", "Source"]
 # Read and written at once, in one reused buffer: a larger one is slower, since it falls out of the processor's cache.
 _BLOCK = 256 * 1024
 _JOINED = 64 * 1024
+_MOST_AT_ONCE = 2**30
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
 _REASONS = {
     "not_pdf": "it is not a PDF",
@@ -119,6 +120,7 @@ class OpenPdf:
     def _verdict(self) -> Verdict | None:
         if isinstance(self._content, memoryview):
             return preflight(self._content)
+        _fetch(self._file)
         with (
             mmap.mmap(self._file.number, self._start + self.size, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as whole,
@@ -310,6 +312,18 @@ def _read_aside(source: IO[bytes], filename: str, most: float | None) -> OpenPdf
         spool.close()
         if position is not None:
             source.seek(position)
+
+
+def _fetch(file: _File) -> None:
+    """Have the system read the whole file into its memory.
+
+    A page of a mapped file that is not there stops every thread while it is read, since whoever touches it holds the
+    interpreter. Sent to the null device, the file is read but not copied.
+    """
+    with open(os.devnull, "wb", buffering=0) as nowhere:  # noqa: PTH123  # a device
+        at = 0
+        while got := os.sendfile(nowhere.fileno(), file.number, at, _MOST_AT_ONCE):
+            at += got
 
 
 def _read_now(file: _File, block: memoryview, at: int) -> bool:
