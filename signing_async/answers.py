@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -17,19 +18,28 @@ __all__ = ["error_from", "look_up", "record", "request_id"]
 _MOST_MESSAGES = 50
 _LONGEST = 500
 
-_CODE_PATHS = ("code", "error.code", "error_code", "error.error_code", "error.type", "error", "errors.0.code", "0.code")
+_CODE_PATHS = (
+    "code",
+    "error.code",
+    "error_code",
+    "error.error_code",
+    "error.status",
+    "error.type",
+    "error",
+    "detail.code",
+    "errors.0.code",
+    "0.code",
+)
 _MESSAGE_PATHS = (
     "message",
     "error.message",
     "detail",
     "error.detail",
+    "detail.message",
     "error_description",
     "error_message",
     "title",
     "error.title",
-    "errors.0.message",
-    "errors.0.detail",
-    "0.message",
     "error",
 )
 _LIST_PATHS = (
@@ -43,11 +53,11 @@ _LIST_PATHS = (
     "violations",
     "invalid-params",
     "invalid_params",
-    "detail",
-    "message",
 )
+_LISTS_ONLY = ("detail", "message")
 _REQUEST_ID_PATHS = ("request_id", "meta.request_id", "error.request_id", "requestId")
 _FIELD_KEYS = ("field", "name", "property", "propertyPath", "param", "parameter", "pointer", "path", "loc", "source")
+_LIST_KEYS = ("path", "loc")
 _TEXT_KEYS = ("message", "messages", "detail", "msg", "reason", "description", "title", "code", "error")
 
 _BY_STATUS: dict[int, type[errors.APIError]] = {
@@ -65,7 +75,7 @@ def look_up(data: Any, path: str) -> Any:
     for name in path.split("."):
         if isinstance(data, Mapping):
             data = data.get(name)
-        elif isinstance(data, list) and name.isdigit():
+        elif isinstance(data, list) and name.isdecimal():
             data = data[int(name)] if int(name) < len(data) else None
         else:
             return None
@@ -86,7 +96,7 @@ def request_id(headers: Mapping[str, str], data: Any, assumptions: Assumptions) 
     """The id that identifies the request to the service's support: from a header, else from the body."""
     found = [headers.get(name) for name in assumptions.request_id_headers]
     found += [look_up(data, path) for path in _REQUEST_ID_PATHS]
-    return next((str(value)[:200] for value in found if isinstance(value, str | int) and value), None)
+    return next((str(value)[:_LONGEST] for value in found if _is_text(value) and value), None)
 
 
 def error_from(
@@ -103,109 +113,143 @@ def error_from(
 ) -> errors.APIError:
     """The exception for an error answer, with every text free of ``secrets``."""
     secrets = tuple(secrets)
+
+    def line(text: str) -> str:
+        # Redacted before it is cut, so that no half of a secret stays.
+        return _line(redact(text, secrets))[:_LONGEST]
+
     try:
         data = parse(body)
     except Unreadable:
-        data = None
-    codes = list(_texts(data, _CODE_PATHS))
+        data = _plain(body)
+    codes = [code for code in _codes(data) if code != str(status)]
     messages: dict[str, list[str]] = {}
-    for field, text in _messages(data):
-        texts = messages.setdefault(redact(field, secrets)[:_LONGEST], [])
-        if len(messages) <= _MOST_MESSAGES and len(texts) < _MOST_MESSAGES:
-            texts.append(redact(text, secrets)[:_LONGEST])
+    for field, text in itertools.islice(_messages(data), _MOST_MESSAGES):
+        messages.setdefault(line(field), []).append(line(text))
     said = [text for text in _texts(data, _MESSAGE_PATHS) if text not in codes or " " in text]
-    message = said[0] if said else "" if messages else _plain(body, data) or reason or _meaning(status)
-    code = next((code for code in codes if " " not in code), None)
+    said += [data] if isinstance(data, str) else []
+    said += [text for texts in messages.values() for text in texts]
+    said = [text for text in said if not _is_cannot_be_sent(text)]
+    kind = _pick(status, data, not_found)
+    code = "cannot_be_sent" if kind is errors.CannotBeSent else next((code for code in codes if " " not in code), None)
     known_id = request_id(headers, data, assumptions)
-    return _pick(status, codes, data, not_found)(
-        redact(message, secrets)[:_LONGEST],
+    return kind(
+        line(next(iter(said), "")) or line(_meaning(kind, status, reason)),
         status=status,
         operation=operation,
-        code=None if code is None else redact(code, secrets)[:_LONGEST],
+        code=None if code is None else line(code),
         messages=messages,
-        request_id=None if known_id is None else redact(known_id, secrets),
+        request_id=None if known_id is None else line(known_id),
         body=body,
         redacted_body=redact_bytes(body, secrets),
         retry_after=retry_after,
     )
 
 
-def _pick(status: int, codes: list[str], data: Any, not_found: type[errors.NotFound]) -> type[errors.APIError]:
+def _pick(status: int, data: Any, not_found: type[errors.NotFound]) -> type[errors.APIError]:
     if status >= 500:
         return errors.ServerError
     if status == 404:
         return not_found
-    kind = _BY_STATUS.get(status, errors.APIError)
-    # RFC 9457 names the problem by a URL, whose end is the code.
-    problem = look_up(data, "type")
-    ends = [re.split(r"[/#:]", problem)[-1]] if isinstance(problem, str) else []
-    if kind is errors.BadRequest and "cannot_be_sent" in (*codes, *(end.replace("-", "_") for end in ends)):
+    if status == 400 and any(_is_cannot_be_sent(text) for text in _leaves(data)):
         return errors.CannotBeSent
-    return kind
+    return _BY_STATUS.get(status, errors.APIError)
 
 
-def _meaning(status: int) -> str:
-    return "the service failed" if status >= 500 else "the service refused the request"
+def _is_cannot_be_sent(text: str) -> bool:
+    """Whether a text is that code, in whatever spelling: a word of its own, or the end of a problem's URL."""
+    return len(text) < 500 and re.sub(r"[-_]", "", re.split(r"[/#:]", text.strip())[-1]).lower() == "cannotbesent"
+
+
+def _leaves(data: Any, depth: int = 0) -> Iterator[str]:
+    """The texts and names in an answer, as deep as an error's code can be."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping | list) and depth < 5:
+        for value in itertools.chain(data, data.values()) if isinstance(data, Mapping) else data:
+            yield from _leaves(value, depth + 1)
+
+
+def _meaning(kind: type[errors.APIError], status: int, reason: str) -> str:
+    if kind is errors.CannotBeSent:
+        return "the signing has no document or no recipient, or it is not a draft any more"
+    if 300 <= status < 400:
+        return "the service redirects this request, which is not followed"
+    return reason or ("the service failed" if status >= 500 else "the service refused the request")
+
+
+def _line(text: str) -> str:
+    """A text of one line, without what controls terminals or turns the direction of writing."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _codes(data: Any) -> Iterator[str]:
+    yield from _texts(data, _CODE_PATHS)
+    # RFC 9457 names the problem by a URL, whose end is the code.
+    for problem in _texts(data, ("type",)):
+        if problem != "about:blank":
+            yield re.split(r"[/#:]", problem)[-1]
 
 
 def _texts(data: Any, paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         value = look_up(data, path)
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if isinstance(value, str) and value.strip():
-            yield value.strip()
+        if _is_text(value) and str(value).strip():
+            yield str(value).strip()
 
 
 def _messages(data: Any) -> Iterator[tuple[str, str]]:
     """Field and text of each validation message; the field is empty where none is named."""
-    if isinstance(data, list):
-        yield from _entries(data, "")
-        return
-    for path in _LIST_PATHS:
-        found = look_up(data, path)
-        if isinstance(found, Mapping | list) and found:
-            yield from _entries(found, "")
-            return
+    lists = [data] if isinstance(data, list) else [look_up(data, path) for path in _LIST_PATHS]
+    lists += [found for path in _LISTS_ONLY if isinstance(found := look_up(data, path), list)]
+    if isinstance(data, Mapping):
+        # As some frameworks do: the fields at the top, each with its list.
+        lists.append({name: texts for name, texts in data.items() if _is_list_of_texts(texts)})
+    yield from _entries(next((found for found in lists if isinstance(found, Mapping | list) and found), []), "")
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _entries(found: Any, field: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    if depth > 4:
-        return
     if isinstance(found, str | int | float):
         yield field, str(found)
-    elif isinstance(found, list):
-        for entry in found[:_MOST_MESSAGES]:
+    elif isinstance(found, list) and depth < 5:
+        for entry in found:
             yield from _entries(entry, field, depth + 1)
-    elif isinstance(found, Mapping):
-        text = next((found[key] for key in _TEXT_KEYS if isinstance(found.get(key), str | list)), None)
-        name = next((found[key] for key in _FIELD_KEYS if found.get(key)), None)
-        if text is not None and (name is not None or depth):
-            yield from _entries(text, _field_name(name) or field, depth + 1)
+    elif isinstance(found, Mapping) and depth < 5:
+        name = next(filter(None, (_field_name(key, found.get(key)) for key in _FIELD_KEYS)), "")
+        kinds = (str, list) if name else str
+        text = next((found[key] for key in _TEXT_KEYS if isinstance(found.get(key), kinds)), None)
+        # At the top a mapping has a key for each field: one of them may be called "name", another "message".
+        if depth and text is not None:
+            yield from _entries(text, name or field, depth + 1)
         else:
-            for key, value in list(found.items())[:_MOST_MESSAGES]:
+            for key, value in found.items():
                 yield from _entries(value, f"{field}.{key}" if field else str(key), depth + 1)
 
 
-def _field_name(name: Any) -> str:
-    if isinstance(name, Mapping):
-        return _field_name(name.get("pointer") or name.get("parameter"))
-    if isinstance(name, list):
-        return ".".join(str(part) for part in name if part != "body")
-    return str(name or "").lstrip("#/").replace("/", ".")
+def _field_name(key: str, value: Any) -> str:
+    """The field that an entry is about, in dots, from a name, a JSON pointer, a list of steps, or their object."""
+    if isinstance(value, Mapping):
+        return next(filter(None, (_field_name(inner, value.get(inner)) for inner in ("pointer", "parameter"))), "")
+    if isinstance(value, list) and key in _LIST_KEYS:
+        return ".".join(str(step) for step in value if step != "body")
+    return value.lstrip("#/").replace("/", ".") if isinstance(value, str) else ""
 
 
-def _plain(body: bytes, data: Any) -> str:
-    """The words of a body that is no JSON object: an HTML page's title, or the first line of a text."""
-    if isinstance(data, str):
-        return data.strip()
-    if data is not None:
-        return ""
-    text = body[:4096].decode("utf-8", "replace")
-    start = text.lower().find("<title>")
-    if start >= 0:
-        text = text[start + len("<title>") :].partition("<")[0]
+def _plain(body: bytes) -> str:
+    """The words of a body that is no JSON: an HTML page's title, or the beginning of its text; "" if it has none."""
+    text = body.decode("utf-8", "replace")
+    title = re.search(r"<title[^<>]*>([^<]+)", text, re.IGNORECASE)
+    if title is not None:
+        text = title[1]
     elif text.lstrip().startswith("<"):
-        text = " ".join(re.sub(r"<[^<>]*>", " ", text).split())
-    text = html.unescape(" ".join(text.split()))
-    return text[:200] if text.isprintable() and "\ufffd" not in text else ""
+        text = re.sub(r"<[^<>]*>", " ", text)
+    words = _line(html.unescape(text))
+    return "" if "\ufffd" in words[:200] else words

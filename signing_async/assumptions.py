@@ -7,6 +7,7 @@ Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,12 +18,20 @@ from .errors import ConfigurationError
 __all__ = ["Assumptions"]
 
 
-def _names(value: Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _names(value: str | Iterable[str]) -> tuple[str, ...]:
+    try:
+        return (value,) if isinstance(value, str) else tuple(value)
+    except TypeError:
+        return (value,)  # type: ignore[return-value]  # what is no name is refused by the validator
 
 
 def _statuses(value: int | Iterable[int]) -> frozenset[int]:
-    return frozenset((value,) if isinstance(value, int) else value)
+    try:
+        return frozenset((value,) if isinstance(value, int) else value)
+    except TypeError:
+        raise ConfigurationError(
+            f"Assumptions.expired_token_statuses must hold statuses from 400 to 499, not {value!r}"
+        ) from None
 
 
 def _check_name(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -42,8 +51,13 @@ def _check_statuses(instance: object, attribute: attrs.Attribute[frozenset[int]]
 
 
 def _check_positive(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigurationError(f"Assumptions.{attribute.name} must be a number above 0, not {value!r}")
+
+
+def _check_count(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"Assumptions.{attribute.name} must be a whole number above 0, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -111,11 +125,11 @@ class Assumptions:
     refresh_margin: float = attrs.field(default=30.0, validator=_check_positive)
     """Seconds before its expiry at which a token is refreshed; never more than a tenth of its lifetime."""
 
-    max_pdf_bytes: int = attrs.field(default=10 * 1024 * 1024, validator=_check_positive)
+    max_pdf_bytes: int = attrs.field(default=10 * 1024 * 1024, validator=_check_count)
     """The largest PDF that is uploaded; "10 MB" in the specification."""
 
-    max_sealed_bytes: int = attrs.field(default=100 * 1024 * 1024, validator=_check_positive)
+    max_sealed_bytes: int = attrs.field(default=100 * 1024 * 1024, validator=_check_count)
     """The largest sealed PDF that is downloaded."""
 
-    max_answer_bytes: int = attrs.field(default=32 * 1024 * 1024, validator=_check_positive)
+    max_answer_bytes: int = attrs.field(default=32 * 1024 * 1024, validator=_check_count)
     """The largest JSON answer that is read."""

@@ -36,8 +36,9 @@ Each of them survives ``pickle`` and ``copy``, and none of them keeps a token, a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self, TypeVar
 
 __all__ = [
     "APIError",
@@ -71,7 +72,10 @@ __all__ = [
 ]
 
 
-def _revive(cls: type[SigningError], args: tuple[object, ...], state: dict[str, Any]) -> SigningError:
+E = TypeVar("E", bound="SigningError")
+
+
+def _revive(cls: type[E], args: tuple[object, ...], state: dict[str, Any]) -> E:
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(state)
@@ -99,7 +103,14 @@ class SigningError(Exception):
         return _revive, (type(self), self.args, self._state())
 
     def _state(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        return self.__dict__
+
+    # A copy stays in the process, and so keeps also what a pickle leaves out.
+    def __copy__(self) -> Self:
+        return _revive(type(self), self.args, self.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return _revive(type(self), self.args, copy.deepcopy(self.__dict__, memo))
 
 
 class ConfigurationError(SigningError, ValueError):
@@ -210,7 +221,8 @@ class APIError(SigningError):
 
     def __str__(self) -> str:
         where = f" on {self.operation}" if self.operation else ""
-        said = [self.message] if self.message else []
+        told = {text for texts in self.messages.values() for text in texts}
+        said = [self.message] if self.message and self.message not in told else []
         said += [f"{field}: {text}" if field else text for field, texts in self.messages.items() for text in texts]
         facts = []
         if self.code:

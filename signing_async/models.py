@@ -31,8 +31,9 @@ class _Open(StrEnum):
     def _missing_(cls, value: object) -> Self | None:
         if not isinstance(value, str):
             return None
-        member = str.__new__(cls, value)
-        member._name_ = member._value_ = value
+        text = str(value)  # of another enumeration's member its text
+        member = str.__new__(cls, text)
+        member._name_ = member._value_ = text
         return member
 
 
@@ -160,7 +161,7 @@ class Token:
     access_token: str = attrs.field(repr=False, validator=_check_token)
     refresh_token: str | None = attrs.field(default=None, repr=False, validator=attrs.validators.optional(_check_token))
     expires_at: datetime | None = attrs.field(default=None, converter=_moment)
-    token_type: str = "Bearer"
+    token_type: str = attrs.field(default="Bearer", validator=_check_token)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

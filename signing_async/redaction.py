@@ -9,29 +9,37 @@ from urllib.parse import quote, quote_plus
 __all__ = ["redact", "redact_bytes"]
 
 _HIDDEN = "[redacted]"
-_BEARER = re.compile(r"(\b[Bb]earer[ +])[A-Za-z0-9._~+/=-]{8,}")
+_MARK = "\ufdd0"  # stands for it meanwhile, so that a secret such as "red" is not found in it
+# A word of plain letters after "bearer" belongs to a sentence: "Bearer authentication is required".
+_BEARER = re.compile(r"(\bbearer[ +])(?=[a-z._~+/=-]*\d|[\w.~+/=-]{20})[\w.~+/=-]{8,}", re.ASCII | re.IGNORECASE)
 
 
 def _spellings(secrets: Iterable[str]) -> list[str]:
     """Each secret as it is, escaped as in JSON, and encoded as in a URL; longest first, since one may hold another."""
-    found = {
-        spelling
-        for secret in secrets
-        if secret
-        for spelling in (secret, secret.replace("/", "\\/"), quote(secret, safe=""), quote_plus(secret))
-    }
+    found = set()
+    for secret in filter(None, secrets):
+        encoded = {quote(secret, safe="", errors="replace"), quote_plus(secret, errors="replace")}
+        found |= {secret, secret.replace("/", "\\/"), *encoded}
+        found |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in encoded}
     return sorted(found, key=len, reverse=True)
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
     """``text`` without the secrets, and printable anywhere: what no encoding can hold is replaced."""
     for spelling in _spellings(secrets):
-        text = text.replace(spelling, _HIDDEN)
-    return _BEARER.sub(rf"\1{_HIDDEN}", text).encode("utf-8", "replace").decode("utf-8")
+        text = text.replace(spelling, _MARK)
+    text = _BEARER.sub(rf"\1{_MARK}", text).replace(_MARK, _HIDDEN)
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def redact_bytes(body: bytes, secrets: Iterable[str]) -> bytes:
-    """The same for bytes of any encoding."""
-    for spelling in _spellings(secrets):
-        body = body.replace(spelling.encode(), _HIDDEN.encode())
-    return body
+    """The same for bytes, in UTF-8 or any encoding that holds ASCII, or in UTF-16."""
+    spellings = _spellings(secrets)
+    for encoding in ("utf-16-le", "utf-16-be"):
+        for spelling in spellings:
+            body = body.replace(spelling.encode(encoding, "replace"), _HIDDEN.encode(encoding))
+    # Every byte is a character of Latin-1, and comes back as it was.
+    text = redact(
+        body.decode("latin-1"), [spelling.encode("utf-8", "replace").decode("latin-1") for spelling in spellings]
+    )
+    return text.encode("latin-1")

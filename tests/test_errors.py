@@ -1,0 +1,162 @@
+"""Every exception tells what happened in words, and survives whatever carries exceptions about."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from signing_async import APIError, InvalidRequest, Signing, SigningError, errors
+
+_VALUES: dict[str, Any] = {
+    "operation": "signings.send",
+    "attempts": 3,
+    "status": 418,
+    "request_id": "req-1",
+    "code": "teapot",
+    "messages": {"name": ["too short", "too plain"], "": ["no"]},
+    "body": b'{"code": "teapot", "token": "secret"}',
+    "redacted_body": b'{"code": "teapot", "token": "[redacted]"}',
+    "retry_after": 2.5,
+    "problems": ("name: too short", "name: too plain"),
+    "reason": "too_large",
+    "filename": "lease.pdf",
+    "known": (Signing("s1", extra={"a": [1]}),),
+    "signing": Signing("s1", extra={"a": [1]}),
+}
+
+
+def _tree(cls: type[SigningError] = SigningError) -> Iterator[type[SigningError]]:
+    """The class and all below it that this package makes."""
+    yield cls
+    for below in cls.__subclasses__():
+        if below.__module__.startswith("signing_async."):
+            yield from _tree(below)
+
+
+_ALL = sorted(set(_tree()), key=lambda cls: cls.__name__)
+
+
+def _made(cls: type[SigningError]) -> SigningError:
+    """One with every argument given."""
+    parameters = list(inspect.signature(cls).parameters)
+    assert parameters[0] == "message"
+    return cls("It went wrong.", **{name: _VALUES[name] for name in parameters[1:]})
+
+
+def _attributes(error: SigningError) -> dict[str, Any]:
+    return {name: value for name, value in vars(error).items() if name != "body"}
+
+
+@pytest.mark.parametrize("cls", _ALL)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_error_survives_pickle(cls: type[SigningError], protocol: int) -> None:
+    """A worker's error arrives with its class, words and attributes; of a body what may be kept."""
+    error = _made(cls)
+    error.add_note("while testing")
+    back = pickle.loads(pickle.dumps(error, protocol))
+    assert type(back) is cls
+    assert (str(back), repr(back), back.args) == (str(error), repr(error), error.args)
+    assert _attributes(back) == _attributes(error)
+    if isinstance(back, APIError):
+        assert back.body == _VALUES["redacted_body"]
+
+
+@pytest.mark.parametrize("cls", _ALL)
+def test_every_error_survives_copying(cls: type[SigningError]) -> None:
+    """A copy is the same in everything; a deep one shares nothing that can change."""
+    error = _made(cls)
+    for other in (copy.copy(error), copy.deepcopy(error)):
+        assert other is not error
+        assert type(other) is cls
+        assert (str(other), repr(other), other.args, vars(other)) == (str(error), repr(error), error.args, vars(error))
+    for name, value in vars(copy.deepcopy(error)).items():
+        if isinstance(value, dict | Signing):
+            assert value is not vars(error)[name]
+
+
+@pytest.mark.parametrize("cls", _ALL)
+def test_every_error_prints(cls: type[SigningError]) -> None:
+    """Its text is the sentence, its repr the class around it, and the message alone is enough to make most."""
+    error = _made(cls)
+    assert "It went wrong" in str(error)
+    assert repr(error) == f"{cls.__name__}({str(error)!r})"
+    assert error.message == "It went wrong."
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(cls).parameters.values()
+        if parameter.default is inspect.Parameter.empty
+    ]
+    plain = cls("It went wrong.", **{name: _VALUES[name] for name in needed[1:]})
+    assert "It went wrong" in str(plain)
+    assert pickle.loads(pickle.dumps(plain)).args == ("It went wrong.",)
+
+
+@pytest.mark.parametrize("cls", _ALL)
+def test_every_error_can_be_raised_and_caught(cls: type[SigningError]) -> None:
+    """One `except SigningError` catches them all, with a traceback and a cause."""
+    with pytest.raises(SigningError) as caught:
+        raise _made(cls) from OSError("x")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_the_tree_is_the_one_that_is_drawn() -> None:
+    """The drawing at the top of the module, its builtin parents included, is true and complete."""
+    drawn: dict[str, tuple[str | None, str | None]] = {}
+    above: dict[int, str] = {}
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^    ([│ ├└─]*)([A-Z]\w+)(.*)$", line)
+        if found is None:
+            continue
+        depth = len(found[1]) // 4
+        also = re.search(r"\(also an? (\w+)\)", found[3])
+        drawn[found[2]] = (above.get(depth - 1), also[1] if also else None)
+        above[depth] = found[2]
+    assert set(drawn) == {cls.__name__ for cls in _ALL} == set(errors.__all__)
+    for name, (parent, other) in drawn.items():
+        cls = getattr(errors, name)
+        assert cls.__doc__
+        assert cls.__bases__[0].__name__ == (parent or "Exception")
+        if other is not None:
+            assert issubclass(cls, getattr(errors, other, None) or getattr(builtins, other))
+
+
+def test_the_text_of_an_api_error() -> None:
+    """It reads like a sentence, with what a support request needs at its end; nothing is said twice."""
+    error = APIError(
+        "The data is invalid.",
+        status=400,
+        operation="signings.create",
+        code="invalid",
+        messages={"language": ["The language must be EN or SV."], "": ["The data is invalid."]},
+        request_id="req-1",
+        retry_after=30.0,
+    )
+    assert str(error) == (
+        "HTTP 400 on signings.create: language: The language must be EN or SV; The data is invalid"
+        " (code invalid, request id req-1, retry after 30 s)"
+    )
+    assert str(APIError("", status=500)) == "HTTP 500"
+    assert str(APIError("No.", status=418, retry_after=0.0)) == "HTTP 418: No (retry after 0 s)"
+
+
+def test_the_messages_are_the_errors_own() -> None:
+    """What is done to the mapping afterwards does not change the error."""
+    given = {"name": ["short"]}
+    error = APIError("No.", status=400, messages=given)
+    given["name"].append("x")
+    assert error.messages == {"name": ["short"]}
+    assert APIError("No.", status=400).messages == {}
+    assert (APIError("No.", status=400, body=b"x").body, APIError("No.", status=400).body) == (b"x", b"")
+
+
+def test_an_invalid_request_lists_its_problems() -> None:
+    """One sentence for each thing that is wrong; one alone is the message."""
+    assert InvalidRequest("a; b", problems=["a", "b"]).problems == ("a", "b")
+    assert InvalidRequest("a").problems == ("a",)

@@ -1,0 +1,209 @@
+"""The records hold what the service said, never change, and take values that nobody has thought of yet."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pickle
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from signing_async import (
+    ConfigurationError,
+    Document,
+    Language,
+    Recipient,
+    Signing,
+    SigningMethod,
+    SigningOrder,
+    SigningState,
+    Token,
+    User,
+)
+
+_NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+_OPEN: list[Any] = [Language, SigningOrder, SigningMethod]
+_RECORDS: list[Any] = [
+    Document("d", "a.pdf", _NOON, "/f", {"size": [1]}),
+    Signing(
+        "s", "Lease", Language.SV, SigningOrder("random"), "Hej", True, False, None, _NOON, (Document("d"),), {"x": 1}
+    ),
+    Recipient("r", "a@example.com", "A", "B", SigningMethod("sms"), 1, {"phone": "+46"}),
+    User("u", "a@example.com", "A", {"tenant": {"id": "t"}}),
+]
+
+
+# Enumerations
+
+
+@pytest.mark.parametrize("cls", _OPEN)
+def test_listed_values_are_members(cls: Any) -> None:
+    """A listed value is its member, equal to its text in both directions and as a key."""
+    for member in cls:
+        assert cls(member.value) is member
+        assert member == member.value
+        assert {member.value: 1}[member] == {member: 1}[member.value] == 1
+        assert f"{member}" == str(member) == member.value
+        assert json.dumps(member) == json.dumps(member.value)
+
+
+@pytest.mark.parametrize("cls", _OPEN)
+@given(value=st.text())
+def test_unknown_values_are_usable(cls: Any, value: str) -> None:
+    """Any text is a value: equal to the text and to itself, hashable, printable, picklable, copyable."""
+    found = cls(value)
+    assert isinstance(found, cls)
+    assert isinstance(found, str)
+    assert found == value == found.value == f"{found}"
+    assert found == cls(value)
+    assert hash(found) == hash(value)
+    assert {found, value, cls(value)} == {value}
+    assert json.dumps(found) == json.dumps(value)
+    assert found.name == value or cls(value) in list(cls)
+    for other in (copy.copy(found), copy.deepcopy(found), *(pickle.loads(pickle.dumps(found, n)) for n in range(2, 6))):
+        assert type(other) is cls
+        assert other == value
+    assert repr(value) in repr(found)
+
+
+@pytest.mark.parametrize("cls", _OPEN)
+def test_unknown_values_do_not_become_listed(cls: Any) -> None:
+    """What a service sends does not pile up in the enumeration."""
+    before = list(cls)
+    assert cls("unheard-of") not in before
+    assert list(cls) == before
+    assert "unheard-of" not in cls.__members__
+
+
+@pytest.mark.parametrize("cls", _OPEN)
+@pytest.mark.parametrize("value", [None, 1, True, b"EN", ["EN"]])
+def test_only_texts_are_values(cls: Any, value: Any) -> None:
+    """What is no text is no value."""
+    with pytest.raises(ValueError, match="is not a valid"):
+        cls(value)
+
+
+def test_a_value_of_another_enumeration_is_taken_by_its_text() -> None:
+    """The result belongs to one enumeration alone."""
+    found = Language(SigningMethod.EMAIL)
+    assert type(found) is Language
+    assert type(found.value) is str
+    assert found == "email"
+
+
+def test_states_are_closed() -> None:
+    """The state is this package's own word: nothing else is one."""
+    with pytest.raises(ValueError, match="is not a valid"):
+        SigningState("archived")
+
+
+# Records
+
+
+@pytest.mark.parametrize("record", _RECORDS, ids=lambda record: type(record).__name__)
+def test_records_are_values(record: Any) -> None:
+    """Frozen, equal by content, hashable, picklable, copyable, with a repr that names the fields."""
+    for name in type(record).__annotations__:
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            setattr(record, name, None)
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            delattr(record, name)
+        assert f"{name}=" in repr(record)
+    for other in (copy.copy(record), copy.deepcopy(record), *(pickle.loads(pickle.dumps(record, n)) for n in range(6))):
+        assert type(other) is type(record)
+        assert other == record
+        assert hash(other) == hash(record)
+    assert attrs.evolve(record, id="other") != record
+    assert attrs.evolve(record, extra={}) != record
+    assert copy.deepcopy(record).extra is not record.extra
+
+
+def test_records_share_no_defaults() -> None:
+    """Two records never share the mapping of their unknown fields."""
+    assert Document("a").extra is not Document("b").extra
+    assert Signing("a").extra == User().extra == Recipient("a").extra == {}
+
+
+@pytest.mark.parametrize(
+    ("draft", "completed", "cancelled"),
+    list(itertools.product([None, False, True], [None, False, True], [None, _NOON])),
+)
+def test_the_state_of_a_signing(draft: bool | None, completed: bool | None, cancelled: datetime | None) -> None:
+    """Cancelled comes before completed, completed before draft or sent; what is not told is unknown."""
+    if cancelled is not None:
+        expected = SigningState.CANCELLED
+    elif completed:
+        expected = SigningState.COMPLETED
+    else:
+        expected = {None: SigningState.UNKNOWN, True: SigningState.DRAFT, False: SigningState.SENT}[draft]
+    signing = Signing("s", is_draft=draft, is_completed=completed, cancelled_at=cancelled)
+    assert signing.state is expected
+    assert signing.state == expected.value
+
+
+# Tokens
+
+
+def test_a_token_shows_nothing() -> None:
+    """Neither of its secrets is in its text, in a format, or in a record that holds it."""
+    token = Token("access-secret", "refresh-secret", _NOON)
+    for shown in (repr(token), str(token), f"{token}", f"{[token]}", repr({"token": token})):
+        assert "secret" not in shown
+    assert "expires_at" in repr(token)
+
+
+def test_a_token_is_not_pickled() -> None:
+    """A pickle ends up where secrets do not belong."""
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="TokenStore") as caught:
+            pickle.dumps({"token": Token("access-secret")}, protocol)
+        assert "access-secret" not in str(caught.value)
+
+
+def test_a_token_is_a_value() -> None:
+    """Frozen, equal by content, and its own copy."""
+    token = Token("a", "r", _NOON)
+    assert token == Token("a", "r", _NOON) != Token("b", "r", _NOON)
+    assert len({token, Token("a", "r", _NOON)}) == 1
+    assert copy.copy(token) is copy.deepcopy(token) is token
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        token.access_token = "b"  # type: ignore[misc]  # that it is frozen is what is tested
+
+
+def test_a_token_expires_at_an_aware_moment() -> None:
+    """A datetime with a zone, or seconds since 1970; or nothing is known of it."""
+    assert Token("a").expires_at is None
+    assert Token("a", expires_at=1769860800).expires_at == _NOON
+    assert Token("a", expires_at=1769860800.5).expires_at == _NOON + timedelta(seconds=0.5)
+    assert Token("a", expires_at=_NOON).expires_at == _NOON
+
+
+@pytest.mark.parametrize(
+    "moment", [datetime(2026, 1, 1), "2026-01-31T12:00:00Z", True, 1e300, float("nan"), 10**400, [1]], ids=str
+)
+def test_a_token_cannot_expire_at_nonsense(moment: Any) -> None:
+    """The error names the field."""
+    with pytest.raises(ConfigurationError, match=r"^Token\.expires_at "):
+        Token("a", expires_at=moment)
+
+
+@pytest.mark.parametrize("name", ["access_token", "refresh_token", "token_type"])
+@pytest.mark.parametrize("value", ["", " ", "a b", "a\r\nX-Evil: 1", "å", "\x00", b"a", 5, "\ud800"], ids=repr)
+def test_a_token_that_no_header_can_carry_is_refused(name: str, value: Any) -> None:
+    """The error names the field, and does not show the value, which may be nearly right."""
+    with pytest.raises(ConfigurationError, match=rf"^Token\.{name} must be a text of printable ASCII") as caught:
+        Token(**{"access_token": "a", name: value})
+    assert "X-Evil" not in str(caught.value)
+
+
+def test_an_access_token_is_needed() -> None:
+    """A refresh token may be missing, an access token may not."""
+    assert Token("a", None).refresh_token is None
+    with pytest.raises(ConfigurationError, match="access_token"):
+        Token(None)  # type: ignore[arg-type]  # that it is refused is what is tested
