@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import sys
 
 import benchmarks
 
@@ -29,6 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.quick:
         measure.set_quick()
     measure.pin(measure.own_core())
+    # A comparison that can be run by itself, with options of its own, is not to take these for its own.
+    sys.argv[1:] = []
     for name in chosen.name or names():
         importlib.import_module(f"benchmarks.{name}").main()
 
