@@ -75,18 +75,28 @@ class Database:
     """One connection, for the thread of the event loop."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, cached_statements=256)
+        self._connection = sqlite3.connect(path, isolation_level=None, cached_statements=256, timeout=0)
         self._depth = 0
+        try:
+            self._open(durable=durable)
+        except BaseException as error:
+            self._connection.close()
+            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                raise RuntimeError(f"another sandbox is using {path.parent}") from None
+            raise
+
+    def _open(self, *, durable: bool) -> None:
         # WAL with a synced commit: what was committed is there after a kill or a power cut.
         settings = ("journal_mode=WAL", "synchronous=FULL") if durable else ("journal_mode=MEMORY", "synchronous=OFF")
-        for setting in (*settings, "temp_store=MEMORY"):
+        for setting in ("locking_mode=EXCLUSIVE", *settings, "temp_store=MEMORY"):
             self._connection.execute(f"PRAGMA {setting}")
+        self._connection.execute("BEGIN EXCLUSIVE")  # the lock is kept until the end: one process for a folder
+        self._connection.execute("COMMIT")
         self._create()
 
     def _create(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in {0, VERSION}:
-            self._connection.close()
             raise ValueError(f"the sandbox's database has version {version}; this one reads version {VERSION}")
         if version == 0:
             self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
@@ -149,7 +159,8 @@ class Database:
         """Become what was dumped."""
         source = sqlite3.connect(":memory:")
         try:
-            source.deserialize(dump)
+            # Bytes 18 and 19 say whether there is a write-ahead log, which a database in memory cannot have.
+            source.deserialize(dump[:18] + b"\x01\x01" + dump[20:])
             source.backup(self._connection)
         finally:
             source.close()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Self
 
 from aiohttp import web
 
@@ -113,8 +112,6 @@ class Sandbox:
         if self._data is None:
             return Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="signing-sandbox-")))
         self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = exits.enter_context((self._data / "lock").open("w"))
-        _lock(lock, self._data)
         return self._data
 
     def _open(self, folder: Path, exits: contextlib.AsyncExitStack) -> None:
@@ -289,10 +286,3 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"<Sandbox {getattr(self, 'base_url', 'not started')}>"
-
-
-def _lock(file: IO[Any], folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RuntimeError(f"another sandbox is using {folder}") from None

@@ -6,13 +6,19 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from signing_async.cli.sandbox import sandbox
 
 COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()", "sandbox")
 
@@ -96,3 +102,36 @@ def test_help() -> None:
     """--help has an example."""
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30, check=True)
     assert "signing-async sandbox --port 8080 --data ./sandbox" in done.stdout
+
+
+def test_it_runs_in_this_process() -> None:
+    """The command itself, without a process of its own: it says where it is, and Ctrl-C ends it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def interrupt() -> None:
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5) as connection:
+                connection.sendall(b"GET /api/1.0/me HTTP/1.0\r\n\r\n")
+                if connection.recv(100):
+                    break
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    done = CliRunner().invoke(sandbox, ["--port", str(port)])
+    thread.join()
+    assert done.exit_code == 0, done.output
+    assert f"127.0.0.1:{port}" in done.output
+    assert done.output.endswith("Stopped.\n")
+
+
+def test_a_mistake_in_this_process(tmp_path: Path) -> None:
+    """A folder that is a file, and a setting of no use, are sentences."""
+    for options in (["--data", str(tmp_path / "file" / "x")], ["--webhook-secret", "s"]):
+        (tmp_path / "file").write_text("")
+        done = CliRunner().invoke(sandbox, ["--port", "0", *options])
+        assert done.exit_code == 1
+        assert done.output.startswith("Error: ")

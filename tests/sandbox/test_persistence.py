@@ -104,6 +104,22 @@ async def test_one_process_for_a_folder(tmp_path: Path) -> None:
         pass
 
 
+async def test_snapshots_of_a_kept_sandbox(tmp_path: Path) -> None:
+    """A kept sandbox goes back to a snapshot, and stays there after a restart."""
+    async with Sandbox(data=tmp_path) as sandbox:
+        user = sandbox.accounts.default_user()
+        kept = sandbox.service.create_signing(user, {"name": "Kept", "language": "EN"})
+        snapshot = sandbox.snapshot()
+        sandbox.service.create_signing(user, {"name": "Gone", "language": "EN"})
+        sandbox.clock.advance(days=1)
+        sandbox.restore(snapshot)
+        assert sandbox.signings == [kept]
+        assert sandbox._database.value("PRAGMA journal_mode") == "wal"  # durability is not lost by it
+    async with Sandbox(data=tmp_path) as sandbox:
+        assert sandbox.signings == [kept]
+        assert sandbox.clock.offset.days == 0
+
+
 async def test_a_database_of_another_version(tmp_path: Path) -> None:
     """A folder written by another version is refused with a sentence."""
     connection = sqlite3.connect(tmp_path / "sandbox.db")
