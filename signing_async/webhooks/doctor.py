@@ -104,9 +104,9 @@ def diagnose(
     """
     scheme = scheme or Scheme()
     body = as_bytes(body)
-    pairs = header_pairs(headers)
+    pairs = [(name.lower(), value.strip()) for name, value in header_pairs(headers)]
     if header is None:
-        header = ", ".join(header_values(pairs, scheme.header))
+        header = ", ".join(header_values(pairs, scheme.header)[0])
     text = header.decode("latin-1") if isinstance(header, bytes) else header
     written = _written(text)
     found = _search(_keys(secret, scheme), _bodies(body), _contents(text, pairs, scheme), written)

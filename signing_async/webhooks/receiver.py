@@ -56,9 +56,10 @@ def admit(method: str, headers: Headers, max_body: int) -> Decision | None:
     """What can be refused before the body is read; None when the body is worth reading."""
     if method != "POST":
         return NOT_POST
-    if any(value.lower() not in ("", "identity") for value in header_values(headers, "Content-Encoding")):
+    encodings, lengths = header_values(headers, "Content-Encoding", "Content-Length")
+    if any(value.lower() not in ("", "identity") for value in encodings):
         return COMPRESSED
-    for length in header_values(headers, "Content-Length"):
+    for length in lengths:
         if length.isdecimal() and (len(length) > 18 or int(length) > max_body):
             return TOO_LARGE
     return None

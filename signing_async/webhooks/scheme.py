@@ -93,12 +93,12 @@ class Scheme:
 def around(template: str, identifier: str, timestamp: str) -> tuple[bytes, bytes]:
     """What a template puts before the body, and after it."""
     before, after = template.split("{body}")
-    values = {"id": identifier, "timestamp": timestamp}
-    return _fill(before, values), _fill(after, values)
+    return _fill(before, identifier, timestamp), _fill(after, identifier, timestamp)
 
 
-def _fill(template: str, values: dict[str, str]) -> bytes:
-    return re.sub(r"\{(id|timestamp)\}", lambda match: values[match[1]], template).encode()
+def _fill(template: str, identifier: str, timestamp: str) -> bytes:
+    # the id comes last: it may hold braces, a timestamp may not
+    return template.replace("{timestamp}", timestamp).replace("{id}", identifier).encode()
 
 
 def _check_names(scheme: Scheme) -> None:
@@ -159,8 +159,8 @@ def spellings(mac: bytes, encodings: tuple[Encoding, ...]) -> list[bytes]:
         written += text, text.upper()
     if "base64" in encodings:
         padded = b2a_base64(mac, newline=False)
-        bare = padded.rstrip(b"=")
-        written += padded, bare, padded.translate(URL_SAFE), bare.translate(URL_SAFE)
+        url_safe = padded.translate(URL_SAFE)
+        written += padded, padded.rstrip(b"="), url_safe, url_safe.rstrip(b"=")
     return written
 
 

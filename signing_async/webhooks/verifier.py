@@ -25,6 +25,8 @@ HEX_LENGTH = 64
 LENGTHS = (43, 44, 64)  # of a SHA-256 in base64 without and with padding, and in hex
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
+_TIMESTAMP = re.compile("[0-9]{1,15}")
+_ID = re.compile("[!-~]+")
 _DEFAULT = Scheme()
 
 
@@ -40,7 +42,7 @@ class WebhookVerifier:
     ``headers=`` (any mapping, or pairs); the signature itself is then found in them when ``signature`` is None.
     """
 
-    __slots__ = ("_bare", "_entry", "_inner", "_labels", "_outer", "_states", "_timestamp", "max_body", "scheme")
+    __slots__ = ("_bare", "_entry", "_inner", "_labels", "_names", "_outer", "_states", "max_body", "scheme")
 
     def __init__(
         self, secrets: Secret | Iterable[Secret], scheme: Scheme = _DEFAULT, *, max_body: int = MAX_BODY
@@ -56,9 +58,9 @@ class WebhookVerifier:
         quick = scheme.signs_body_alone and "hex" in scheme.encodings
         self._labels = frozenset(scheme.labels if quick else ())
         self._bare = "" in self._labels
+        self._names = (scheme.header, scheme.timestamp_header, scheme.id_header)
         labels = "|".join(re.escape(label) for label in sorted(scheme.labels, key=len, reverse=True))
         self._entry = re.compile(rf"(?:\A|(?<=[ \t,]))(?:{labels})([^ \t,]+)".encode())
-        self._timestamp = re.compile(rf"(?:\A|(?<=[ \t,])){re.escape(scheme.timestamp_label)}([^ \t,]*)".encode())
 
     def __repr__(self) -> str:
         return f"WebhookVerifier(<{len(self._states)} secrets>, {self.scheme!r})"
@@ -69,19 +71,18 @@ class WebhookVerifier:
         ``reason`` is ``missing``, ``malformed`` or ``mismatch``; where a timestamp or an id is signed also ``header``
         (it is missing or unusable), ``too_old`` or ``too_new``.
         """
-        if self._labels and isinstance(
-            signature, str
-        ):  # lower-case hex, first secret, body alone: nearly every delivery
+        if self._labels:  # the body alone in hex: nearly every delivery ends here, at the price of the hashing
             try:
                 inner = self._inner()
                 inner.update(body)
                 outer = self._outer()
                 outer.update(inner.digest())
                 expected = outer.hexdigest()
-                # of two ASCII strings compare_digest compares the bytes; anything else is a TypeError
-                if compare_digest(expected, signature) and self._bare:
+                # Of two ASCII strings compare_digest compares the bytes; any other header is a TypeError.
+                if compare_digest(expected, signature) and self._bare:  # type: ignore[type-var]  # as said above
                     return
-                if signature[:-HEX_LENGTH] in self._labels and compare_digest(expected, signature[-HEX_LENGTH:]):
+                text = str(signature)
+                if text[:-HEX_LENGTH] in self._labels and compare_digest(expected, text[-HEX_LENGTH:]):
                     return
             except (TypeError, BufferError):
                 pass  # said in words below
@@ -95,8 +96,8 @@ class WebhookVerifier:
 
     def _verify(self, body: bytes, signature: str | bytes | None, headers: Headers | None) -> None:
         body = as_bytes(body)
-        pairs = header_pairs(headers)
-        text = _signature_text(signature, pairs, self.scheme.header)
+        found = header_values(headers, *self._names)
+        text = _signature_text(signature, found[0], self.scheme.header)
         values = [value for value in self._entry.findall(text) if len(value) in LENGTHS]
         if not values:
             raise InvalidSignature(
@@ -104,17 +105,16 @@ class WebhookVerifier:
                 f" with one of the labels {self.scheme.labels}",
                 reason="malformed",
             )
-        timestamp = self._signed_timestamp(text, pairs)
-        before, after = around(self.scheme.signed, self._signed_id(pairs), timestamp)
-        if not any(
-            compare_digest(spelling, value)
-            for mac in self._macs(before, body, after)
-            for spelling in spellings(mac, self.scheme.encodings)
-            for value in values
-        ):
+        timestamp = self._signed_timestamp(text, found[1])
+        before, after = around(self.scheme.signed, self._signed_id(found[2]), timestamp)
+        if not any(self._matches(mac, values) for mac in self._macs(before, body, after)):
             raise InvalidSignature("no secret matches the signature", reason="mismatch")
         if timestamp:
             self._check_age(int(timestamp))
+
+    def _matches(self, mac: bytes, values: list[bytes]) -> bool:
+        written = spellings(mac, self.scheme.encodings)
+        return any(compare_digest(spelling, value) for value in values for spelling in written)
 
     def _macs(self, before: bytes, body: bytes, after: bytes) -> Iterator[bytes]:
         for inner_state, outer_state in self._states:
@@ -125,28 +125,28 @@ class WebhookVerifier:
             outer.update(inner.digest())
             yield outer.digest()
 
-    def _signed_timestamp(self, text: bytes, pairs: Pairs) -> str:
+    def _signed_timestamp(self, text: bytes, found: list[str]) -> str:
         scheme = self.scheme
         if "{timestamp}" not in scheme.signed:
             return ""
         if scheme.timestamp_label:
-            found = [value.decode() for value in self._timestamp.findall(text)]
-        else:
-            found = _named(pairs, scheme.timestamp_header)
+            label = scheme.timestamp_label.encode()
+            entries = text.replace(b" ", b",").replace(b"\t", b",").split(b",")
+            found = [entry.removeprefix(label).decode() for entry in entries if entry.startswith(label)]
         where = scheme.timestamp_header or f"{scheme.header} ({scheme.timestamp_label})"
         value = _only(found, where)
-        if not re.fullmatch("[0-9]{1,15}", value):
+        if not _TIMESTAMP.fullmatch(value):
             raise InvalidSignature(f"the timestamp in {where} is not a number of seconds", reason="header")
         return value
 
-    def _signed_id(self, pairs: Pairs) -> str:
+    def _signed_id(self, found: list[str]) -> str:
         scheme = self.scheme
         if "{id}" not in scheme.signed:
             return ""
-        value = _only(_named(pairs, scheme.id_header), scheme.id_header)
+        value = _only(found, scheme.id_header)
         # an id that holds the separator could be cut elsewhere, and another id and body would have the same signature
         separator = scheme.signed.partition("{id}")[2].partition("{")[0]
-        if not re.fullmatch("[!-~]+", value) or (separator and separator in value):
+        if not _ID.fullmatch(value) or (separator and separator in value):
             raise InvalidSignature(f"the id in {scheme.id_header} has characters that no id may have", reason="header")
         return value
 
@@ -180,6 +180,8 @@ def _key_states(key: bytes) -> tuple[HASH, HASH]:
 
 def as_bytes(body: object) -> bytes:
     """A body as received; ``TypeError`` for what was decoded or parsed already."""
+    if isinstance(body, bytes):
+        return body
     try:
         return bytes(memoryview(body))  # type: ignore[arg-type]  # what is no buffer raises
     except TypeError:
@@ -189,25 +191,30 @@ def as_bytes(body: object) -> bytes:
         ) from None
 
 
-def header_values(headers: Headers, name: str) -> list[str]:
-    """Every value of a header, looked up without regard to case."""
-    return _named(header_pairs(headers), name)
+def header_values(headers: Headers | None, *names: str) -> list[list[str]]:
+    """Every value of each of the headers named, looked up without regard to case."""
+    if headers is None:
+        return [[] for _ in names]
+    found: dict[str, list[str]] = {name.lower(): [] for name in names}
+    for name, value in header_pairs(headers):
+        values = found.get(name.lower())
+        if values is not None:
+            values.append(value.strip())
+    return [found[name.lower()] for name in names]
 
 
 def header_pairs(headers: Headers | None) -> Pairs:
-    """Headers of any form as pairs of text, the names in lower case."""
+    """Headers of any form as pairs of text."""
     if headers is None:
         return []
     pairs = headers.items() if hasattr(headers, "items") else headers
-    return [(_text(name).lower(), _text(value)) for name, value in pairs]
+    return [(_text(name), _text(value)) for name, value in pairs]
 
 
 def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
-
-
-def _named(pairs: Pairs, name: str) -> list[str]:
-    return [value.strip() for key, value in pairs if key == name.lower()]
 
 
 def _only(values: list[str], where: str) -> str:
@@ -217,9 +224,9 @@ def _only(values: list[str], where: str) -> str:
     return values[0]
 
 
-def _signature_text(signature: object, pairs: Pairs, name: str) -> bytes:
+def _signature_text(signature: object, found: list[str], name: str) -> bytes:
     if signature is None:
-        signature = ", ".join(_named(pairs, name))
+        signature = ", ".join(found)
     if not isinstance(signature, str | bytes):
         raise InvalidSignature(f"{name} is no text but {type(signature).__name__}", reason="malformed")
     if len(signature) > MAX_HEADER:

@@ -1,0 +1,96 @@
+"""Valid deliveries a second on one core, from wrk: ``python -m tests.webhooks.throughput [memory|sqlite] [seconds]``.
+
+The receiver runs in aiohttp on one core and wrk on another. Each delivery is another event, signed beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+from signing_async.webhooks import Event, Receiver, SQLiteSeenEvents, WebhookVerifier, aiohttp_handler
+from tests.webhooks.deliveries import SECRET, event_body, hex_of
+
+SCRIPT = """
+local deliveries, number = {}, 0
+for line in io.lines("%s") do deliveries[#deliveries + 1] = line end
+request = function()
+  number = number %% #deliveries + 1
+  local signature, body = deliveries[number]:match("^(%%S+) (.*)$")
+  return wrk.format("POST", "/", {["X-Signature"] = signature, ["Content-Type"] = "application/json"}, body)
+end
+"""
+
+
+def serve(kind: str, directory: Path, port: int) -> None:
+    """The receiver that is measured; its hand-off does nothing."""
+
+    async def hand_off(event: Event) -> None:
+        pass
+
+    seen = SQLiteSeenEvents(directory / "seen.db") if kind == "sqlite" else None
+    app = web.Application()
+    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), hand_off, seen=seen)))
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
+
+
+def measure(kind: str, seconds: int) -> float:
+    """Accepted deliveries a second."""
+    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as probe:
+        directory, port = Path(name), probe.getsockname()[1]
+        bodies = (event_body(f"evt_{number}", padding="x" * 220) for number in range(15_000 * seconds))
+        (directory / "deliveries").write_text("".join(f"{hex_of(body)} {body.decode()}\n" for body in bodies))
+        (directory / "script.lua").write_text(SCRIPT % (directory / "deliveries"))
+        probe.close()
+        command = [sys.executable, "-m", "tests.webhooks.throughput", "serve", kind, str(directory), str(port)]
+        server = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {0}))
+        try:
+            _wait_for(port)
+            load = [
+                "wrk",
+                "-t1",
+                "-c32",
+                f"-d{seconds}s",
+                "-s",
+                str(directory / "script.lua"),
+                f"http://127.0.0.1:{port}/",
+            ]
+            done = subprocess.run(load, capture_output=True, text=True, check=True)
+        finally:
+            server.terminate()
+            server.wait()
+    if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
+        raise RuntimeError(done.stdout)
+    return float(re.findall(r"Requests/sec:\s+([0-9.]+)", done.stdout)[0])
+
+
+def _wait_for(port: int) -> None:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+
+
+def main() -> None:
+    """Run from the command line."""
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+        return
+    kind = sys.argv[1] if len(sys.argv) > 1 else "memory"
+    seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    print(f"{measure(kind, seconds):.0f} valid deliveries a second on one core, replay guard in {kind}")
+
+
+if __name__ == "__main__":
+    main()
