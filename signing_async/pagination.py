@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
+from multidict import MultiMapping
 
 from . import wire
 from .answers import look_up
@@ -23,7 +24,8 @@ __all__ = ["Page", "Pager"]
 
 T = TypeVar("T")
 _LINK = re.compile(r"<([^<>]*)>([^<]*)")
-_NEXT = re.compile(r";\s*rel\s*=\s*\"?(?:[^\",;]*\s)?next[\s\",;]", re.IGNORECASE)
+# An opaque cursor may begin with a slash, as Base64 does; but it holds no question mark, and names no host.
+_ADDRESS = re.compile(r"https?:|//[^/?#]*[.:@\[]|\?|/[^?]*\?", re.IGNORECASE)
 
 
 @attrs.frozen(slots=False)
@@ -81,7 +83,7 @@ class Pager(Generic[T]):
     def __await__(self) -> Generator[Any, None, Page[T]]:
         return self._fetch(self._cursor).__await__()
 
-    async def __aiter__(self) -> AsyncIterator[T]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         async with aclosing(self.pages()) as pages:
             async for page in pages:
                 for item in page.items:
@@ -95,7 +97,9 @@ class Pager(Generic[T]):
             if page.next_cursor in seen:
                 raise DecodeError(
                     self._transport.redacted(
-                        f"{self._name}: the service gave the cursor {page.next_cursor[:80]!r} a second time"
+                        f"{self._name}: the service gave the cursor {page.next_cursor[:80]!r} a second time;"
+                        f" does it take it as {self._transport.options.assumptions.cursor_param!r}?"
+                        " See Assumptions.cursor_param"
                     ),
                     operation=self._name,
                 )
@@ -118,7 +122,7 @@ class Pager(Generic[T]):
         path = self._path
         if self._limit is not None:
             params[assumptions.limit_param] = str(self._limit)
-        if cursor is not None and _is_address(cursor):
+        if cursor is not None and self._is_address(cursor):
             address = self._address(cursor)
             if address is None:
                 raise InvalidRequest(f"cursor: an address that is not on the tenant's origin: {cursor[:80]!r}")
@@ -135,7 +139,7 @@ class Pager(Generic[T]):
         # The last item's id before structuring: that uses the parsed items up.
         last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
         cursor = _next_cursor(data, headers, last_id, assumptions)
-        if cursor is not None and _is_address(cursor) and self._address(cursor) is None:
+        if cursor is not None and self._is_address(cursor) and self._address(cursor) is None:
             raise Unreadable("the address of the next page is not on the tenant's origin, and is not followed")
         try:
             return Page(structure_all(items, self._model), cursor)
@@ -143,13 +147,12 @@ class Pager(Generic[T]):
             problem = error.under(found)
         raise problem
 
+    def _is_address(self, cursor: str) -> bool:
+        return _ADDRESS.match(cursor) is not None or cursor.startswith(self._path)
+
     def _address(self, cursor: str) -> str | None:
         """The path and query of a next page's address, if that is on the same origin."""
         return wire.resolve(wire.Request("GET", self._transport.shared.origin, self._path), cursor)
-
-
-def _is_address(cursor: str) -> bool:
-    return cursor.startswith(("http://", "https://", "/", "?"))
 
 
 def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:
@@ -165,26 +168,31 @@ def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:
 
 
 def _next_cursor(data: Any, headers: Mapping[str, str], last_id: Any, assumptions: Assumptions) -> str | None:
-    more = next((found for path in assumptions.has_more_paths if isinstance(found := look_up(data, path), bool)), None)
+    flags = [look_up(data, path) for path in assumptions.has_more_paths]
+    more = next((bool(flag) for flag in flags if isinstance(flag, int) and flag in (0, 1)), None)
     if more is False:
         return None
     for path in assumptions.next_paths:
         found = look_up(data, path)
-        if isinstance(found, str) and found:
-            return found
-        if isinstance(found, int) and not isinstance(found, bool):
+        # Some services say with a zero that there is no more; it never leads on.
+        if isinstance(found, str | int) and not isinstance(found, bool) and found:
             return str(found)
-    linked = _linked(headers.get("Link", ""))
-    if linked is not None:
+    linked = _linked(headers)
+    if linked is not None or not more:
         return linked
-    return str(last_id) if more and last_id is not None else None
+    if not isinstance(last_id, str | int) or last_id == "":
+        raise Unreadable("there is more, but neither a next cursor nor a last item with an id")
+    return str(last_id)
 
 
-def _linked(header: str) -> str | None:
+def _linked(headers: Mapping[str, str]) -> str | None:
     """The address in a Link header whose relation is ``next``."""
-    for match in _LINK.finditer(header[:8192]):
-        if _NEXT.search(match[2] + ";"):
-            return match[1]
+    lines = cast("MultiMapping[str]", headers).getall("Link", [])  # aiohttp's headers: there may be several of a name
+    for match in _LINK.finditer(", ".join(lines)):
+        for parameter in match[2].split(";"):
+            name, _, value = parameter.partition("=")
+            if name.strip().lower() == "rel" and "next" in value.strip(' \t",').lower().split():
+                return match[1]
     return None
 
 
@@ -212,8 +220,7 @@ class _Ahead(Generic[T]):
         self._start.cancel()
         if self._task is None:
             return
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         if not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            self._task.exception()

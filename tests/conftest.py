@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+from unittest.mock import Mock
 
+import aiohttp
+import aioresponses.core
 import pytest
 
 from signing_async import RetryPolicy, SigningClient
@@ -20,7 +26,22 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 @pytest.fixture
 async def client(sandbox: Sandbox) -> AsyncIterator[SigningClient]:
     """A client of the sandbox that retries without waiting long."""
-    async with SigningClient(
-        sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01)
-    ) as ready:
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01)) as ready:
         yield ready
+
+
+@pytest.fixture
+def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[aioresponses.aioresponses]:
+    """Requests of aiohttp are answered by aioresponses: for tests in which HTTP is incidental."""
+    # aioresponses 0.7.9 does not know aiohttp 3.14: a response wants a writer, and a reader that is fed more than
+    # twice its limit pauses a transport, which a mocked response has not got.
+    if "stream_writer" in inspect.signature(aiohttp.ClientResponse).parameters:
+        response = partial(aiohttp.ClientResponse, stream_writer=Mock(output_size=0))
+        monkeypatch.setattr(aioresponses.core, "ClientResponse", response)
+
+    def reader(loop: Any) -> aiohttp.StreamReader:
+        return aiohttp.StreamReader(Mock(_reading_paused=False), limit=2**30, loop=loop)
+
+    monkeypatch.setattr(aioresponses.core, "stream_reader_factory", reader)
+    with aioresponses.aioresponses() as answers:
+        yield answers
