@@ -493,6 +493,17 @@ async def test_200_calls_with_a_token_that_has_expired_by_the_clock(sandbox: San
         assert await store.load() == await again.token()
 
 
+async def test_200_calls_take_the_lock_once() -> None:
+    """What one refresh does to a store, which may be far away, is done once, however many wait for it."""
+    store = WatchedStore(expired())
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        await oauth.refresh(rejected="access-other")
+        store._token = expired("new")
+        store.done.clear()
+        await asyncio.gather(*(oauth.refresh(rejected="access-new") for _ in range(200)))
+        assert store.done == ["lock", "load", "save", "unlock"]
+
+
 async def test_the_refresh_request() -> None:
     """It carries the documented parameters, and a refresh token that is not replaced is kept."""
     store = MemoryTokenStore(expired())
@@ -600,15 +611,18 @@ async def test_a_refresh_that_is_cancelled_itself_is_an_error() -> None:
 
 async def test_keyed_on_the_rejected_token() -> None:
     """Who reports a token that was replaced already gets the present one; only the present one leads to a request."""
+    store = WatchedStore(expired("0"))
     async with (
         Scripted(grants("1"), grants("2"), grants("3")) as server,
-        oauth_for(server.base_url, store=MemoryTokenStore(expired("0"))) as oauth,
+        oauth_for(server.base_url, store=store) as oauth,
     ):
         first = await oauth.refresh(rejected="access-0")
         assert first.access_token == "access-1"
+        store.done.clear()
         assert (await oauth.refresh(rejected=Token("access-0"))).access_token == "access-1"
         assert (await oauth.refresh(rejected="access-0")).access_token == "access-1"
         assert len(server.requests) == 1
+        assert not store.done
         assert (await oauth.refresh(rejected=first)).access_token == "access-2"
         assert (await oauth.refresh()).access_token == "access-3"
         assert len(server.requests) == 3
@@ -702,7 +716,8 @@ async def test_a_load_that_ends_late_does_not_bring_back_an_old_token() -> None:
             await release.wait()
             return kept
 
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Late(expired())) as oauth:
+    old = Token("access-old", "refresh-old", in_seconds(3600))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Late(old)) as oauth:
         loading = asyncio.create_task(oauth.token())
         await asyncio.sleep(0)
         await oauth.exchange("code")
