@@ -58,7 +58,7 @@ class SigningPage:
             elif decision == "sign":
                 await self._sandbox.sign(recipient.id)
             else:
-                return self._page(request, recipient, problem=f"{words.sign}? {words.decline}?", status=400)
+                return self._page(request, recipient, problem=words.choose, status=400)
         except Refused as refused:
             return self._page(request, recipient, problem=refused.message, status=refused.status)
         raise see(signing_page(recipient))
@@ -191,6 +191,7 @@ class SigningPage:
             tag(
                 "li",
                 tag("span", theirs(other.full_name), f" ({words.you})" if other.id == me.id else None),
+                " ",
                 _mark(words, standing(self._service, signing, other)),
                 aria_current="step" if sequential and signing.state == "sent" and other in turn else None,
             )

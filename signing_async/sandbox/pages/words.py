@@ -32,6 +32,7 @@ class Words:
     read: str
     read_approve: str
     must_read: str
+    choose: str
     how_email: str
     how_approval: str
     how_bankid: str
@@ -85,6 +86,7 @@ ENGLISH = Words(
     read="I have read the documents and want to sign them.",
     read_approve="I have read the documents and approve of them.",
     must_read="Tick the box first.",
+    choose="Sign or decline.",
     how_email="You were invited by e-mail, and one click signs.",
     how_approval="You are asked for an approval: one click, without a signature.",
     how_bankid="You sign with BankID, which is simulated here: no app and no real identity is involved.",
@@ -146,6 +148,7 @@ SWEDISH = Words(
     read="Jag har läst dokumenten och vill signera dem.",
     read_approve="Jag har läst dokumenten och godkänner dem.",
     must_read="Kryssa i rutan först.",
+    choose="Signera eller avböj.",
     how_email="Du blev inbjuden per e-post, och ett klick signerar.",
     how_approval="Du ombeds att godkänna: ett klick, utan signatur.",
     how_bankid="Du signerar med BankID, som simuleras här: ingen app och ingen verklig identitet är inblandad.",

@@ -1,0 +1,217 @@
+"""The whole story in a real browser: register an app, consent, sign in three ways, and hold the sealed document."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from signing_async import MemoryTokenStore, OAuth, SigningClient
+from signing_async.sandbox import Sandbox
+from signing_async.sandbox.sealing import Authority
+from tests.needs import needs, needs_module
+from tests.pdfs import make_pdf
+from tests.sandbox.test_sealing import accepts
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, ConsoleMessage, Page
+
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest_asyncio.fixture
+async def browser(tmp_path: Path) -> AsyncIterator[BrowserContext]:
+    """Chromium with a new profile; whatever it is asked to run, pages of the sandbox have no scripts."""
+    needs_module("playwright")
+    chromium = needs("chromium")
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        context = await playwright.chromium.launch_persistent_context(
+            tmp_path / "profile", executable_path=chromium, args=ARGUMENTS, viewport={"width": 1280, "height": 900}
+        )
+        context.set_default_timeout(30_000)
+        yield context
+        await context.close()
+
+
+@pytest_asyncio.fixture
+async def callback() -> AsyncIterator[tuple[str, asyncio.Future[str]]]:
+    """The application's own redirect URI, and the address that the browser comes with; it is sent on from there."""
+    came: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def receive(request: web.Request) -> web.Response:
+        came.set_result(str(request.url))
+        raise web.HTTPSeeOther(f"http://localhost:{request.url.port}/welcome")
+
+    async def welcome(_: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html><title>Back</title><p>Welcome back", content_type="text/html")
+
+    app = web.Application()
+    app.add_routes([web.get("/callback", receive), web.get("/welcome", welcome)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/callback", came
+    await runner.cleanup()
+
+
+@pytest.mark.timeout(180)
+async def test_the_whole_story(
+    sandbox: Sandbox, browser: BrowserContext, callback: tuple[str, asyncio.Future[str]], tmp_path: Path
+) -> None:
+    """From an app's registration in the browser to the sealed document on disk, with nothing but pages and the SDK."""
+    redirect_uri, came = callback
+    page = browser.pages[0]
+    problems = watch(page, sandbox)
+
+    await page.goto(f"{sandbox.base_url}/developer/my-apps")
+    await page.get_by_label("Name").fill("Contract robot")
+    await page.get_by_label("Redirect URI").fill(redirect_uri)
+    await page.get_by_role("button", name="Register").click()
+    client_id = await page.locator("#client-id").inner_text()
+    client_secret = await page.locator("#client-secret").inner_text()
+
+    oauth = OAuth(
+        sandbox.base_url,
+        client_id=client_id,
+        client_secret=client_secret,
+        redirect_uri=redirect_uri,
+        store=MemoryTokenStore(),
+    )
+    async with SigningClient(sandbox.base_url, oauth) as client:
+        asked = oauth.authorization_request()
+        await page.goto(asked.url)
+        assert await page.get_by_role("heading", level=1).inner_text() == "Allow Contract robot?"
+        await page.get_by_role("button", name="Agree").click()
+        await page.get_by_text("Welcome back").wait_for()
+        await oauth.exchange(await came, state=asked.state)
+        assert (await client.me()).email == "user@sandbox.example"
+
+        signing = await client.signings.create(
+            name="Lease <b>2026</b>", language="EN", signing_order="sequential", message="Please sign."
+        )
+        original = make_pdf(20_000, pages=2, text="The lease")
+        document = await client.documents.upload(signing.id, original, filename="lease.pdf")
+        for order, (method, first_name) in enumerate((("email", "Anna"), ("bankid", "Björn"), ("approval", "Cleo")), 1):
+            extra = {"personal_number": "19900101-2384"} if method == "bankid" else {}
+            await client.recipients.add(
+                signing.id,
+                email=f"{first_name.lower()}@example.com".replace("ö", "o"),
+                first_name=first_name,
+                last_name="Berg",
+                signing_method=method,
+                order=order,
+                extra=extra,
+            )
+        await client.signings.send(signing.id)
+
+        for first_name, press in (("Anna", "Sign"), ("Björn", "Go on with simulated BankID"), ("Cleo", "Approve")):
+            await page.goto(f"{sandbox.base_url}/sandbox/inbox")
+            await page.get_by_role("article").first.get_by_text(f"{first_name} Berg").wait_for()
+            await page.get_by_role("link", name="Open the signing page").first.click()
+            assert await page.get_by_role("heading", level=1).inner_text() == "Lease <b>2026</b>"
+            assert await shows_pdf(page)
+            await page.get_by_role("checkbox").check()
+            await page.get_by_role("button", name=press, exact=True).click()
+            if first_name == "Björn":
+                await page.get_by_role("button", name="Confirm in simulated BankID").click()
+            assert "Signed" in await page.locator("#state").inner_text()
+
+        assert "the documents are sealed" in await page.locator("#state").inner_text()
+        done = await client.signings.wait_until_completed(signing.id, timeout=20)
+        assert done.is_completed
+        sealed = await client.documents.download_signed(signing.id, document.id, tmp_path / "sealed.pdf")
+
+    data = sealed.path.read_bytes()
+    assert data.startswith(original)
+    authority = await browser.request.get(f"{sandbox.base_url}/sandbox/authority.pem")
+    assert await asyncio.to_thread(accepts, data, Authority(await authority.body(), None))
+    await page.get_by_role("link", name="Open the sealed document").wait_for()
+    await page.goto(f"{sandbox.base_url}/sandbox")
+    assert "Completed" in await page.get_by_role("table", name="Signings").inner_text()
+    assert problems == []
+
+
+async def test_declining_consent_returns_to_the_app(
+    sandbox: Sandbox, browser: BrowserContext, callback: tuple[str, asyncio.Future[str]]
+) -> None:
+    """The application learns of it, with its own state."""
+    redirect_uri, came = callback
+    app = sandbox.register_app(redirect_uri)
+    oauth = OAuth(
+        sandbox.base_url,
+        client_id=app.client_id,
+        client_secret=app.client_secret or "",
+        redirect_uri=redirect_uri,
+        store=MemoryTokenStore(),
+    )
+    asked = oauth.authorization_request()
+    page = browser.pages[0]
+    await page.goto(asked.url)
+    await page.get_by_role("button", name="Decline").click()
+    await page.get_by_text("Welcome back").wait_for()
+    assert await came == f"{redirect_uri}?error=access_denied&state={asked.state}"
+    await oauth.aclose()
+
+
+@pytest.mark.parametrize("width", [320, 400, 1280])
+async def test_no_page_is_wider_than_the_screen(sandbox: Sandbox, browser: BrowserContext, width: int) -> None:
+    """Long names break, tables turn into cards: nobody scrolls sideways; and nothing that was typed runs."""
+    hostile = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">" + "W" * 150
+    app = sandbox.register_app("https://example.com/a/long/path/" + "x" * 100, hostile[:200])
+    sandbox.webhooks.register("http://127.0.0.1:9/" + "y" * 100)
+    sandbox.faults.add("documents.download_signed", "truncate-after-commit", times=None)
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        signing = await client.signings.create(name=hostile, language="SV", message=hostile)
+        await client.documents.upload(signing.id, make_pdf(), filename=f"{'z' * 150}.pdf")
+        recipient = await client.recipients.add(
+            signing.id, email=f"{'e' * 60}@{'d' * 60}.example", first_name=hostile, last_name="B"
+        )
+        await client.signings.send(signing.id)
+    [event, *_] = sandbox.webhooks.deliveries()
+    page = browser.pages[0]
+    problems = watch(page, sandbox)
+    await page.set_viewport_size({"width": width, "height": 800})
+    paths = ["/sandbox", "/sandbox/inbox", "/sandbox/webhooks", "/sandbox/requests?show=all", "/sandbox/faults"]
+    paths += [f"/sandbox/signings/{signing.id}", f"/sandbox/sign/{recipient.id}", "/developer/my-apps"]
+    paths += [f"/sandbox/webhooks/deliveries/{event.id}", "/sandbox/nowhere", "/oauth/authorize?client_id=" + "c" * 200]
+    paths += [f"/oauth/authorize?client_id={app.client_id}&redirect_uri={app.redirect_uri}&response_type=code"]
+    for path in paths:
+        await page.goto(sandbox.base_url + path)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
+        assert "Signing sandbox" in await page.title(), path
+    assert [problem for problem in problems if "404" not in problem and "400" not in problem] == []
+
+
+async def shows_pdf(page: Page) -> bool:
+    """Whether the document is there to be seen, and not the words for browsers that cannot show it."""
+    await page.locator("object").first.wait_for()
+    return not await page.get_by_text("This browser shows no PDFs").is_visible()
+
+
+def watch(page: Page, sandbox: Sandbox) -> list[str]:
+    """What the browser complains about on the sandbox's pages, such as something that their own policy forbids."""
+    problems: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type == "error" and message.location["url"].startswith(sandbox.base_url):
+            problems.append(message.text)
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    return problems
