@@ -118,8 +118,7 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-if not TYPE_CHECKING:  # checkers read the imports above
-    __all__ = sorted(_HOME)
+globals()["__all__"] = sorted(_HOME)  # checkers read the imports above: no list that is computed says more to them
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,140 @@
+"""The public names of the package, held against a list, and loaded only when they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import signing_async
+
+NAMES = [
+    "APIError",
+    "Assumptions",
+    "Attempt",
+    "AuthError",
+    "AuthorizationRequest",
+    "BadRequest",
+    "CannotBeSent",
+    "ClientClosed",
+    "ConfigurationError",
+    "DecodeError",
+    "Document",
+    "DocumentRejected",
+    "FileTokenStore",
+    "Forbidden",
+    "InvalidRequest",
+    "InvalidSignature",
+    "Language",
+    "MalformedEvent",
+    "MemoryTokenStore",
+    "NotFound",
+    "NotYetSigned",
+    "OAuth",
+    "OutcomeUnknown",
+    "OutcomeUnknownTimeout",
+    "Page",
+    "Pager",
+    "PdfRejected",
+    "PdfSource",
+    "Progress",
+    "RateLimited",
+    "Recipient",
+    "RefreshRejected",
+    "RemindResult",
+    "RequestTimeout",
+    "RetryPolicy",
+    "SealedFile",
+    "ServerError",
+    "Signing",
+    "SigningCancelled",
+    "SigningClient",
+    "SigningError",
+    "SigningMethod",
+    "SigningOrder",
+    "SigningState",
+    "StateMismatch",
+    "Timeouts",
+    "Token",
+    "TokenStore",
+    "TransportError",
+    "Unauthorized",
+    "User",
+    "WaitTimeout",
+    "WebhookError",
+]
+_HEAVY = ["aiohttp", "attrs", "attr", "cattrs", "backoff", "yarl", "asyncio", "orjson"]
+
+
+def _loaded_after(statement: str) -> set[str]:
+    """The modules that a fresh interpreter holds after a statement, and not before."""
+    script = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_names_are_these() -> None:
+    """A name is added or taken away on purpose only."""
+    assert vars(signing_async)["__all__"] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_there(name: str) -> None:
+    """Each name leads to what bears it, and to the same each time."""
+    value = getattr(signing_async, name)
+    assert getattr(signing_async, name) is value
+    assert value.__name__ == name
+    assert value.__module__.startswith("signing_async.")
+    assert value.__doc__
+
+
+def test_dir_lists_them() -> None:
+    """Tab completion knows the names before they are loaded."""
+    listed = subprocess.run(
+        [sys.executable, "-c", "import signing_async; print(*dir(signing_async))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert set(NAMES) <= set(listed)
+    assert listed == sorted(set(listed))
+    assert set(NAMES) <= set(dir(signing_async))
+
+
+def test_star_import_gives_them() -> None:
+    """`from signing_async import *` gives the public names, and nothing else."""
+    given: dict[str, object] = {}
+    exec("from signing_async import *", given)
+    assert sorted(set(given) - {"__builtins__"}) == NAMES
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As of any module, with the module's and the name's name."""
+    with pytest.raises(AttributeError, match=r"^module 'signing_async' has no attribute 'SigningKlient'$"):
+        signing_async.SigningKlient  # noqa: B018  # that it is missing is what is tested
+    assert not hasattr(signing_async, "__wrapped__")
+    with pytest.raises(ImportError, match="cannot import name 'SigningKlient'"):
+        exec("from signing_async import SigningKlient")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import signing_async", "import signing_async.webhooks", "from signing_async import SigningError, RateLimited"],
+)
+def test_nothing_heavy_is_imported(statement: str) -> None:
+    """The package, the webhook side and the errors need the standard library alone."""
+    loaded = _loaded_after(statement)
+    assert any(name.startswith("signing_async") for name in loaded)
+    assert not {name for name in loaded if name.partition(".")[0] in set(_HEAVY) - {"asyncio"}}
+
+
+def test_the_package_alone_imports_almost_nothing() -> None:
+    """Not even asyncio."""
+    assert not {name for name in _loaded_after("import signing_async") if name.partition(".")[0] in _HEAVY}
+    assert {"aiohttp", "cattrs"} <= _loaded_after("from signing_async import SigningClient")
+
+
+def test_the_sandbox_is_imported_by_nothing() -> None:
+    """The client's side does not know the sandbox."""
+    assert not {name for name in _loaded_after("from signing_async import *") if ".sandbox" in name}

@@ -1,0 +1,168 @@
+"""How the package is used, for type checkers: every value has the type that its documentation promises.
+
+Checked by mypy and pyright, and never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, assert_type
+
+from signing_async import (
+    APIError,
+    Assumptions,
+    Attempt,
+    CannotBeSent,
+    DecodeError,
+    Document,
+    FileTokenStore,
+    InvalidRequest,
+    Language,
+    MemoryTokenStore,
+    OAuth,
+    OutcomeUnknown,
+    Page,
+    Pager,
+    PdfRejected,
+    PdfSource,
+    RateLimited,
+    Recipient,
+    RemindResult,
+    RequestTimeout,
+    RetryPolicy,
+    SealedFile,
+    Signing,
+    SigningCancelled,
+    SigningClient,
+    SigningError,
+    SigningMethod,
+    SigningOrder,
+    SigningState,
+    Timeouts,
+    Token,
+    TokenStore,
+    User,
+)
+
+
+def configured(attempts: list[Attempt]) -> SigningClient:
+    """Every setting."""
+    return SigningClient(
+        "https://tenant.example.com",
+        "token",
+        retry=RetryPolicy(max_attempts=3, base_delay=0.1),
+        timeout=Timeouts(call=10, transfer=600.0),
+        assumptions=Assumptions(cursor_param="after", item_paths="rows", expired_token_statuses={401, 403}),
+        on_attempt=attempts.append,
+    )
+
+
+async def records(client: SigningClient) -> None:
+    """What the calls return, and what is in it."""
+    assert_type(await client.me(), User)
+    signing = await client.signings.create(name="Lease", language="EN", signing_order="parallel")
+    assert_type(signing, Signing)
+    assert_type(await client.signings.create(name="Lease", language=Language.SV, message="Hej"), Signing)
+    assert_type(signing.id, str)
+    assert_type(signing.state, SigningState)
+    assert_type(signing.language, Language | None)
+    assert_type(signing.signing_order, SigningOrder | None)
+    assert_type(signing.updated_at, datetime | None)
+    assert_type(signing.is_draft, bool | None)
+    assert_type(signing.documents, tuple[Document, ...])
+    assert_type(signing.documents[0].completed_at, datetime | None)
+    assert_type(signing.extra, Mapping[str, Any])
+    assert_type(await client.signings.get(signing), Signing)
+    assert_type(await client.signings.wait_until_completed(signing.id, timeout=60), Signing)
+
+
+async def people(client: SigningClient, signing: Signing) -> None:
+    """Recipients."""
+    recipient = await client.recipients.add(signing, email="anna@example.com", signing_method=SigningMethod.BANKID)
+    assert_type(recipient, Recipient)
+    assert_type(recipient.order, int | None)
+    assert_type(client.recipients.list(signing), Pager[Recipient])
+    assert_type(await client.recipients.remind_pending(signing), list[RemindResult])
+    for result in await client.recipients.remind_pending(signing):
+        assert_type(result.error, SigningError | None)
+
+
+async def paging(client: SigningClient) -> None:
+    """The three ways to use a list."""
+    pager = client.signings.list(limit=50)
+    assert_type(pager, Pager[Signing])
+    page = await pager
+    assert_type(page, Page[Signing])
+    assert_type(page.items, tuple[Signing, ...])
+    assert_type(page.next_cursor, str | None)
+    async for signing in pager:
+        assert_type(signing, Signing)
+    async for each in client.signings.list(cursor=page.next_cursor, read_ahead=False).pages():
+        assert_type(each, Page[Signing])
+    assert_type(pager.pages(), AsyncGenerator[Page[Signing], None])
+    assert_type([signing.name async for signing in pager], list[str])
+
+
+async def files(client: SigningClient, signing: Signing) -> None:
+    """Documents go up from any source, and come down sealed."""
+    document = await client.documents.upload(signing, Path("lease.pdf"))
+    assert_type(document, Document)
+    assert_type(await client.documents.upload(signing, b"%PDF-1.7", "lease.pdf"), Document)
+    assert_type(await client.documents.upload(signing, PdfSource("lease.pdf")), Document)
+    assert_type(await client.documents.read_signed(signing, document), bytes)
+    sealed = await client.documents.download_signed(signing, document, Path("sealed.pdf"))
+    assert_type(sealed, SealedFile)
+    assert_type(sealed.sha256, str)
+    async with client.documents.stream_signed(signing, document) as chunks:
+        async for chunk in chunks:
+            assert_type(chunk, bytes)
+
+
+async def tokens(path: Path) -> None:
+    """OAuth, with either store, or one of the user's own."""
+
+    store: TokenStore = FileTokenStore(path)
+    store = MemoryTokenStore()
+    assert_type(await store.load(), Token | None)
+    async with OAuth(
+        "https://tenant.example.com",
+        client_id="id",
+        client_secret="secret",
+        redirect_uri="https://app.example.com/callback",
+        store=store,
+    ) as oauth:
+        request = oauth.authorization_request()
+        assert_type(request.url, str)
+        token = await oauth.exchange("https://app.example.com/callback?code=x", state=request.state)
+        assert_type(token, Token)
+        assert_type(token.expires_at, datetime | None)
+        SigningClient("https://tenant.example.com", oauth)
+
+
+async def failures(client: SigningClient) -> None:
+    """What an error carries."""
+    try:
+        await client.signings.send("id")
+    except CannotBeSent as error:
+        assert_type(error.code, str | None)
+    except RateLimited as error:
+        assert_type(error.retry_after, float | None)
+    except APIError as error:
+        assert_type(error.status, int)
+        assert_type(error.messages, dict[str, list[str]])
+        assert_type(error.request_id, str | None)
+        assert_type(error.body, bytes)
+    except PdfRejected as error:
+        assert_type(error.reason, str)
+    except InvalidRequest as error:
+        assert_type(error.problems, tuple[str, ...])
+    except OutcomeUnknown as error:
+        assert_type(error.known, tuple[object, ...])
+    except (RequestTimeout, TimeoutError):
+        raise
+    except DecodeError as error:
+        assert_type(error.status, int | None)
+    except SigningCancelled as error:
+        assert_type(error.message, str)
