@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from pathlib import Path
 
 import click
 
-from ..sandbox import Profile, Sandbox
+from ..sandbox import Profile, Refused, Sandbox
 
 PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
@@ -24,9 +25,8 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
 )
 @click.option("--profile", default="default", show_default=True, type=click.Choice(PROFILES), help="How it answers.")
 @click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
-@click.option("--webhook-url", help="Deliver events to this address.")
 @click.option(
-    "--webhook-secret", envvar="SIGNING_WEBHOOK_SECRET", help="Better set as SIGNING_WEBHOOK_SECRET.", show_envvar=True
+    "--webhook-url", help="Deliver events to this address; their secret is taken from SIGNING_WEBHOOK_SECRET."
 )
 @click.option("--allow-remote-webhooks", is_flag=True, help="Also deliver events to other machines.")
 def sandbox(
@@ -36,7 +36,6 @@ def sandbox(
     profile: str,
     seed: str | None,
     webhook_url: str | None,
-    webhook_secret: str | None,
     allow_remote_webhooks: bool,
 ) -> None:
     """Run the whole service on this machine, until Ctrl-C. It is no legal signing service.
@@ -51,12 +50,12 @@ def sandbox(
             profile=Profile.preset(profile),
             seed=seed,
             webhook_url=webhook_url,
-            webhook_secret=webhook_secret,
+            webhook_secret=os.environ.get("SIGNING_WEBHOOK_SECRET") if webhook_url else None,
             allow_remote_webhooks=allow_remote_webhooks,
             keep_requests=2000,
         )
         asyncio.run(_run(server))
-    except (ValueError, RuntimeError, OSError) as error:
+    except (Refused, RuntimeError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -225,8 +225,9 @@ class Deliveries:
             where = "endpoint_id = ? AND due_at <= ? ORDER BY due_at, seq LIMIT 2"
             due = self._database.select(Delivery, "deliveries", where, endpoint_id, self._clock.micros())
             endpoint = self._database.get(Endpoint, "endpoints", "id = ?", endpoint_id)
-            if due and endpoint:
-                await self._deliver(due, endpoint)
+            if not due or endpoint is None:
+                continue
+            await self._deliver(due, endpoint)
 
     async def _deliver(self, due: list[Delivery], endpoint: Endpoint) -> None:
         delivery, fault = due[0], self._faults.take(DELIVERY)

@@ -89,7 +89,16 @@ def test_a_port_in_use() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [["--port", "x"], ["--profile", "nope"], ["--webhook-secret", "s"], ["--nope"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--port", "x"],
+        ["--profile", "nope"],
+        ["--webhook-secret", "s"],
+        ["--webhook-url", "http://192.0.2.1/"],
+        ["--nope"],
+    ],
+)
 def test_wrong_options(options: list[str]) -> None:
     """A wrong option is told in a sentence."""
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30, check=False)
@@ -129,8 +138,8 @@ def test_it_runs_in_this_process() -> None:
 
 
 def test_a_mistake_in_this_process(tmp_path: Path) -> None:
-    """A folder that is a file, and a setting of no use, are sentences."""
-    for options in (["--data", str(tmp_path / "file" / "x")], ["--webhook-secret", "s"]):
+    """A folder that is a file, and an address on another machine, are sentences."""
+    for options in (["--data", str(tmp_path / "file" / "x")], ["--webhook-url", "http://192.0.2.1/"]):
         (tmp_path / "file").write_text("")
         done = CliRunner().invoke(sandbox, ["--port", "0", *options])
         assert done.exit_code == 1

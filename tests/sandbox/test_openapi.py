@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,46 @@ async def test_it_is_served(call: Caller, signing_sandbox: Sandbox) -> None:
     assert body == document(signing_sandbox.profile)
     named = {operation["operationId"] for path in body["paths"].values() for operation in path.values()}
     assert named == set(OPERATIONS) - {"oauth.authorize"}
+
+
+def test_it_describes_bare_lists() -> None:
+    """Without pages both lists are described as they come, and have no parameters for paging."""
+    described = document(Profile(pagination="bare", recipients_list="paged"))["paths"]
+    listed = described["/api/1.0/signings"]["get"]
+    assert "parameters" not in listed
+    assert listed["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
+    people = described["/api/1.0/signings/{signing_id}/recipients"]["get"]
+    assert people["responses"]["200"]["content"]["application/json"]["schema"]["required"] == ["data"]
+
+
+def test_it_describes_what_is_required() -> None:
+    """Fields that the profile requires are required; what a method needs is required with that method."""
+    profile = Profile(required_recipient_fields=("first_name", "signing_method"), required_signing_fields=("message",))
+    schemas = document(profile)["components"]["schemas"]
+    assert schemas["NewSigning"]["required"] == ["name", "language", "message"]
+    needs = {
+        method: set(alternative["required"]) - {"email", "first_name", "signing_method"}
+        for alternative in schemas["NewRecipient"]["anyOf"]
+        for method in alternative["properties"]["signing_method"]["enum"]
+    }
+    assert needs == {"email": set(), "approval": set(), "bankid": {"personal_number"}, "sms": {"phone"}}
+
+
+def test_it_describes_one_kind_of_recipient() -> None:
+    """When no method needs anything there are no alternatives."""
+    recipient = document(Profile(phone_methods=(), identification_methods=()))["components"]["schemas"]["NewRecipient"]
+    assert recipient["required"] == ["email"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "required"),
+    [
+        ("flat", ["code", "message"]),
+        ("nested", ["error"]),
+        ("list", ["errors"]),
+        ("rfc9457", ["type", "title", "status", "detail", "code"]),
+    ],
+)
+def test_it_describes_errors(shape: Any, required: list[str]) -> None:
+    """The schema of errors is the profile's shape."""
+    assert document(Profile(error_shape=shape))["components"]["schemas"]["Error"]["required"] == required

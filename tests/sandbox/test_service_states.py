@@ -128,6 +128,7 @@ async def test_rule_2_holds_for_an_upload_under_way(call: Caller, signing_sandbo
     writer.close()
     assert b" 400 " in answer
     assert len(signing_sandbox.documents(signing_id)) == 1
+    assert len(list(signing_sandbox.service.incoming().path.parent.iterdir())) == 1
 
 
 async def test_rule_3_a_reminder_skips_the_finished(call: Caller, signing_sandbox: Sandbox) -> None:
