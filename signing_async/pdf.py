@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import io
 import mmap
@@ -10,7 +11,8 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import AsyncIterable, Callable
+import threading
+from collections.abc import AsyncIterable, Callable, Iterator
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -74,7 +76,7 @@ class PdfSource:
     def _open(self, most: float | None) -> OpenPdf:
         source = self.source
         if isinstance(source, bytes | bytearray | memoryview):
-            return _checked(lambda: OpenPdf(self.filename, _flat(memoryview(source))), most)
+            return _checked(lambda: _open_memory(source, self.filename), most)
         if isinstance(source, str | os.PathLike):
             return _checked(lambda: _open_path(source, self.filename), most)
         assert not isinstance(source, AsyncIterable)
@@ -94,8 +96,16 @@ class OpenPdf:
             return
         status = os.fstat(content.number)
         self.size, self._state = max(0, status.st_size - start), _state(status)
-        if self.size <= _BLOCK:
-            self._content = self._whole(content)
+
+    def load(self) -> None:
+        """Read the file at once if it is small, to be run in a thread."""
+        if isinstance(self._content, _File) and self.size <= _BLOCK:
+            block = memoryview(bytearray(self.size))
+            with _told(f"{self.filename} cannot be read"):
+                _read(self._content, block, self._start)
+            self._check_unchanged()
+            self._content.close()
+            self._content = block
 
     def __enter__(self) -> OpenPdf:
         return self
@@ -105,6 +115,8 @@ class OpenPdf:
 
     def close(self) -> None:
         """Let go of the file."""
+        if isinstance(self._content, _File):
+            self._content.close()
         self._content = None
 
     def check(self, most: float) -> None:
@@ -165,36 +177,49 @@ class OpenPdf:
 
     async def _fill(self, block: memoryview, at: int) -> None:
         """Read a block; what the system has not in memory is read in a thread."""
-        file = self._file
-        if not _read_now(file, block, self._start + at):
-            await asyncio.to_thread(_read, file, block, self._start + at)
-        self._check_unchanged(file)
+        if not _read_now(self._file, block, self._start + at):
+            with _told(f"{self.filename} cannot be read"):
+                await asyncio.to_thread(_read, self._file, block, self._start + at)
+        self._check_unchanged()
 
     @property
     def _file(self) -> _File:
         assert isinstance(self._content, _File)
         return self._content
 
-    def _whole(self, file: _File) -> memoryview:
-        block = memoryview(bytearray(self.size))
-        _read(file, block, self._start)
-        self._check_unchanged(file)
-        return block
-
-    def _check_unchanged(self, file: _File) -> None:
+    def _check_unchanged(self) -> None:
         """Half of one version and half of another make no document; a file that shrank was not even read."""
-        if _state(os.fstat(file.number)) != self._state:
+        if _state(os.fstat(self._file.number)) != self._state:
             raise InvalidRequest(f"source: {self.filename} was changed while it was uploaded")
 
 
 class _File:
-    """An open file, closed when nobody uses it any more: a thread left by a cancelled upload may be the last to."""
+    """An open file. Closed while threads use it, it stays open for them: its number must not come to mean another."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> int:
+        """Use it in a thread that may outlive the upload."""
+        with self._lock:
+            self._users += 1
+        return self.number
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                os.close(self.number)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.number)
+        # A thread opened it for an upload that had been cancelled by then.
+        if self._users:
+            close(self.number)
 
 
 class _Spool:
@@ -222,24 +247,28 @@ class _Spool:
         if self._file is None:
             with tempfile.TemporaryFile(buffering=0) as made:
                 self._file = _File(os.dup(made.fileno()))
-        file, view = self._file, memoryview(self._buffer)
-        while view:
-            view = view[os.write(file.number, view) :]
-        self._buffer = bytearray()
+        with self._file as number:
+            view = memoryview(self._buffer)
+            while view:
+                view = view[os.write(number, view) :]
+            self._buffer = bytearray()
 
     def opened(self) -> OpenPdf:
         if self._file is None:
             return OpenPdf(self._filename, memoryview(self._buffer))
         self.flush()
-        return OpenPdf(self._filename, self._file)
+        file, self._file = self._file, None
+        return OpenPdf(self._filename, file)
 
     def close(self) -> None:
-        self._file = None
+        if self._file is not None:
+            self._file.close()
 
 
 def _checked(make: Callable[[], OpenPdf], most: float | None) -> OpenPdf:
     pdf = make()
     try:
+        pdf.load()
         if most is not None:
             pdf.check(most)
     except BaseException:
@@ -261,35 +290,52 @@ def _check_kind(source: Any) -> None:
         raise InvalidRequest("source: its read() is asynchronous; give a binary file, or an async iterator of bytes")
 
 
-def _flat(view: memoryview) -> memoryview:
-    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+def _open_memory(source: bytes | bytearray | memoryview, filename: str) -> OpenPdf:
+    with _told(f"{filename} cannot be read"):
+        view = memoryview(source)
+        return OpenPdf(filename, view.cast("B") if view.c_contiguous else memoryview(view.tobytes()))
 
 
 def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
-    shown = f"source: {os.fspath(path)!r}"
-    try:
+    shown = repr(os.fspath(path))
+    with _told(f"{shown} cannot be opened"):
         # Opening a pipe for reading would wait for its writer.
-        file = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        if not stat.S_ISREG(os.fstat(file.number).st_mode):
-            raise InvalidRequest(f"{shown} is not a file")
-        return OpenPdf(filename, file)
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise InvalidRequest(f"source: {shown} is not a file")
+    return OpenPdf(filename, _File(number))
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say of which source it is that the system says no; closed files and strange paths are ValueErrors."""
+    try:
+        yield
+        return
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-    raise InvalidRequest(f"{shown} cannot be opened: {why}")
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    raise InvalidRequest(f"source: {what}: {why}")
 
 
 def _open_file(source: IO[bytes], filename: str, most: float | None) -> OpenPdf:
     """A file object, from where it stands, which is where it is left if it can be."""
-    try:
+    with _told(f"{filename} cannot be read"):
         if type(source) is io.BytesIO:
             return OpenPdf(filename, memoryview(source.getvalue())[source.tell() :])
         if _is_plain(source):
             source.flush()
-            return OpenPdf(filename, _File(os.dup(source.fileno())), source.tell())
-        return _read_aside(source, filename, most)
-    except (OSError, ValueError) as error:
-        why = str(error)
-    raise InvalidRequest(f"source: {filename} cannot be read: {why}")
+            start = source.tell()
+            return OpenPdf(filename, _File(os.dup(source.fileno())), start)
+        position = source.tell() if source.seekable() else None
+    spool = _Spool(filename, most)
+    try:
+        _read_aside(source, filename, spool)
+        return spool.opened()
+    finally:
+        spool.close()
+        if position is not None:
+            source.seek(position)
 
 
 def _is_plain(source: Any) -> bool:
@@ -298,20 +344,14 @@ def _is_plain(source: Any) -> bool:
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
-def _read_aside(source: IO[bytes], filename: str, most: float | None) -> OpenPdf:
-    spool = _Spool(filename, most)
-    position = source.tell() if source.seekable() else None
-    try:
-        while True:
+def _read_aside(source: IO[bytes], filename: str, spool: _Spool) -> None:
+    while True:
+        with _told(f"{filename} cannot be read"):
             chunk = source.read(_BLOCK)
-            if spool.add(chunk):
-                spool.flush()
-            if not chunk:
-                return spool.opened()
-    finally:
-        spool.close()
-        if position is not None:
-            source.seek(position)
+        if spool.add(chunk):
+            spool.flush()
+        if not chunk:
+            return
 
 
 def _fetch(file: _File) -> None:
@@ -338,8 +378,9 @@ def _read_now(file: _File, block: memoryview, at: int) -> bool:
 
 def _read(file: _File, block: memoryview, at: int) -> None:
     """Read the whole block, or to the file's end."""
-    while block and (got := os.preadv(file.number, [block], at)):
-        block, at = block[got:], at + got
+    with file as number:
+        while block and (got := os.preadv(number, [block], at)):
+            block, at = block[got:], at + got
 
 
 def _state(status: os.stat_result) -> tuple[int, int]:
