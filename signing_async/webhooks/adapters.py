@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CHUNK = 8 * 1024  # some inputs wait until they have all of it
 
-Message = dict[str, Any]
+Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
@@ -105,10 +105,11 @@ def django_view(receiver: Receiver) -> Callable[[HttpRequest], HttpResponse]:
 
     def view(request: HttpRequest) -> HttpResponse:
         chunks = iter(lambda: request.read(CHUNK), b"")
+        headers: Any = request.headers
         with _cut_off(getattr(request, "environ", {}), receiver.body_timeout):
-            decision = receiver.handle_blocking(request.method or "", request.headers, chunks)
-        headers = {name: value for name, value in decision.headers if name != "Connection"}
-        return HttpResponse(decision.body, status=decision.status, headers=headers)
+            decision = receiver.handle_blocking(request.method or "", headers, chunks)
+        answered = {name: value for name, value in decision.headers if name != "Connection"}
+        return HttpResponse(decision.body, status=decision.status, headers=answered)
 
     view.csrf_exempt = True  # type: ignore[attr-defined]  # how Django is told
     return view

@@ -207,8 +207,8 @@ def header_pairs(headers: Headers | None) -> Pairs:
     """Headers of any form as pairs of text."""
     if headers is None:
         return []
-    pairs = headers.items() if hasattr(headers, "items") else headers
-    return [(_text(name), _text(value)) for name, value in pairs]
+    items = getattr(headers, "items", headers.__iter__)  # not only a Mapping has them
+    return [(_text(name), _text(value)) for name, value in items()]
 
 
 def _text(value: object) -> str:
