@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, InvalidSignature
 from .event import MAX_BODY, Event, parse_event
@@ -207,7 +207,7 @@ def header_pairs(headers: Headers | None) -> Pairs:
     """Headers of any form as pairs of text."""
     if headers is None:
         return []
-    items = getattr(headers, "items", headers.__iter__)  # not only a Mapping has them
+    items: Any = getattr(headers, "items", headers.__iter__)  # not only a Mapping has them
     return [(_text(name), _text(value)) for name, value in items()]
 
 
