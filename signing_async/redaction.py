@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
@@ -15,11 +17,20 @@ _BEARER = re.compile(r"(\bbearer[ +])(?=[a-z._~+/=-]*\d|[\w.~+/=-]{20})[\w.~+/=-
 
 
 def _spellings(secrets: Iterable[str]) -> list[str]:
-    """Each secret as it is, escaped as in JSON, and encoded as in a URL; longest first, since one may hold another."""
+    """Each secret as it is, as in JSON, HTML, and a URL; longest first, since one may hold another."""
     found = set()
     for secret in filter(None, secrets):
-        encoded = {quote(secret, safe="", errors="replace"), quote_plus(secret, errors="replace")}
-        found |= {secret, secret.replace("/", "\\/"), *encoded}
+        encoded = {quote(secret, safe=kept, errors="replace") for kept in ("", "/")}
+        encoded.add(quote_plus(secret, errors="replace"))
+        in_json = json.dumps(secret)[1:-1]
+        found |= {
+            secret,
+            secret.replace("/", "\\/"),
+            in_json,
+            in_json.replace("/", "\\/"),
+            html.escape(secret),
+            *encoded,
+        }
         found |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in encoded}
     return sorted(found, key=len, reverse=True)
 

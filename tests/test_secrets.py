@@ -43,7 +43,7 @@ from tests.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
 
 # Each secret begins with this, so that a part of one is found as well.
 MARK = "S3CR3T"
-CLIENT_SECRET = f"{MARK}/client+secret=~"
+CLIENT_SECRET = f"{MARK}/client+secret=&~"
 CODE = f"{MARK}.code/+%&=1"
 OLD, NEW = (Token(f"{MARK}-access-{n}/+==", f"{MARK}-refresh-{n}/+==") for n in ("old", "new"))
 HERE = str(Path(__file__).parent)
@@ -241,7 +241,7 @@ ANSWERS: dict[str, Any] = {
     "list": tells(400, lambda said: [{"code": said, "message": said}]),
     "problem": tells(403, lambda said: {"type": f"https://x/{said}", "title": said, "detail": said, "instance": said}),
     "escaped": tells(404, lambda said: f'{{"message": {escaped(said)}}}'),
-    "url": tells(400, lambda said: {"message": f"no: {quote(said, safe='')} {urlencode({'q': said})}"}),
+    "url": tells(400, lambda said: {"message": f"no: {quote(said)} {quote(said, safe='')} {urlencode({'q': said})}"}),
     "401": tells(401, lambda said: {"message": said}),
     "429": tells(429, lambda said: {"message": said}, **{"Retry-After": "100"}),
     "500": tells(500, lambda said: {"message": said}),
@@ -491,6 +491,19 @@ def test_a_token_is_not_shown_or_pickled() -> None:
     hidden("repr", f"{OLD!r} {OLD}")
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(OLD)
+
+
+@pytest.mark.parametrize("spell", [escaped, json.dumps, html.escape, quote, lambda text: quote(text, safe="")])
+async def test_a_client_secret_of_odd_characters(spell: Callable[[str], str]) -> None:
+    """However a server spells it, a secret with quotes, slashes and letters that are not ASCII is recognised."""
+    secret = f'{MARK}/"å"&<ö>'
+    async with (
+        Scripted(tells(400, lambda said: f"Sorry, wrong: {spell(secret)}")) as server,
+        oauth_for(server.base_url, client_secret=secret) as oauth,
+    ):
+        with pytest.raises(AuthError, match=r"wrong: .*\[redacted\]") as caught:
+            await oauth.exchange("code")
+    check(caught.value)
 
 
 def test_the_watch_finds_what_it_looks_for() -> None:
