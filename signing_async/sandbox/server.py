@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +70,8 @@ class Sandbox:
     ) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, not {port!r}")
+        if not isinstance(host, str) or not host:
+            raise ValueError(f"host must be an address or a name, not {host!r}")
         if isinstance(keep_requests, bool) or not isinstance(keep_requests, int) or keep_requests < 1:
             raise ValueError(f"keep_requests must be a whole number from 1, not {keep_requests!r}")
         if webhook_secret is not None and webhook_url is None:
@@ -160,8 +163,7 @@ class Sandbox:
         site = web.TCPSite(runner, self.host, self._port, backlog=1024)
         await site.start()
         port = runner.addresses[0][1]
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        self.base_url = f"http://{shown}:{port}"
+        self.base_url = f"http://{_reachable(self.host)}:{port}"
 
     def _watched(self, routes: list[web.RouteDef]) -> list[web.RouteDef]:
         return [
@@ -286,3 +288,14 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"<Sandbox {getattr(self, 'base_url', 'not started')}>"
+
+
+def _reachable(host: str) -> str:
+    """The host as it stands in an address; for all addresses at once, the loopback one."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return f"[{host}]" if address.version == 6 else host

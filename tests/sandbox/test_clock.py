@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from datetime import UTC, datetime, timedelta
 
+import aiohttp
 import pytest
 
 from signing_async.sandbox import Profile, Refused, Sandbox
@@ -155,6 +157,7 @@ async def test_ulids_sort_by_age() -> None:
         {"port": True},
         {"keep_requests": 0},
         {"keep_requests": True},
+        {"host": ""},
         {"webhook_secret": "x"},
     ],
 )
@@ -178,11 +181,32 @@ async def test_a_taken_port(signing_sandbox: Sandbox) -> None:
             pass
 
 
-async def test_other_hosts() -> None:
-    """It listens where it is told to; the address is one that works."""
-    async with Sandbox(host="::1") as sandbox:
-        assert sandbox.base_url.startswith("http://[::1]:")
+def has_ipv6() -> bool:
+    """Whether this machine has an IPv6 loopback address."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV4 = [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("0.0.0.0", "127.0.0.1")]
+IPV6 = [("::1", "[::1]"), ("::", "[::1]")]
+
+
+@pytest.mark.parametrize(("host", "shown"), [*IPV4, *(IPV6 if has_ipv6() else [])])
+async def test_other_hosts(host: str, shown: str) -> None:
+    """It listens where it is told to; the address it gives is one that works."""
+    async with Sandbox(host=host) as sandbox:
+        assert sandbox.base_url.startswith(f"http://{shown}:")
         assert repr(sandbox) == f"<Sandbox {sandbox.base_url}>"
+        async with aiohttp.ClientSession() as session, session.get(f"{sandbox.base_url}/openapi.json") as response:
+            assert response.status == 200
+
+
+async def test_it_is_named_before_it_runs() -> None:
+    """A sandbox that does not run yet says so."""
     assert repr(Sandbox()) == "<Sandbox not started>"
 
 

@@ -131,6 +131,22 @@ async def test_it_stops_while_requests_hang(kind: str, details: dict[str, Any]) 
     await session.close()
 
 
+async def test_it_stops_while_an_upload_stalls() -> None:
+    """A client that stops in the middle of its body does not keep the sandbox from stopping."""
+    async with Sandbox() as sandbox:
+        signing = sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
+        _, writer = await asyncio.open_connection("127.0.0.1", int(sandbox.base_url.rpartition(":")[2]))
+        head = f"POST {API}/signings/{signing.id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n"
+        head += f"Authorization: Bearer {sandbox.access_token()}\r\n"
+        writer.write(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode())
+        async with asyncio.timeout(5):
+            while not sandbox.requests:
+                await asyncio.sleep(0.01)
+        started = time.monotonic()
+    assert time.monotonic() - started < 3
+    writer.close()
+
+
 @pytest.mark.parametrize("kind", ["429", "503"])
 @pytest.mark.parametrize(
     ("details", "expected"),
