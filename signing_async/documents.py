@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -202,12 +203,16 @@ def _target(path: str | os.PathLike[str]) -> Path:
         raise InvalidRequest(f"path: must be a path, not {type(path).__name__}")
     target = Path(path)
     try:
-        if target.exists() and not target.is_file():
-            raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if target.is_dir() else 'not a file'}")
-        if not target.parent.is_dir():
-            raise InvalidRequest(f"path: {str(target)!r}: there is no folder {str(target.parent)!r}")
-    except OSError as error:
-        raise InvalidRequest(f"path: {str(target)!r} cannot be written: {error.strerror}") from None
+        kind = stat.S_IFMT(target.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        kind = stat.S_IFREG
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"path: {str(target)!r} cannot be written: {why}") from None
+    if kind != stat.S_IFREG:
+        raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if kind == stat.S_IFDIR else 'not a file'}")
+    if not target.parent.is_dir():
+        raise InvalidRequest(f"path: {str(target)!r}: there is no folder {str(target.parent)!r}")
     return target
 
 
