@@ -158,6 +158,19 @@ def test_chunked_bodies(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ASYNC)
+def test_a_refused_connection_is_closed(kind: str) -> None:
+    """Where the answer says that the connection ends, the server ends it."""
+    with (
+        serve(kind, Receiver(WebhookVerifier(SECRET), print)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=4) as connection,
+    ):
+        connection.sendall(f"PUT {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b" 405 " in answer.partition(b"\r\n")[0]
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("kind", ASYNC)
 def test_a_sender_that_goes_away_hurts_nobody(kind: str) -> None:
     """Half a body and a closed connection: nothing is handed over, and the next delivery is."""
     target = Endpoint()

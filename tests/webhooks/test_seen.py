@@ -204,7 +204,8 @@ def test_sqlite_in_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def _claim_in_child(guard: SQLiteSeenEvents, answers: Any) -> None:
-    answers.put([guard.claim("parent's"), guard.claim("child's")])
+    inherited = guard._connection
+    answers.put([guard.claim("parent's"), guard.claim("child's"), guard._connection is not inherited])
     guard.close()
 
 
@@ -217,7 +218,7 @@ def test_sqlite_is_usable_on_both_sides_of_a_fork(tmp_path: Path) -> None:
     answers = context.Queue()
     child = context.Process(target=_claim_in_child, args=(guard, answers))
     child.start()
-    assert answers.get(timeout=30) == [Claim.PENDING, Claim.NEW]
+    assert answers.get(timeout=30) == [Claim.PENDING, Claim.NEW, True]
     child.join(30)
     assert guard.claim("child's") is Claim.PENDING
     guard.close()
