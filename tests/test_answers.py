@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from signing_async import (
@@ -315,6 +315,7 @@ def test_an_echoed_secret_is_shown_nowhere(body: object, status: int) -> None:
     assert error.body == (body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=80)
     | st.recursive(

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signing_async import (
@@ -54,6 +54,7 @@ def test_listed_values_are_members(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", _OPEN)
+@settings(deadline=None)
 @given(value=st.text())
 def test_unknown_values_are_usable(cls: Any, value: str) -> None:
     """Any text is a value: equal to the text and to itself, hashable, printable, picklable, copyable."""
