@@ -54,7 +54,7 @@ def running(*options: str) -> Iterator[Server]:
     try:
         url = re.search(r"http://\S+", process.stdout.readline())
         seconds = time.perf_counter() - started
-        lines = [process.stdout.readline() for _ in range(3)]
+        lines = [process.stdout.readline() for _ in range(4)]
         token = re.search(r"access_\S+", "".join(lines))
         assert url
         assert token

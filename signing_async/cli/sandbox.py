@@ -72,6 +72,7 @@ async def _run(server: Sandbox) -> None:
 
 def _tell(server: Sandbox) -> None:
     click.echo(f"Signing sandbox on {server.base_url} (for trying and testing: no legal signing service)")
+    click.echo(f"  In a browser      {server.base_url}/")
     click.echo(f"  Register an app   {server.base_url}/developer/my-apps")
     click.echo(f"  API description   {server.base_url}/openapi.json")
     click.echo(f"  An access token   {server.access_token(lifetime=86_400)} (a day)")
