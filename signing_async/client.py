@@ -60,8 +60,12 @@ class SigningClient:
             bearer: Bearer | OAuth = Bearer(auth)
         elif isinstance(auth, OAuth):
             bearer = auth
+            if bearer.origin != origin:
+                raise ConfigurationError(f"auth: its tokens are for {bearer.origin}, not for {origin}")
         else:
             raise ConfigurationError(f"auth: must be an access token or an OAuth, not {type(auth).__name__}")
+        # Variables are shown in some tracebacks.
+        del auth
         options = Options(retry, _timeouts(timeout), assumptions, on_attempt)
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):

@@ -100,10 +100,10 @@ class OAuth:
         self.client_id = client_id
         self.redirect_uri = redirect_uri
         self._client_secret = client_secret
-        self._origin = "?"
+        self.origin: str = "?"
         # Variables are shown in some tracebacks.
         del client_secret
-        self._origin = wire.check_origin(base_url)
+        self.origin = wire.check_origin(base_url)
         for name in ("client_id", "_client_secret", "redirect_uri"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ConfigurationError(f"OAuth: {name.lstrip('_')} is missing")
@@ -130,7 +130,7 @@ class OAuth:
         self._secrets: deque[str] = deque(maxlen=_REMEMBERED_SECRETS)
 
     def __repr__(self) -> str:
-        return f"OAuth({self._origin!r}, client_id={self.client_id!r})"
+        return f"OAuth({self.origin!r}, client_id={self.client_id!r})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,7 +163,7 @@ class OAuth:
             "response_type": "code",
             "state": state,
         }
-        return AuthorizationRequest(f"{self._origin}/oauth/authorize?{urlencode(query)}", state)
+        return AuthorizationRequest(f"{self.origin}/oauth/authorize?{urlencode(query)}", state)
 
     async def exchange(self, callback_url_or_code: str, state: str | None = None) -> Token:
         """Trade the code of a callback for a token, and save it.
@@ -429,7 +429,7 @@ class _TokenRequest:
                 await oauth._gate.passed()
                 began = time.time()
                 body = self._form.body(as_json=oauth._as_json)
-                request = wire.Request("POST", oauth._origin, "/api/oauth/token", body=body)
+                request = wire.Request("POST", oauth.origin, "/api/oauth/token", body=body)
                 response = await wire.send(oauth._session(), request, None, connect=0.5 * oauth._timeout)
                 return await self._receive(response, began)
         except TimeoutError:

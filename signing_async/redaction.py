@@ -11,6 +11,7 @@ from urllib.parse import quote, quote_plus
 __all__ = ["redact", "redact_bytes"]
 
 _HIDDEN = "[redacted]"
+_SHORTEST_CUT = 4  # so few characters give nothing away
 _MARK = "\ufdd0"  # stands for it meanwhile, so that a secret such as "red" is not found in it
 # A word of plain letters after "bearer" belongs to a sentence: "Bearer authentication is required".
 _BEARER = re.compile(r"(\bbearer[ +])(?=[a-z._~+/=-]*\d|[\w.~+/=-]{20})[\w.~+/=-]{8,}", re.ASCII | re.IGNORECASE)
@@ -44,8 +45,12 @@ def redact(text: str, secrets: Iterable[str]) -> str:
 
 
 def redact_bytes(body: bytes, secrets: Iterable[str]) -> bytes:
-    """The same for bytes, in UTF-8 or any encoding that holds ASCII, or in UTF-16."""
+    """The same for bytes, in UTF-8 or any encoding that holds ASCII, or in UTF-16, perhaps cut off in a secret."""
     spellings = _spellings(secrets)
+    for spelling in spellings:
+        whole = spelling.encode("utf-8", "replace")
+        cut = next((size for size in range(len(whole) - 1, _SHORTEST_CUT, -1) if body.endswith(whole[:size])), 0)
+        body = body[: len(body) - cut]
     for encoding in ("utf-16-le", "utf-16-be"):
         for spelling in spellings:
             body = body.replace(spelling.encode(encoding, "replace"), _HIDDEN.encode(encoding))

@@ -20,6 +20,7 @@ from signing_async import (
     ConfigurationError,
     FileTokenStore,
     InvalidRequest,
+    OAuth,
     RetryPolicy,
     SigningCancelled,
     SigningClient,
@@ -88,6 +89,13 @@ def test_auth_that_is_refused(auth: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         SigningClient("https://tenant.example.com", auth)
     assert not auth or str(auth) not in str(caught.value)
+
+
+def test_tokens_of_another_origin_are_refused() -> None:
+    """A token goes to the tenant that it is for, and nowhere else."""
+    oauth = OAuth("https://one.example.com", client_id="x", client_secret="y", redirect_uri="z")
+    with pytest.raises(ConfigurationError, match=r"for https://one\.example\.com, not for https://two\.example\.com"):
+        SigningClient("https://two.example.com", oauth)
 
 
 def test_timeout_is_a_number_or_timeouts() -> None:
