@@ -499,6 +499,7 @@ async def test_an_untrusted_application_is_not_redirected_to(visitor: Visitor, c
         check_document(answer)
         assert answer.main.find("h1").text == "This application cannot be let in"
         assert next(iter(changes.values())) in answer.main.text
+    assert "response_type missing" in (await visitor.get("/oauth/authorize?state=s1")).main.text
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

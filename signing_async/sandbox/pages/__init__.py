@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..server import Sandbox
 
 OWN_API = "/sandbox/api"
-TITLES = {403: "Not allowed", 404: "Not found", 405: "Not possible", 500: "The sandbox failed"}
+TITLES = {403: "Not allowed", 404: "Not found", 405: "Not possible"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

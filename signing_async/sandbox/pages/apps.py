@@ -245,8 +245,12 @@ def _not_trusted(request: web.Request, refused: Refused) -> list[Html]:
             "section",
             alert(refused.message),
             tag("p", "The browser is not sent back: an address that is not registered is not to be trusted."),
-            facts(*((name, tag("code", request.query.get(name, ""), class_="break")) for name in ASKED)),
+            facts(*((name, _came(request.query.get(name))) for name in ASKED)),
             tag("p", tag("a", "See the registered applications", href=APPS)),
             class_="card",
         ),
     ]
+
+
+def _came(value: str | None) -> Html:
+    return tag("code", value, class_="break") if value else tag("span", "missing", class_="quiet")

@@ -73,7 +73,10 @@ class Inbox:
             tag(
                 "p",
                 tag("span", "To ", lang="en"),
-                theirs(f"{recipient.full_name} <{message.email}>"),
+                theirs(recipient.full_name),
+                " <",
+                theirs(message.email),
+                ">",
                 tag("span", ", ", "reminder" if is_reminder else "invitation", " of ", lang="en"),
                 moment(message.sent_at),
                 class_="quiet break",

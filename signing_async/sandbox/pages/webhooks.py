@@ -58,8 +58,7 @@ class Webhooks:
         try:
             endpoint = self._webhooks.register(fields.get("url", "").strip(), fields.get("secret") or None)
         except Refused as refused:
-            kept = {name: value for name, value in fields.items() if name != "secret"}
-            return self._page(request, Filled.refused(kept, refused), refused.status)
+            return self._page(request, Filled.refused(fields, refused), refused.status)
         return self._site.page(request, "Endpoint registered", _registered(endpoint), section=WEBHOOKS)
 
     def _page(self, request: web.Request, filled: Filled, status: int = 200) -> web.Response:
