@@ -222,11 +222,13 @@ class Deliveries:
             wake.clear()
             sql = "SELECT min(due_at) FROM deliveries WHERE endpoint_id = ? AND due_at IS NOT NULL"
             await self._clock.wait(self._database.value(sql, endpoint_id), wake)
-            where = "endpoint_id = ? AND due_at <= ? ORDER BY due_at, seq LIMIT 2"
-            due = self._database.select(Delivery, "deliveries", where, endpoint_id, self._clock.micros())
-            endpoint = self._database.get(Endpoint, "endpoints", "id = ?", endpoint_id)
-            if not due or endpoint is None:
-                continue
+            await self._carry_one(endpoint_id)
+
+    async def _carry_one(self, endpoint_id: str) -> None:
+        where = "endpoint_id = ? AND due_at <= ? ORDER BY due_at, seq LIMIT 2"
+        due = self._database.select(Delivery, "deliveries", where, endpoint_id, self._clock.micros())
+        endpoint = self._database.get(Endpoint, "endpoints", "id = ?", endpoint_id)
+        if due and endpoint:
             await self._deliver(due, endpoint)
 
     async def _deliver(self, due: list[Delivery], endpoint: Endpoint) -> None:
