@@ -399,6 +399,8 @@ async def test_a_wrong_app_is_told_field_by_field(visitor: Visitor) -> None:
     assert said.attributes["id"] in address.attributes["aria-describedby"].split()
     assert "'http://example.com/cb' must begin with https://" in said.text
     assert "1 to 200 characters" in page.main.find("p", id="name-error").text
+    links = [link.attributes["href"] for link in page.main.find("p", role="alert").every("a")]
+    assert links == ["#name-field", "#redirect_uri-field"]
     assert not visitor.sandbox.apps
 
 

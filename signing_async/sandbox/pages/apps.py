@@ -22,6 +22,7 @@ from .site import (
     heading,
     identifier,
     moment,
+    rejected,
     table,
     text_field,
 )
@@ -67,7 +68,6 @@ class Apps:
         form = self._site.form(
             request,
             APPS,
-            alert(filled.problem),
             text_field("Name", "name", filled, "Users read it on the consent page.", maxlength=200, required=True),
             text_field(
                 "Redirect URI",
@@ -89,7 +89,9 @@ class Apps:
             card("Register an application", form),
             class_="two",
         )
-        return self._site.page(request, "My apps", heading("My apps", own=False), content, section=APPS, status=status)
+        return self._site.page(
+            request, "My apps", heading("My apps", own=False), rejected(filled), content, section=APPS, status=status
+        )
 
     def _row(self, app: App) -> list[Child]:
         query = {"client_id": app.client_id, "redirect_uri": app.redirect_uri, "response_type": "code", "state": "try"}

@@ -28,6 +28,7 @@ from .site import (
     heading,
     identifier,
     moment,
+    rejected,
     see,
     signing_page,
     standing,
@@ -98,6 +99,7 @@ class Dashboard:
             request,
             "Dashboard",
             heading("Dashboard", refresh),
+            rejected(clock),
             tag("div", tag("div", main), tag("div", side, class_="side"), class_="columns"),
             section=DASHBOARD,
             status=status,
@@ -151,7 +153,6 @@ class Dashboard:
         form = self._site.form(
             request,
             f"{DASHBOARD}/clock",
-            alert(filled.problem),
             tag(
                 "div",
                 text_field("Move on by", "amount", filled, default="1", inputmode="decimal", required=True, size=6),

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from ..faults import DELIVERY, DELIVERY_KINDS, KINDS, OPERATIONS, Fault
 from .markup import Child, Html, tag
-from .site import EMPTY, FAULTS, Filled, Site, alert, card, choice_field, heading, see, table, text_field
+from .site import EMPTY, FAULTS, Filled, Site, card, choice_field, heading, rejected, see, table, text_field
 
 
 class FaultsPage:
@@ -39,6 +39,7 @@ class FaultsPage:
             request,
             "Faults",
             heading("Faults"),
+            rejected(fault, limit),
             tag(
                 "div",
                 tag(
@@ -64,7 +65,6 @@ class FaultsPage:
         form = self._site.form(
             request,
             FAULTS,
-            alert(filled.problem),
             choice_field("Operation", "operation", filled, operations),
             choice_field("Kind", "kind", filled, kinds),
             text_field("Times", "times", filled, "Empty: every time.", default="1", inputmode="numeric"),
@@ -113,7 +113,6 @@ class FaultsPage:
         form = self._site.form(
             request,
             f"{FAULTS}/rate-limit",
-            alert(filled.problem),
             text_field("Requests a second", "rate", filled, "Empty: no limit.", inputmode="decimal"),
             text_field("At once", "burst", filled, "Empty: one second's worth.", inputmode="numeric"),
             tag("button", "Set the limit"),

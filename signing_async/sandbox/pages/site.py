@@ -285,6 +285,17 @@ def alert(problem: str | None) -> Html | None:
     return tag("p", problem, class_="alert", role="alert") if problem else None
 
 
+def rejected(*forms: Filled) -> Html | None:
+    """For the top of a page: why a form on it was not accepted, with links to the fields that are wrong."""
+    for form in forms:
+        if form.errors:
+            links = [tag("a", " ".join(texts), href=f"#{name}-field") for name, texts in form.errors.items()]
+            return tag("p", "Nothing was done. ", [[link, " "] for link in links], class_="alert", role="alert")
+        if form.problem:
+            return alert(form.problem)
+    return None
+
+
 def text_field(
     label: str, name: str, filled: Filled, hint: Child = None, default: str = "", **attributes: str | int | bool | None
 ) -> Html:

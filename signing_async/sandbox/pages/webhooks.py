@@ -23,6 +23,7 @@ from .site import (
     heading,
     identifier,
     moment,
+    rejected,
     see,
     table,
     text_field,
@@ -67,7 +68,6 @@ class Webhooks:
         form = self._site.form(
             request,
             WEBHOOKS,
-            alert(filled.problem),
             text_field(
                 "Address",
                 "url",
@@ -98,6 +98,7 @@ class Webhooks:
             request,
             "Webhooks",
             heading("Webhooks"),
+            rejected(filled),
             tag(
                 "div",
                 card("Endpoints", table("Endpoints", _ENDPOINTS, rows, _NO_ENDPOINTS)),
