@@ -7,7 +7,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ _DOWNLOAD = "documents.download_signed"
 _HEAD = b"%PDF-"
 _END = b"%%EOF"
 _END_WITHIN = 1024
-_AT_ONCE = 1024 * 1024
+_AT_ONCE = 512 * 1024
 
 
 @attrs.frozen
@@ -182,14 +182,14 @@ class Documents:
         """Reads which documents a signing has; None where the answer does not list them."""
         assumptions = self._transport.options.assumptions
 
-        def decode(data: Any, headers: Mapping[str, str]) -> tuple[Document, ...] | None:
+        def decode(data: Any, response: wire.Response) -> tuple[Document, ...] | None:
             found = record(data, assumptions)
             listed = isinstance(found, dict) and isinstance(found.get("documents"), list)
             return structure(found, Signing).documents if listed else None
 
         return reading(signing_id, decode)
 
-    def _decode(self, data: Any, headers: Mapping[str, str]) -> Document:
+    def _decode(self, data: Any, response: wire.Response) -> Document:
         return structure(record(data, self._transport.options.assumptions), Document)
 
 
