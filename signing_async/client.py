@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -134,7 +134,7 @@ class SigningClient:
     async def me(self) -> User:
         """Who the token belongs to; a cheap way to check that it works."""
 
-        def decode(data: Any, headers: Mapping[str, str]) -> User:
+        def decode(data: Any, response: wire.Response) -> User:
             return structure(record(data, self._transport.options.assumptions), User)
 
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
 from multidict import MultiMapping
 
 from . import wire
-from .answers import look_up
+from .answers import look_up, request_id
 from .assumptions import Assumptions
 from .convert import Unreadable, structure_all
 from .errors import DecodeError, InvalidRequest
@@ -34,6 +33,17 @@ class Page(Generic[T]):
 
     items: tuple[T, ...]
     next_cursor: str | None
+
+
+@attrs.frozen(slots=False)
+class _Parsed:
+    """A page whose items are still as they were parsed, and what an error about them has to tell."""
+
+    items: list[Any] = attrs.field(repr=False)
+    found: str
+    next_cursor: str | None
+    status: int
+    request_id: str | None = attrs.field(repr=False)
 
 
 class Pager(Generic[T]):
@@ -81,7 +91,10 @@ class Pager(Generic[T]):
         return pager
 
     def __await__(self) -> Generator[Any, None, Page[T]]:
-        return self._fetch(self._cursor).__await__()
+        return self._first().__await__()
+
+    async def _first(self) -> Page[T]:
+        return self._page(await self._fetch(self._cursor))
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         async with aclosing(self.pages()) as pages:
@@ -92,31 +105,33 @@ class Pager(Generic[T]):
     async def pages(self) -> AsyncGenerator[Page[T], None]:
         """All pages from here on."""
         seen = {self._cursor}
-        page = await self._fetch(self._cursor)
-        while page.next_cursor is not None:
-            if page.next_cursor in seen:
-                raise DecodeError(
-                    self._transport.redacted(
-                        f"{self._name}: the service gave the cursor {page.next_cursor[:80]!r} a second time;"
-                        f" does it take it as {self._transport.options.assumptions.cursor_param!r}?"
-                        " See Assumptions.cursor_param"
-                    ),
-                    operation=self._name,
-                )
-            seen.add(page.next_cursor)
+        parsed = await self._fetch(self._cursor)
+        while parsed.next_cursor is not None:
+            if parsed.next_cursor in seen:
+                raise self._repeated(parsed.next_cursor)
+            seen.add(parsed.next_cursor)
             if not self._read_ahead:
-                yield page
-                page = await self._fetch(page.next_cursor)
+                yield self._page(parsed)
+                parsed = await self._fetch(parsed.next_cursor)
                 continue
-            ahead = _Ahead(partial(self._fetch, page.next_cursor), f"signing_async {self._name} read-ahead")
+            ahead = asyncio.create_task(self._fetch(parsed.next_cursor), name=f"signing_async {self._name} read-ahead")
             try:
-                yield page
-                page = await ahead.result()
+                # The next request goes out before the records of this page are made.
+                await asyncio.sleep(0)
+                yield self._page(parsed)
+                parsed = await ahead
             finally:
-                await ahead.stop()
-        yield page
+                await _stop(ahead)
+        yield self._page(parsed)
 
-    async def _fetch(self, cursor: str | None) -> Page[T]:
+    def _repeated(self, cursor: str) -> DecodeError:
+        text = (
+            f"{self._name}: the service gave the cursor {cursor[:80]!r} a second time; does it take it as"
+            f" {self._transport.options.assumptions.cursor_param!r}? See Assumptions.cursor_param"
+        )
+        return DecodeError(self._transport.redacted(text), operation=self._name)
+
+    async def _fetch(self, cursor: str | None) -> _Parsed:
         assumptions = self._transport.options.assumptions
         params: dict[str, str] = {}
         path = self._path
@@ -129,23 +144,28 @@ class Pager(Generic[T]):
             path, params = address, {}
         elif cursor is not None:
             params[assumptions.cursor_param] = cursor
-        operation = Operation(self._name, "GET", path, Repeat.READ, decode=self._decode, params=params)
-        page: Page[T] = await self._call(operation)
-        return page
+        parsed: _Parsed = await self._call(
+            Operation(self._name, "GET", path, Repeat.READ, decode=self._scan, params=params)
+        )
+        return parsed
 
-    def _decode(self, data: Any, headers: Mapping[str, str]) -> Page[T]:
+    def _scan(self, data: Any, response: wire.Response) -> _Parsed:
+        """Find a page's items and its next cursor; the records are made later, while the next page is on its way."""
         assumptions = self._transport.options.assumptions
         items, found = _items(data, assumptions)
-        # The last item's id before structuring: that uses the parsed items up.
         last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
-        cursor = _next_cursor(data, headers, last_id, assumptions)
+        cursor = _next_cursor(data, response.headers, last_id, assumptions)
         if cursor is not None and self._is_address(cursor) and self._address(cursor) is None:
             raise Unreadable("the address of the next page is not on the tenant's origin, and is not followed")
+        return _Parsed(items, found, cursor, response.status, request_id(response.headers, data, assumptions))
+
+    def _page(self, parsed: _Parsed) -> Page[T]:
         try:
-            return Page(structure_all(items, self._model), cursor)
+            return Page(structure_all(parsed.items, self._model), parsed.next_cursor)
         except Unreadable as error:
-            problem = error.under(found)
-        raise problem
+            problem = str(error.under(parsed.found))
+        identity = None if parsed.request_id is None else self._transport.redacted(parsed.request_id)
+        raise self._transport.unreadable(self._name, problem, parsed.status, identity)
 
     def _is_address(self, cursor: str) -> bool:
         return _ADDRESS.match(cursor) is not None or cursor.startswith(self._path)
@@ -196,31 +216,9 @@ def _linked(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-class _Ahead(Generic[T]):
-    """Fetches something in a task of its own as soon as its owner waits for anything else.
-
-    An owner that does not, but comes for the result at once, would gain nothing, and is spared the task.
-    """
-
-    def __init__(self, fetch: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
-        self._fetch = fetch
-        self._name = name
-        self._task: asyncio.Task[T] | None = None
-        self._start = asyncio.get_running_loop().call_soon(self._begin)
-
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._fetch(), name=self._name)
-
-    async def result(self) -> T:
-        self._start.cancel()
-        return await (self._fetch() if self._task is None else self._task)
-
-    async def stop(self) -> None:
-        """Cancel the task and wait until it is gone; what came of it does not matter any more."""
-        self._start.cancel()
-        if self._task is None:
-            return
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task])
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait until it is gone; what came of it does not matter any more."""
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])

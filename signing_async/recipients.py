@@ -119,7 +119,7 @@ class Recipients:
     def _is_done(self, recipient: Recipient) -> bool:
         return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)
 
-    def _decode(self, data: Any, headers: Mapping[str, str]) -> Recipient:
+    def _decode(self, data: Any, response: wire.Response) -> Recipient:
         return structure(record(data, self._transport.options.assumptions), Recipient)
 
 

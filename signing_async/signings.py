@@ -43,7 +43,7 @@ def signing_path(signing_id: str | Signing) -> str:
     return f"{_PATH}/{wire.segment('signing_id', signing_id)}"
 
 
-def reading(signing_id: str | Signing, decode: Callable[[Any, Mapping[str, str]], T]) -> Operation[T]:
+def reading(signing_id: str | Signing, decode: Callable[[Any, wire.Response], T]) -> Operation[T]:
     """Reads one signing, for whatever of it is wanted."""
     return Operation("signings.get", "GET", signing_path(signing_id), Repeat.READ, decode=decode)
 
@@ -160,7 +160,7 @@ class Signings:
             log.warning("waiting for signing %s goes on: %s", _shown(signing_id), error)
             return last
 
-    def _decode(self, data: Any, headers: Mapping[str, str]) -> Signing:
+    def _decode(self, data: Any, response: wire.Response) -> Signing:
         return structure(record(data, self._transport.options.assumptions), Signing)
 
 

@@ -119,8 +119,8 @@ class Operation(Generic[T]):
     method: str
     path: str
     repeat: Repeat
-    decode: Callable[[Any, Mapping[str, str]], T] | None = None
-    """From the parsed answer and its headers; without it the answer's body does not matter."""
+    decode: Callable[[Any, wire.Response], T] | None = None
+    """From the parsed answer, and the response for its headers; without it the answer's body does not matter."""
     receive: Callable[[wire.Response], Awaitable[T]] | None = None
     """Reads the answer's body itself, for what is no JSON."""
     check: Callable[[Read, float], Awaitable[Done[T] | None]] | None = None
@@ -176,6 +176,12 @@ class Transport:
 
     def redacted(self, text: str) -> str:
         return redact(text, self.shared.auth.secrets())
+
+    def unreadable(self, operation: str, problem: str, status: int, identity: str | None) -> errors.DecodeError:
+        """The error for an answer of success that cannot be read."""
+        known = f", request id {identity}" if identity else ""
+        text = f"{operation}: the answer cannot be read: {problem} (HTTP {status}{known})"
+        return errors.DecodeError(self.redacted(text), operation=operation, status=status, request_id=identity)
 
 
 class _Renewed:
@@ -457,10 +463,10 @@ class _Call(Generic[T]):
             assert operation.decode is not None
             # No variable of this frame: some tracebacks show those.
             self.data = parse(await response.read(assumptions.max_answer_bytes))
-            return operation.decode(self.data, response.headers)
+            return operation.decode(self.data, response)
         except Unreadable as error:
             problem = str(error)
-        raise self._unreadable(problem, response)
+        raise self.transport.unreadable(operation.name, problem, response.status, self.request_id)
 
     async def _rejection(self, response: wire.Response) -> errors.APIError:
         headers = response.headers
@@ -474,17 +480,6 @@ class _Call(Generic[T]):
             retry_after=retry.read_retry_after(headers.get("Retry-After"), date=headers.get("Date"), now=time.time),
             secrets=self.shared.auth.secrets(),
             assumptions=self.options.assumptions,
-        )
-
-    def _unreadable(self, problem: str, response: wire.Response) -> errors.DecodeError:
-        identity = f", request id {self.request_id}" if self.request_id else ""
-        return errors.DecodeError(
-            self.transport.redacted(
-                f"{self.operation.name}: the answer cannot be read: {problem} (HTTP {response.status}{identity})"
-            ),
-            operation=self.operation.name,
-            status=response.status,
-            request_id=self.request_id,
         )
 
     # Telling
