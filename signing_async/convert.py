@@ -10,13 +10,13 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, TypeVar, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import attrs
-import cattrs
 
 from .models import Document, Recipient, Signing, User
 
@@ -25,7 +25,10 @@ try:
 except ModuleNotFoundError:  # the extra `speed` is not installed
     orjson = None  # type: ignore[assignment]  # a module's type does not allow None
 
-__all__ = ["Unreadable", "parse", "structure", "structure_all", "timestamp"]
+if TYPE_CHECKING:
+    import cattrs
+
+__all__ = ["Unreadable", "converter", "parse", "structure", "structure_all", "timestamp"]
 
 T = TypeVar("T")
 
@@ -94,18 +97,22 @@ def _whole(text: str) -> float:
 
 def structure(data: Any, cls: type[T]) -> T:
     """Make one record of a parsed object. The object is used up: what is left in it becomes ``extra``."""
-    return _HOOKS[cls](data, cls)  # type: ignore[no-any-return]  # each hook makes its class
+    hook: Callable[[Any, Any], T] = _hook(cls)  # type: ignore[arg-type]  # a class is hashable
+    return hook(data, cls)
 
 
 def structure_all(items: Any, cls: type[T]) -> tuple[T, ...]:
     """Make a record of each object of a list."""
-    hook = _HOOKS[cls]
+    return _made(items, _hook(cls))  # type: ignore[arg-type]  # a class is hashable
+
+
+def _made(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
     made: list[T] = []
     if not isinstance(items, list):
         raise Unreadable(f"expected a list, got {_shown(items)}")
     try:
         for item in items:
-            made.append(hook(item, cls))
+            made.append(hook(item, None))
     except Unreadable as error:
         raise error.under(f"[{len(made)}]") from None
     return tuple(made)
@@ -114,16 +121,12 @@ def structure_all(items: Any, cls: type[T]) -> tuple[T, ...]:
 def timestamp(value: Any) -> datetime | None:
     """An aware datetime from ISO 8601, or from (milli-, micro-)seconds since 1970; a text without zone is UTC."""
     try:
-        moment = _read_iso(value)
+        moment = datetime.fromisoformat(value)
     except (TypeError, ValueError):
         return _odd_timestamp(value)
     # Python takes a fraction of an hour or of a minute for one of a second.
-    if moment.tzinfo is None or (moment.microsecond and value[19:20] != "."):
-        return _odd_timestamp(value)
-    return moment
-
-
-_read_iso = datetime.fromisoformat
+    plain = moment.tzinfo is not None and (not moment.microsecond or value[19:20] == ".")
+    return moment if plain else _odd_timestamp(value)
 
 
 def _odd_timestamp(value: Any) -> datetime | None:
@@ -208,16 +211,17 @@ def _choice(cls: type[Enum]) -> Callable[[Any], Any]:
     return choose
 
 
-def _generate(cls: type[T]) -> Callable[[Any, Any], T]:
-    """Write the function that makes a ``cls`` of a parsed object, and compile it."""
+def _generate(cls: type[T], hooks: Mapping[Any, Callable[[Any, Any], Any]]) -> Callable[[Any, Any], T]:
+    """Write the function that makes a ``cls`` of a parsed object, and compile it; ``hooks`` make what it holds."""
     scope: dict[str, Any] = {
         "cls": cls,
         "new": cls.__new__,
         "Unreadable": Unreadable,
         "shown": _shown,
-        "timestamp": timestamp,
-        "structure_all": structure_all,
-        "Document": Document,
+        "read_iso": datetime.fromisoformat,
+        "odd_timestamp": _odd_timestamp,
+        "made_all": _made,
+        "hooks": hooks,
     }
     record: Any = attrs.resolve_types(cls)  # type: ignore[type-var]  # every class given here is one of attrs
     fields = [field for field in attrs.fields(record) if field.name != "extra"]
@@ -247,10 +251,19 @@ def _generate(cls: type[T]) -> Callable[[Any, Any], T]:
 def _reading(field: attrs.Attribute[Any], scope: dict[str, Any]) -> list[str]:
     """The lines that turn ``value``, as parsed, into what the field's type promises."""
     kind = next(kind for kind in (get_args(field.type) or (field.type,)) if kind is not type(None))
-    if kind is Document:
-        return ["  value = structure_all(value, Document) if value else ()"]
+    if kind in scope["hooks"]:
+        scope["hook"] = scope["hooks"][kind]
+        return ["  value = made_all(value, hook) if value else ()"]
     if kind is datetime:
-        return ["  if value is not None: value = timestamp(value)"]
+        # `timestamp`, written out: a page holds hundreds of them.
+        return [
+            "  if value is not None:",
+            "   try: moment = read_iso(value)",
+            "   except (TypeError, ValueError): value = odd_timestamp(value)",
+            "   else:",
+            "    plain = moment.tzinfo is not None and (not moment.microsecond or value[19:20] == '.')",
+            "    value = moment if plain else odd_timestamp(value)",
+        ]
     read = f"read_{field.name}"
     if issubclass(kind, Enum):
         scope[read] = _choice(kind)
@@ -264,8 +277,19 @@ def _reading(field: attrs.Attribute[Any], scope: dict[str, Any]) -> list[str]:
     return [*lines, f"   value = {field.default!r} if value is None else {read}(value)"]
 
 
-converter: cattrs.Converter = cattrs.Converter(detailed_validation=False)
-_HOOKS: dict[Any, Callable[[Any, Any], Any]] = {}
-for _cls in (Document, Signing, Recipient, User):
-    _HOOKS[_cls] = _generate(_cls)
-    converter.register_structure_hook(_cls, _HOOKS[_cls])
+@cache
+def converter() -> cattrs.Converter:
+    """The converter with a hook for each record class, made when the first answer is read: cattrs is slow to import."""
+    import cattrs
+
+    made = cattrs.Converter(detailed_validation=False)
+    hooks: dict[Any, Callable[[Any, Any], Any]] = {}
+    for cls in (Document, Signing, Recipient, User):
+        hooks[cls] = _generate(cls, hooks)
+        made.register_structure_hook(cls, hooks[cls])
+    return made
+
+
+@cache
+def _hook(cls: Any) -> Callable[[Any, Any], Any]:
+    return converter().get_structure_hook(cls)

@@ -315,8 +315,8 @@ def test_a_list_is_read_item_by_item() -> None:
 def test_the_converter_makes_the_same_records() -> None:
     """The generated functions are the hooks of the cattrs converter, nested records included."""
     data = {"id": "s", "documents": [{"id": "d", "size": 1}], "language": "EN", "x": 1}
-    assert isinstance(convert.converter, cattrs.Converter)
-    assert convert.converter.structure(copy.deepcopy(data), Signing) == structure(data, Signing)
+    assert isinstance(convert.converter(), cattrs.Converter)
+    assert convert.converter().structure(copy.deepcopy(data), Signing) == structure(data, Signing)
 
 
 _FIELDS = st.fixed_dictionaries(
