@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from ..client import SigningClient
 from ..errors import InvalidSignature
-from ..models import Signing
+from ..models import Document, Signing
 from ..oauth import OAuth
 from ..sandbox import Sandbox
 from ..token_stores import FileTokenStore
@@ -60,6 +60,7 @@ class _Story:
         self._folder = folder
         self._events: list[Event] = []
         self._wakeups = Wakeups()
+        self._documents: list[Document] = []
         self._steps = 0
 
     async def run(self) -> dict[str, Any]:
@@ -103,7 +104,8 @@ class _Story:
             name="Boat house", language="EN", signing_order="sequential", message="Please sign by Friday."
         )
         sources = [(name, contract_pdf(title)) for name, title in _FILES]
-        await asyncio.gather(*(client.documents.upload(signing, data, name) for name, data in sources))
+        uploads = (client.documents.upload(signing, data, name) for name, data in sources)
+        self._documents = await asyncio.gather(*uploads)
         for order, (first, last, method) in enumerate(_PEOPLE, start=1):
             await client.recipients.add(
                 signing,
@@ -129,7 +131,7 @@ class _Story:
         self._step("A forged webhook is refused", _refusal())
         sealed = [
             await client.documents.download_signed(completed, document, self._folder / name)
-            for document, (name, _) in zip(completed.documents, _FILES, strict=True)
+            for document, (name, _) in zip(self._documents, _FILES, strict=True)
         ]
         lines = [f"{file.path}  {file.size} bytes  sha256 {file.sha256[:16]}…" for file in sealed]
         self._step("The sealed PDFs are on disk, complete and checked", *lines)
