@@ -66,7 +66,9 @@ class SigningClient:
             raise ConfigurationError(f"auth: must be an access token or an OAuth, not {type(auth).__name__}")
         # Variables are shown in some tracebacks.
         del auth
-        options = Options(retry, _timeouts(timeout), assumptions, on_attempt)
+        if session is not None and not isinstance(session, aiohttp.ClientSession):
+            raise ConfigurationError(f"session: must be an aiohttp.ClientSession, not {type(session).__name__}")
+        options = _options(retry, timeout, assumptions, on_attempt)
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):
             bearer.lend(sessions)
@@ -79,7 +81,7 @@ class SigningClient:
         self._transport = Transport(shared, options)
         self.signings: Signings = Signings(self._transport, ledger)
         self.documents: Documents = Documents(self._transport, ledger)
-        self.recipients: Recipients = Recipients(self._transport)
+        self.recipients: Recipients = Recipients(self._transport, ledger)
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
@@ -121,9 +123,9 @@ class SigningClient:
         view._set_up(
             self._shared,
             self._ledger,
-            Options(
+            _options(
                 now.retry if retry is None else retry,
-                now.timeouts if timeout is None else _timeouts(timeout),
+                now.timeouts if timeout is None else timeout,
                 now.assumptions if assumptions is None else assumptions,
                 now.on_attempt if on_attempt is None else on_attempt,
             ),
@@ -165,10 +167,20 @@ class SigningClient:
             self._shared.sessions.warn_if_open(self)
 
 
-def _timeouts(timeout: float | Timeouts) -> Timeouts:
-    if isinstance(timeout, Timeouts):
-        return timeout
-    return attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
+def _options(
+    retry: RetryPolicy,
+    timeout: float | Timeouts,
+    assumptions: Assumptions,
+    on_attempt: Callable[[Attempt], None] | None,
+) -> Options:
+    for name, value, kind in (("retry", retry, RetryPolicy), ("assumptions", assumptions, Assumptions)):
+        if not isinstance(value, kind):
+            raise ConfigurationError(f"{name}: must be {kind.__name__}, not {value!r}")
+    if on_attempt is not None and not callable(on_attempt):
+        raise ConfigurationError(f"on_attempt: must be callable, not {on_attempt!r}")
+    if not isinstance(timeout, Timeouts):
+        timeout = attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
+    return Options(retry, timeout, assumptions, on_attempt)
 
 
 def _required(name: str) -> str:

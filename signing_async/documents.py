@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +18,8 @@ import attrs
 from . import wire
 from .answers import record, request_id
 from .convert import Unreadable, structure
-from .errors import DecodeError, InvalidRequest, NotYetSigned, TransportError
-from .ledger import Ledger
+from .errors import DecodeError, InvalidRequest, NotYetSigned, RequestTimeout, TransportError
+from .ledger import Ledger, Listed, Upload
 from .models import Document, Signing
 from .pdf import OpenPdf, PdfSource, Source
 from .retry import Repeat
@@ -30,6 +31,7 @@ __all__ = ["Documents", "Progress", "SealedFile"]
 
 T = TypeVar("T")
 
+_UPLOAD = "documents.upload"
 _DOWNLOAD = "documents.download_signed"
 _HEAD = b"%PDF-"
 _END = b"%%EOF"
@@ -68,45 +70,55 @@ class Documents:
         signing_id: str | Signing,
         source: Source | PdfSource,
         filename: str | None = None,
-        *,
         on_progress: Callable[[Progress], None] | None = None,
+        *,
         preflight: bool = True,
     ) -> Document:
         """Upload one PDF to a draft, and return its record.
 
-        Whatever happens on the way, it is never uploaded twice: after an answer that was lost the signing is read, and
-        if that does not settle whether the document arrived, `OutcomeUnknown` is raised. ``preflight=False`` leaves the
-        check of the file to the service. ::
+        After a 5xx or an answer that was lost it is not uploaded again before the signing was read; where that does not
+        settle whether the document arrived, `OutcomeUnknown` is raised. (A service that takes it in only after the
+        reading has shown nothing cannot be seen through.) Uploads of one name to one signing take turns.
+        ``preflight=False`` leaves the check of the file to the service. ::
 
             document = await client.documents.upload(signing, "contract.pdf")
         """
-        folder = _folder(signing_id)
-        most = self._transport.options.assumptions.max_pdf_bytes
-        with await PdfSource(source, filename).open(most if preflight else None) as pdf:
-            listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
-            async with self._ledger.upload(folder, pdf.filename, lambda: self._transport.call(listing)) as upload:
+        path = signing_path(signing_id)
+        transport, most = self._transport, self._transport.options.assumptions.max_pdf_bytes
+        deadline = transport.deadline(transfer=True)
+        async with transport.preparing(_UPLOAD, deadline) as preparing:
+            with await PdfSource(source, filename).open(most if preflight else None) as pdf:
+                listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
+                first = partial(transport.call, listing, deadline)
+                async with self._ledger.upload(path, pdf.filename, first) as upload:
+                    preparing.reschedule(None)
+                    document = await self._send(path, upload, listing, sending, deadline)
+                sending.done()
+                return document
 
-                async def check(read: Read, since: float) -> Done[Document] | None:
-                    return upload.settle(await upload.documents(lambda: read(listing), since))
+    async def _send(
+        self, path: str, upload: Upload, listing: Operation[Listed], sending: _Sending, deadline: float
+    ) -> Document:
+        async def check(read: Read, since: float) -> Done[Document] | None:
+            return upload.settle(await upload.documents(lambda: read(listing), since))
 
-                operation = Operation(
-                    "documents.upload",
-                    "POST",
-                    folder,
-                    Repeat.CHECKED,
-                    decode=self._decode,
-                    check=check,
-                    body=sending.body,
-                    transfer=True,
-                )
-                try:
-                    document = await self._transport.call(operation)
-                except BaseException as error:
-                    upload.failed(error)
-                    raise
-                upload.done(document)
-            sending.done()
-            return document
+        operation = Operation(
+            _UPLOAD,
+            "POST",
+            f"{path}/documents",
+            Repeat.CHECKED,
+            decode=self._decode,
+            check=check,
+            body=sending.body,
+            transfer=True,
+        )
+        try:
+            document = await self._transport.call(operation, deadline)
+        except BaseException as error:
+            upload.failed(error, checked=self._transport.options.retry.max_attempts > 1)
+            raise
+        upload.done(document)
+        return document
 
     async def download_signed(
         self, signing_id: str | Signing, document_id: str | Document, path: str | os.PathLike[str]
@@ -141,7 +153,8 @@ class Documents:
                     await bucket.write(chunk)
 
         It is repeated until it begins to arrive, not after that: whoever takes chunks has some of them already. One
-        that is cut short, or is no PDF, ends in an error.
+        that is cut short, or is no PDF, ends in an error. The time that is spent waiting for chunks, and not the time
+        between them, is bounded by ``Timeouts.transfer``.
         """
 
         async def receive(response: wire.Response) -> wire.Response:
@@ -155,17 +168,27 @@ class Documents:
             response.close()
 
     async def _streamed(self, response: wire.Response) -> AsyncGenerator[bytes, None]:
+        left = self._transport.options.timeouts.transfer
+        loop = asyncio.get_running_loop()
         try:
-            async for chunk in _checked(response, self._most):
-                yield chunk
+            async with aclosing(_checked(response, self._most)) as chunks:
+                while True:
+                    began = loop.time()
+                    async with asyncio.timeout(left):
+                        chunk = await anext(chunks, None)
+                    if chunk is None:
+                        return
+                    left -= loop.time() - began
+                    yield chunk
         except wire.Broken as broken:
             kind: type[TransportError | DecodeError] = TransportError
             problem = broken.failure.words
         except Unreadable as unreadable:
             kind, problem = DecodeError, f"the answer cannot be read: {unreadable}"
-        else:
-            return
-        identity = request_id(response.headers, None, self._transport.options.assumptions)
+        except TimeoutError:
+            kind, problem = RequestTimeout, "it did not arrive in time"
+        found = request_id(response.headers, None, self._transport.options.assumptions)
+        identity = None if found is None else self._transport.redacted(found)
         raise kind(f"{_DOWNLOAD}: {problem}", operation=_DOWNLOAD, status=response.status, request_id=identity)
 
     @property
@@ -175,14 +198,14 @@ class Documents:
     def _sealed(
         self, signing_id: Any, document_id: Any, receive: Callable[[wire.Response], Awaitable[T]]
     ) -> Operation[T]:
-        path = f"{_folder(signing_id)}/{wire.segment('document_id', document_id)}/download-signed"
+        path = f"{signing_path(signing_id)}/documents/{wire.segment('document_id', document_id)}/download-signed"
         return Operation(_DOWNLOAD, "GET", path, Repeat.READ, receive=receive, not_found=NotYetSigned, transfer=True)
 
-    def _listing(self, signing_id: str | Signing) -> Operation[tuple[Document, ...] | None]:
+    def _listing(self, signing_id: str | Signing) -> Operation[Listed]:
         """Reads which documents a signing has; None where the answer does not list them."""
         assumptions = self._transport.options.assumptions
 
-        def decode(data: Any, response: wire.Response) -> tuple[Document, ...] | None:
+        def decode(data: Any, response: wire.Response) -> Listed:
             found = record(data, assumptions)
             listed = isinstance(found, dict) and isinstance(found.get("documents"), list)
             return structure(found, Signing).documents if listed else None
@@ -191,10 +214,6 @@ class Documents:
 
     def _decode(self, data: Any, response: wire.Response) -> Document:
         return structure(record(data, self._transport.options.assumptions), Document)
-
-
-def _folder(signing_id: str | Signing) -> str:
-    return f"{signing_path(signing_id)}/documents"
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
@@ -248,7 +267,7 @@ class _Sending:
             self._listener = None
 
 
-async def _checked(response: wire.Response, most: int) -> AsyncIterator[bytes]:
+async def _checked(response: wire.Response, most: int) -> AsyncGenerator[bytes, None]:
     """The chunks of a download; `Unreadable` where it is not a PDF from its beginning to its end."""
     size, head, tail = 0, b"", b""
     async for chunk in response.chunks():

@@ -1,4 +1,4 @@
-"""What a client knows of each signing's documents, to tell its own upload from older ones after a lost answer."""
+"""What a client knows of each signing, to tell what it added itself from what was there before a lost answer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import math
 import unicodedata
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
-from .errors import APIError, AuthError, ClientClosed, InvalidRequest, RateLimited, ServerError
+from .errors import DecodeError, OutcomeUnknown, ServerError
 from .models import Document
 from .transport import Done, Undecided
 
@@ -37,33 +37,59 @@ class _Signing:
         self.under_way: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
         """Uploads that ended without an outcome: their documents may turn up at any time."""
+        self.uploads = 0
+        self.added: set[str] = set()
+        """Ids of the recipients that this client has added."""
         self.listed_at: float = -math.inf
         self.listed: Listed = None
         """What the signing held at that time, kept while uploads are under way."""
 
 
 class Ledger:
-    """The signings that this client uploads to, the least recently used forgotten first."""
+    """The signings that this client works on, the least recently used forgotten first; by their paths."""
 
     def __init__(self, most: int = _MOST_SIGNINGS) -> None:
         self._signings: OrderedDict[str, _Signing] = OrderedDict()
         self._most = most
 
-    def created(self, signing_id: str) -> None:
+    def created(self, path: str) -> None:
         """A signing that was made just now has no documents."""
-        self._entry(signing_id, set())
+        self._entry(path, set())
+
+    def added(self, path: str) -> set[str]:
+        """The ids of the recipients that this client has added, to be added to."""
+        return self._entry(path, None).added
+
+    def looking(self, path: str) -> Callable[[Iterable[Document]], None]:
+        """Before the signing is read for another reason: what takes note of the documents that were there.
+
+        Nothing is noted if an upload was under way meanwhile: its document must not pass for an older one.
+        """
+        signing = self._signings.get(path)
+        if signing is None or signing.under_way:
+            return lambda documents: None
+        uploads = signing.uploads
+
+        def note(documents: Iterable[Document]) -> None:
+            if signing.uploads == uploads and signing.known is not None:
+                for document in documents:
+                    signing.known.add(document.id)
+                    signing.lost.pop(_stem(document.name), None)
+
+        return note
 
     @asynccontextmanager
     async def upload(
-        self, signing_id: str, filename: str, documents: Callable[[], Awaitable[Listed]]
+        self, path: str, filename: str, documents: Callable[[], Awaitable[Listed]]
     ) -> AsyncIterator[Upload]:
         """One upload, from before it starts until its outcome is known.
 
         Uploads of one name to one signing take turns, so that no two of them can be mistaken for each other.
         """
-        signing = self._entry(signing_id, None)
+        signing = self._entry(path, None)
         stem = _stem(filename)
         signing.under_way[stem] += 1
+        signing.uploads += 1
         try:
             async with signing.reading:
                 if signing.known is None:
@@ -78,12 +104,12 @@ class Ledger:
             if not signing.under_way:
                 signing.listed_at, signing.listed = -math.inf, None
 
-    def _entry(self, signing_id: str, known: set[str] | None) -> _Signing:
-        signing = self._signings.setdefault(signing_id, _Signing(known))
-        self._signings.move_to_end(signing_id)
+    def _entry(self, path: str, known: set[str] | None) -> _Signing:
+        signing = self._signings.setdefault(path, _Signing(known))
+        self._signings.move_to_end(path)
         if len(self._signings) > self._most:
-            idle = next((key for key, entry in self._signings.items() if not entry.under_way), signing_id)
-            if idle != signing_id:
+            idle = next((key for key, entry in self._signings.items() if not entry.under_way), path)
+            if idle != path:
                 del self._signings[idle]
         return signing
 
@@ -113,10 +139,10 @@ class Upload:
         assert self._signing.known is not None
         self._signing.known.add(document.id)
 
-    def failed(self, error: BaseException) -> None:
-        """It ended with an error; unless that is the service's no, its document may still turn up."""
-        refused = isinstance(error, APIError) and not isinstance(error, ServerError)
-        if not refused and not isinstance(error, InvalidRequest | AuthError | ClientClosed | RateLimited):
+    def failed(self, error: BaseException, *, checked: bool) -> None:
+        """It ended with an error. Unless it is sure to have had no effect, its document may still turn up."""
+        unsure = isinstance(error, OutcomeUnknown | DecodeError) or not isinstance(error, Exception)
+        if unsure or (isinstance(error, ServerError) and not checked):
             self._signing.lost[self._stem] += 1
 
     def settle(self, documents: Listed) -> Done[Document] | None:

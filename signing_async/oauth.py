@@ -422,11 +422,10 @@ class _TokenRequest:
     async def _exchange(self) -> Token | Trouble:
         oauth = self._oauth
         body: wire.Body | None = None
-        if oauth._gate.opens_at >= self._deadline:
+        if not await oauth._gate.passed(self._deadline):
             return self._gated()
         try:
             async with asyncio.timeout_at(self._deadline) as bound:
-                await oauth._gate.passed()
                 began = time.time()
                 body = self._form.body(as_json=oauth._as_json)
                 request = wire.Request("POST", oauth.origin, "/api/oauth/token", body=body)
@@ -444,7 +443,8 @@ class _TokenRequest:
         if isinstance(response, wire.Failure):
             return self._failed(response)
         try:
-            return self._understand(response, await response.read(_LARGEST_ANSWER), began)
+            body = await (response.read(_LARGEST_ANSWER) if response.ok else response.start())
+            return self._understand(response, body, began)
         except wire.Broken as broken:
             return self._failed(broken.failure, response)
         finally:

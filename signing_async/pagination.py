@@ -71,7 +71,7 @@ class Pager(Generic[T]):
         limit: int | None = None,
         read_ahead: bool = True,
     ) -> None:
-        if cursor is not None and (not isinstance(cursor, str) or not cursor):
+        if cursor is not None and (not isinstance(cursor, str) or not cursor or not _can_be_sent(cursor)):
             raise InvalidRequest(f"cursor: must be a page's next_cursor, not {cursor!r}")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise InvalidRequest(f"limit: must be a whole number from 1, not {limit!r}")
@@ -155,6 +155,8 @@ class Pager(Generic[T]):
         items, found = _items(data, assumptions)
         last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
         cursor = _next_cursor(data, response.headers, last_id, assumptions)
+        if cursor is not None and not _can_be_sent(cursor):
+            raise Unreadable("the next cursor is no text that can be sent")
         if cursor is not None and self._is_address(cursor) and self._address(cursor) is None:
             raise Unreadable("the address of the next page is not on the tenant's origin, and is not followed")
         return _Parsed(items, found, cursor, response.status, request_id(response.headers, data, assumptions))
@@ -173,6 +175,11 @@ class Pager(Generic[T]):
     def _address(self, cursor: str) -> str | None:
         """The path and query of a next page's address, if that is on the same origin."""
         return wire.resolve(wire.Request("GET", self._transport.shared.origin, self._path), cursor)
+
+
+def _can_be_sent(cursor: str) -> bool:
+    """Whether it is UTF-8: a lone surrogate, from JSON or from the bytes of a header, is none."""
+    return cursor.encode("utf-8", "ignore").decode() == cursor
 
 
 def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:

@@ -14,6 +14,7 @@ from . import wire
 from .answers import record
 from .convert import structure
 from .errors import InvalidRequest, SigningError
+from .ledger import Ledger
 from .models import Recipient, Signing, SigningMethod
 from .pagination import Pager
 from .retry import Repeat
@@ -36,8 +37,9 @@ class RemindResult:
 class Recipients:
     """``client.recipients``."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, ledger: Ledger) -> None:
         self._transport = transport
+        self._ledger = ledger
 
     async def add(
         self,
@@ -52,6 +54,8 @@ class Recipients:
     ) -> Recipient:
         """Add a recipient to a draft, once: before it is ever repeated, the recipients are read.
 
+        The effect is recognised by the fields that were given, whatever their case and punctuation, and those that this
+        client has added before do not count; where only ``extra`` differs it is `OutcomeUnknown`.
         ``extra`` holds the fields that the specification does not name, such as a phone number for BankID. ::
 
             await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg",
@@ -68,16 +72,13 @@ class Recipients:
         fields = {**{name: value for name, value in named.items() if value is not None}, **extra}
         content = _encoded(fields)
 
+        added = self._ledger.added(signing_path(signing_id))
+
         async def check(read: Read, since: float) -> Done[Recipient] | None:
             everyone = [recipient async for recipient in self.list(signing_id).through(read)]
-            if not all(recipient.email for recipient in everyone):
-                raise Undecided("the service does not give the recipients' e-mail addresses", everyone)
-            found = [recipient for recipient in everyone if _is_same(recipient, fields)]
-            if len(found) > 1:
-                raise Undecided("there is more than one recipient with these fields", found)
-            return Done(found[0]) if found else None
+            return _settle([recipient for recipient in everyone if recipient.id not in added], named, extra)
 
-        return await self._transport.call(
+        recipient = await self._transport.call(
             Operation(
                 "recipients.add",
                 "POST",
@@ -88,6 +89,8 @@ class Recipients:
                 body=lambda: wire.bytes_body(content, "application/json"),
             )
         )
+        added.add(recipient.id)
+        return recipient
 
     async def remind(self, signing_id: str | Signing, recipient_id: str | Recipient) -> None:
         """Send a reminder.
@@ -153,18 +156,39 @@ def check_recipient(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         raise InvalidRequest("; ".join(problems), problems=problems)
 
 
-def _is_same(recipient: Recipient, sent: Mapping[str, Any]) -> bool:
-    """Whether a recipient has every field that was sent; one that the service does not give back does not count."""
-    if recipient.email.strip().casefold() != sent["email"].strip().casefold():
+def _settle(
+    others: builtins.list[Recipient], named: Mapping[str, Any], extra: Mapping[str, Any]
+) -> Done[Recipient] | None:
+    """Whether one of these is the recipient that was to be added; `Undecided` if that cannot be told."""
+    if not all(recipient.email for recipient in others):
+        raise Undecided("the service does not give the recipients' e-mail addresses", others)
+    found = [recipient for recipient in others if _is_same(recipient, named)]
+    if len(found) > 1:
+        raise Undecided("there is more than one recipient with these fields", found)
+    if found and not _carries(found[0].extra, extra):
+        raise Undecided("there is a recipient with these fields, whose extra fields are others", found)
+    return Done(found[0]) if found else None
+
+
+def _is_same(recipient: Recipient, named: Mapping[str, Any]) -> bool:
+    if recipient.email.strip().casefold() != named["email"].strip().casefold():
         return False
-    given = {**recipient.extra, **{field: getattr(recipient, field) for field in _FIELDS}, "email": sent["email"]}
-    return all(_alike(given[field], value) for field, value in sent.items() if given.get(field) not in (None, ""))
+    return _carries(attrs.asdict(recipient), {field: named[field] for field in _FIELDS if field != "email"})
+
+
+def _carries(given: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
+    """Whether these fields are those that were sent; one that the service does not give back does not count."""
+    return all(
+        _alike(given[field], value)
+        for field, value in sent.items()
+        if value is not None and given.get(field) not in (None, "")
+    )
 
 
 def _alike(given: Any, sent: Any) -> bool:
     """Services tidy up what they are given: case, spaces and punctuation do not tell two people apart."""
-    if isinstance(given, str) and isinstance(sent, str):
-        return _bare(given) == _bare(sent)
+    if isinstance(given, str | int) and isinstance(sent, str | int):
+        return _bare(str(given)) == _bare(str(sent))
     return bool(given == sent)
 
 

@@ -6,12 +6,12 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import wire
 from .answers import record
-from .convert import structure
+from .convert import Unreadable, structure
 from .errors import (
     InvalidRequest,
     RateLimited,
@@ -76,12 +76,15 @@ class Signings:
 
         operation = Operation("signings.create", "POST", _PATH, Repeat.CREATE, decode=self._decode, body=body)
         signing = await self._transport.call(operation)
-        self._ledger.created(f"{signing_path(signing)}/documents")
+        self._ledger.created(signing_path(signing))
         return signing
 
     async def get(self, signing_id: str | Signing) -> Signing:
         """One signing with its documents."""
-        return await self._transport.call(reading(signing_id, self._decode))
+        note = self._ledger.looking(signing_path(signing_id))
+        signing = await self._transport.call(reading(signing_id, self._decode))
+        note(signing.documents)
+        return signing
 
     def list(self, cursor: str | None = None, limit: int | None = None, *, read_ahead: bool = True) -> Pager[Signing]:
         """All signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
@@ -116,9 +119,9 @@ class Signings:
         self,
         signing_id: str | Signing,
         timeout: float | None = None,
-        *,
         poll: float = 2.0,
         max_poll: float = 30.0,
+        *,
         wakeups: Wakeups | None = None,
     ) -> Signing:
         """Return the signing once everyone has signed.
@@ -161,7 +164,11 @@ class Signings:
             return last
 
     def _decode(self, data: Any, response: wire.Response) -> Signing:
-        return structure(record(data, self._transport.options.assumptions), Signing)
+        signing = structure(record(data, self._transport.options.assumptions), Signing)
+        with suppress(InvalidRequest):
+            signing_path(signing)
+            return signing
+        raise Unreadable(f"expected an id, got {signing.id!r}", "id")
 
 
 @contextmanager

@@ -22,11 +22,14 @@ class Gate:
         """When the gate opens, by the loop's clock."""
         return self._opens_at
 
-    async def passed(self) -> None:
-        """Return once the gate is open; it may have been closed for longer in the meantime."""
+    async def passed(self, deadline: float) -> bool:
+        """Wait until the gate is open; False, at once, where it stays closed up to the deadline."""
         loop = asyncio.get_running_loop()
         while (wait := self._opens_at - loop.time()) > 0:
+            if self._opens_at >= deadline:
+                return False
             await asyncio.sleep(wait)
+        return True
 
 
 class Budget:
@@ -34,7 +37,7 @@ class Budget:
 
     Every call brings half a credit, and every request beyond a call's first takes one; a call that succeeds after all
     gives back what it took. The purse begins with 20 credits, so that a few calls in trouble can make all of their
-    attempts, and holds 40.
+    attempts; between calls it holds 40 at most.
     """
 
     _FIRST, _MOST = 20.0, 40.0
@@ -45,7 +48,7 @@ class Budget:
 
     def bring(self) -> None:
         """A call begins."""
-        self._credits = min(self._MOST, self._credits + self._BROUGHT)
+        self._credits += self._BROUGHT
 
     @property
     def any_left(self) -> bool:
@@ -60,5 +63,5 @@ class Budget:
         return True
 
     def give_back(self, taken: int) -> None:
-        """A call that had taken this many succeeded after all."""
+        """A call that had taken this many has succeeded."""
         self._credits = min(self._MOST, self._credits + taken)

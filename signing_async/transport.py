@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
@@ -42,7 +42,10 @@ def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: A
 
 @attrs.frozen
 class Timeouts:
-    """Seconds for a whole call, its waits and repeats included; for one that moves a file; for making a connection."""
+    """Seconds for a whole call, its waits and repeats included; for one that moves a file; for making a connection.
+
+    A download is also given up, and begun again, when nothing of it has arrived for ``call`` seconds.
+    """
 
     call: float = attrs.field(default=60.0, validator=_check_seconds)
     transfer: float = attrs.field(default=300.0, validator=_check_seconds)
@@ -60,6 +63,7 @@ class Attempt:
     status: int | None
     """None when no answer came."""
     seconds: float
+    """Of the whole attempt: waiting at a closed gate and for a token is part of it."""
     request_id: str | None
     delay: float | None
     """Seconds until the next attempt; None when there is none."""
@@ -163,16 +167,33 @@ class Transport:
         self.shared = shared
         self.options = options
 
-    async def call(self, operation: Operation[T]) -> T:
+    async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation, within the call's deadline, as often as the retry table allows."""
         self.shared.sessions.get()
         self.shared.budget.bring()
-        return await retry.run(_Call(self, operation, self.deadline(transfer=operation.transfer)).attempt)
+        if deadline is None:
+            deadline = self.deadline(transfer=operation.transfer)
+        return await retry.run(_Call(self, operation, deadline).attempt)
 
     def deadline(self, *, transfer: bool = False) -> float:
         """When a call that begins now has to end, by the loop's clock."""
         timeouts = self.options.timeouts
         return asyncio.get_running_loop().time() + (timeouts.transfer if transfer else timeouts.call)
+
+    @contextlib.asynccontextmanager
+    async def preparing(self, operation: str, deadline: float) -> AsyncIterator[asyncio.Timeout]:
+        """Bounds what a call does before its first request; reschedule it to None once that is over."""
+        try:
+            async with asyncio.timeout_at(deadline) as bound:
+                yield bound
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            text = f"{operation}: its deadline passed before anything was sent"
+            late = errors.RequestTimeout(text, operation=operation, attempts=0)
+        else:
+            return
+        raise late
 
     def redacted(self, text: str) -> str:
         return redact(text, self.shared.auth.secrets())
@@ -205,6 +226,7 @@ class _Call(Generic[T]):
         self.in_doubt = False
         self.was_in_doubt = False
         self.may_renew = True
+        self.body: wire.Body | None = None
         self.status: int | None = None
         self.headers: Mapping[str, str] = {}
         self.data: Any = None
@@ -235,6 +257,7 @@ class _Call(Generic[T]):
             self._report(began, None, str(error))
             if self.was_in_doubt and isinstance(error, errors.APIError):
                 # Refused perhaps because an earlier attempt took effect late.
+                self.failed_at = asyncio.get_running_loop().time()
                 return await self._settle(error)
             raise
         if isinstance(answer, Trouble):
@@ -262,8 +285,7 @@ class _Call(Generic[T]):
         raise error
 
     def _succeed(self, value: T) -> T:
-        if self.taken:
-            self.shared.budget.give_back(self.taken)
+        self.shared.budget.give_back(self.taken)
         return value
 
     # What comes next, and whether it can be afforded
@@ -278,7 +300,8 @@ class _Call(Generic[T]):
             attempt=self.attempts,
             retry_after=trouble.retry_after,
             remaining=self.deadline - asyncio.get_running_loop().time(),
-            chance=random.random(),
+            # Before a check more than a moment has to pass: what is still under way should show by then.
+            chance=random.uniform(0.5, 1.0) if following is Step.CHECK else random.random(),
         )
         if trouble.outcome is Outcome.THROTTLED:
             # Every call of the client waits, this one's own delay included.
@@ -304,9 +327,12 @@ class _Call(Generic[T]):
     async def _check(self) -> Done[T] | None:
         assert self.operation.check is not None
         try:
-            return await self.operation.check(self._read, self.failed_at)
+            async with asyncio.timeout_at(self.deadline):
+                return await self.operation.check(self._read, self.failed_at)
         except Undecided as error:
             unknown = self._unknown(str(error), "", known=error.known)
+        except TimeoutError:
+            unknown = self._unknown("its deadline left no time to check", "")
         except errors.SigningError as error:
             unknown = self._unknown(f"and it could not be checked: {error}", "")
         raise unknown
@@ -344,43 +370,47 @@ class _Call(Generic[T]):
 
     async def _exchange(self) -> T | Trouble:
         """Send the request and read its answer, within what is left of the deadline."""
-        loop = asyncio.get_running_loop()
+        self._forget_answer()
+        self.body = None
+        if not await self.shared.gate.passed(self.deadline):
+            raise self._gated()
         limit = self.deadline
         if self.operation.repeat is Repeat.CHECKED and self.options.retry.max_attempts > 1:
-            limit -= min((self.deadline - loop.time()) * _CHECK_SHARE, _CHECK_MOST)
-        if self.shared.gate.opens_at >= self.deadline:
-            raise self._gated(loop.time())
-        self.status = self.data = self.rejected_as = None
-        self.headers = {}
-        body: wire.Body | None = None
+            left = self.deadline - asyncio.get_running_loop().time()
+            limit -= min(left * _CHECK_SHARE, _CHECK_MOST)
         try:
             async with asyncio.timeout_at(limit) as bound:
-                if self.shared.gate.opens_at > loop.time():
-                    await self.shared.gate.passed()
                 while True:
                     token = await self.shared.auth.token()
-                    body = self.operation.body() if self.operation.body is not None else None
-                    result = await self._once(token, body, limit)
+                    self.body = self.operation.body() if self.operation.body is not None else None
+                    result = await self._once(token, limit)
                     if not isinstance(result, _Renewed):
                         return result
         except TimeoutError:
             if not bound.expired():
                 raise
-        sent = body.started if body is not None else self.operation.method == "GET"
-        return self._timed_out(sent)
+        return self._timed_out()
 
-    def _timed_out(self, sent: bool) -> Trouble:
+    def _forget_answer(self) -> None:
+        self.status = self.data = self.rejected_as = None
+        self.headers = {}
+
+    def _timed_out(self) -> Trouble:
         timeouts = self.options.timeouts
         seconds = timeouts.transfer if self.operation.transfer else timeouts.call
         error = errors.RequestTimeout(
             f"{self.operation.name}: no answer came within its deadline of {seconds:g} s",
             operation=self.operation.name,
             attempts=self.attempts,
+            status=self.status,
+            request_id=self.request_id,
         )
-        return Trouble(Outcome.LOST if sent else Outcome.UNSENT, error, passing=False)
+        # A request of an operation with a body sends nothing before the body's first bytes.
+        lost = self.operation.body is None or (self.body is not None and self.body.started)
+        return Trouble(Outcome.LOST if lost else Outcome.UNSENT, error, passing=False)
 
-    def _gated(self, now: float) -> errors.RateLimited:
-        wait = self.shared.gate.opens_at - now
+    def _gated(self) -> errors.RateLimited:
+        wait = self.shared.gate.opens_at - asyncio.get_running_loop().time()
         return errors.RateLimited(
             "the service asked all calls to wait for longer than this call may take; nothing was sent",
             status=429,
@@ -388,14 +418,15 @@ class _Call(Generic[T]):
             retry_after=wait,
         )
 
-    async def _once(self, token: Token, body: wire.Body | None, limit: float) -> T | Trouble | _Renewed:
+    async def _once(self, token: Token, limit: float) -> T | Trouble | _Renewed:
         """One request with this token."""
         operation = self.operation
-        request = wire.Request(operation.method, self.shared.origin, operation.path, operation.params, body)
+        request = wire.Request(operation.method, self.shared.origin, operation.path, operation.params, self.body)
         for _ in range(_MOST_REDIRECTS + 1):
             remaining = limit - asyncio.get_running_loop().time()
             connect = max(min(self.options.timeouts.connect, 0.9 * remaining), 0.001)
-            silence = self.options.timeouts.call if operation.transfer else None
+            # While an upload is worked on there is silence; it must not be taken for a lost answer.
+            silence = self.options.timeouts.call if operation.receive is not None else None
             session = self.shared.sessions.get()
             response = await wire.send(session, request, token, connect=connect, silence=silence)
             if isinstance(response, wire.Failure):
@@ -405,11 +436,14 @@ class _Call(Generic[T]):
                 self.headers = response.headers
                 if response.status in _REDIRECTS and operation.method == "GET":
                     request = self._redirected(request, response)
+                    self._forget_answer()
                     continue
                 if self.may_renew and response.status in self.options.assumptions.expired_token_statuses:
                     self.may_renew = False
                     rejection = await self._rejection(response)
                     response.close()
+                    # It was refused: nothing is in doubt while the token is renewed.
+                    self.body = None
                     if await self.shared.auth.renewed(token):
                         return _Renewed()
                     raise rejection
@@ -453,9 +487,8 @@ class _Call(Generic[T]):
             outcome = Outcome.THROTTLED if response.status == 429 else Outcome.FAILED
             return Trouble(outcome, error, error.retry_after)
         if operation.decode is None and operation.receive is None:
-            # The status says it all: an answer that breaks off after it changes nothing.
-            with contextlib.suppress(wire.Broken):
-                await response.read(assumptions.max_answer_bytes)
+            # The status says it all: an answer that breaks off or hangs after it changes nothing.
+            await response.start()
             return cast("T", None)
         try:
             if operation.receive is not None:
@@ -473,7 +506,7 @@ class _Call(Generic[T]):
         return error_from(
             response.status,
             headers,
-            await response.read(0),
+            await response.start(),
             reason=response.reason,
             operation=self.operation.name,
             not_found=self.operation.not_found,

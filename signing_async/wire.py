@@ -7,6 +7,7 @@ No aiohttp exception leaves it: those hold the request's headers, and with them 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -41,7 +42,8 @@ __all__ = [
     "send",
 ]
 
-_ERROR_BODY = 64 * 1024
+_START = 64 * 1024
+_PATIENCE = 2.0
 _CONNECTIONS = 100
 
 Chunk = bytes | bytearray | memoryview
@@ -81,10 +83,10 @@ def resolve(request: Request, reference: str) -> str | None:
         parts = urlsplit(urljoin(str(request.url), reference.strip()))
         if not reference.strip() or parts.username is not None or _origin(parts) != request.origin:
             return None
-    except ValueError:
+        path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+        return path + ("?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else "")
+    except ValueError:  # UnicodeEncodeError too: bytes of a header that are no UTF-8
         return None
-    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
-    return path + ("?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else "")
 
 
 def _is_loopback(host: str) -> bool:
@@ -211,20 +213,24 @@ class Response:
         return self._response.reason or ""
 
     async def read(self, limit: int) -> bytes:
-        """The whole body, or `Broken`. Of an error's body the start is enough, and what came of it if it broke off."""
+        """The whole body, or `Broken`."""
         parts: list[bytes] = []
         size = 0
-        try:
-            while chunk := await self._next():
-                parts.append(chunk)
-                size += len(chunk)
-                if size > (limit if self.ok else _ERROR_BODY):
-                    raise Broken(Failure(Outcome.LOST, f"the answer is larger than {limit} bytes", passing=False))
-        except Broken:
-            if self.ok:
-                raise
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        return body if self.ok else body[:_ERROR_BODY]
+        while chunk := await self._next():
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise Broken(Failure(Outcome.LOST, f"the answer is larger than {limit} bytes", passing=False))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def start(self) -> bytes:
+        """The start of a body that matters less than its status, as far as it comes soon; this never fails."""
+        body = b""
+        with contextlib.suppress(Broken, TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                while len(body) < _START and (chunk := await self._next()):
+                    body += chunk[: _START - len(body)]
+        return body
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives."""

@@ -200,11 +200,22 @@ def test_the_budget_lets_a_lone_call_try_everything() -> None:
 async def test_the_gate_opens_when_it_was_said() -> None:
     """A later, shorter closing does not open it early; a longer one while waiting is honoured."""
     gate, loop = Gate(), asyncio.get_running_loop()
-    await asyncio.wait_for(gate.passed(), 1)
+    assert await gate.passed(0.0)
     began = loop.time()
     gate.close(0.2)
     gate.close(0.01)
     loop.call_later(0.1, gate.close, 0.2)
-    await gate.passed()
+    assert await gate.passed(began + 60)
     assert loop.time() - began >= 0.29
     assert gate.opens_at <= loop.time()
+
+
+async def test_the_gate_turns_away_who_cannot_wait() -> None:
+    """At once where it is closed past the deadline, and as soon as it is closed for longer meanwhile."""
+    gate, loop = Gate(), asyncio.get_running_loop()
+    gate.close(0.05)
+    loop.call_later(0.02, gate.close, 60)
+    began = loop.time()
+    assert not await gate.passed(began + 10)
+    assert not await gate.passed(began + 10)
+    assert loop.time() - began < 5
