@@ -86,15 +86,22 @@ class Documents:
         path = signing_path(signing_id)
         transport, most = self._transport, self._transport.options.assumptions.max_pdf_bytes
         deadline = transport.deadline(transfer=True)
-        async with transport.preparing(_UPLOAD, deadline) as preparing:
-            with await PdfSource(source, filename).open(most if preflight else None) as pdf:
-                listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
-                first = partial(transport.call, listing, deadline)
-                async with self._ledger.upload(path, pdf.filename, first) as upload:
-                    preparing.reschedule(None)
-                    document = await self._send(path, upload, listing, sending, deadline)
-                sending.done()
-                return document
+        try:
+            async with asyncio.timeout_at(deadline) as preparing:
+                with await PdfSource(source, filename).open(most if preflight else None) as pdf:
+                    listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
+                    first = partial(transport.call, listing, deadline)
+                    async with self._ledger.upload(path, pdf.filename, first) as upload:
+                        # From here on the call keeps the deadline itself, and tells what was sent.
+                        preparing.reschedule(None)
+                        document = await self._send(path, upload, listing, sending, deadline)
+                    sending.done()
+                    return document
+        except TimeoutError:
+            if not preparing.expired():
+                raise
+        # Out here the exception that ended the wait, with all that it has seen, is not the context of this one.
+        raise RequestTimeout(f"{_UPLOAD}: its deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
 
     async def _send(
         self, path: str, upload: Upload, listing: Operation[Listed], sending: _Sending, deadline: float

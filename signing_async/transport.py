@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
@@ -179,21 +178,6 @@ class Transport:
         """When a call that begins now has to end, by the loop's clock."""
         timeouts = self.options.timeouts
         return asyncio.get_running_loop().time() + (timeouts.transfer if transfer else timeouts.call)
-
-    @contextlib.asynccontextmanager
-    async def preparing(self, operation: str, deadline: float) -> AsyncIterator[asyncio.Timeout]:
-        """Bounds what a call does before its first request; reschedule it to None once that is over."""
-        try:
-            async with asyncio.timeout_at(deadline) as bound:
-                yield bound
-        except TimeoutError:
-            if not bound.expired():
-                raise
-            text = f"{operation}: its deadline passed before anything was sent"
-            late = errors.RequestTimeout(text, operation=operation, attempts=0)
-        else:
-            return
-        raise late
 
     def redacted(self, text: str) -> str:
         return redact(text, self.shared.auth.secrets())
