@@ -194,32 +194,41 @@ class OpenPdf:
 
 
 class _File:
-    """An open file. Closed while threads use it, it stays open for them: its number must not come to mean another."""
+    """An open file. Closed while a thread uses it, it stays open for that: its number must not come to mean another."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._users = 1
+        self._closed = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> int:
         """Use it in a thread that may outlive the upload."""
         with self._lock:
+            if self._closed:
+                raise ValueError("the file is closed")
             self._users += 1
         return self.number
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._leave()
 
     def close(self) -> None:
         with self._lock:
-            self._users -= 1
-            if not self._users:
-                os.close(self.number)
+            was_closed, self._closed = self._closed, True
+        if not was_closed:
+            self._leave()
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            os.close(self.number)
+
+    def __del__(self) -> None:
         # A thread opened it for an upload that had been cancelled by then.
-        if self._users:
-            close(self.number)
+        self.close()
 
 
 class _Spool:
@@ -257,8 +266,8 @@ class _Spool:
         if self._file is None:
             return OpenPdf(self._filename, memoryview(self._buffer))
         self.flush()
-        file, self._file = self._file, None
-        return OpenPdf(self._filename, file)
+        with self._file as number:
+            return OpenPdf(self._filename, _File(os.dup(number)))
 
     def close(self) -> None:
         if self._file is not None:

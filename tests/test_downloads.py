@@ -511,10 +511,7 @@ async def test_cancelled_at_any_moment(target: Path, read: Read) -> None:
             assert list(target.parent.iterdir()) == [target]
             assert target.read_bytes() in (OLD, data)
         assert True in outcomes
-    for _ in range(200):
-        if open_files() == before:
-            break
-        await asyncio.sleep(0.005)
+    await asyncio.get_running_loop().shutdown_default_executor()
     assert open_files() == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import io
 import os
@@ -53,6 +54,7 @@ async def in_chunks(data: bytes, size: int = 100_000) -> AsyncIterator[bytes]:
 
 def open_files() -> list[str]:
     """The files that this process has open."""
+    gc.collect()  # what other tests left
     found = []
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a name may be gone when it is looked at
         try:
@@ -672,11 +674,26 @@ async def test_no_file_stays_open(tmp_path: Path, kind: str, data: bytes) -> Non
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, PdfRejected):
             await task
-    for _ in range(200):  # threads that were left behind
-        if open_files() == before:
-            break
-        await asyncio.sleep(0.01)
+    await asyncio.get_running_loop().shutdown_default_executor()  # threads that were left behind
     assert open_files() == before
+
+
+def test_a_file_stays_open_for_the_thread_that_uses_it(tmp_path: Path) -> None:
+    """Closed in between, it is closed for certain by the last user, once, and nobody can begin to use it."""
+    before = open_files()
+    file = pdf._File(os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT))
+    with file as number:
+        file.close()
+        file.close()
+        os.write(number, b"still open")
+    assert open_files() == before
+    with pytest.raises(ValueError, match="the file is closed"), file:
+        pass
+    with (tmp_path / "b").open("wb") as other:
+        assert other.fileno() == number  # the number now means another file, which nothing here may close
+        file.close()
+        del file
+        os.fstat(number)
 
 
 async def test_the_spool_is_private(tmp_path: Path) -> None:

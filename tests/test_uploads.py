@@ -512,8 +512,5 @@ async def test_no_file_stays_open(sandbox: Sandbox, client: SigningClient, tmp_p
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    for _ in range(200):  # threads that were left behind
-        if mine() == []:
-            break
-        await asyncio.sleep(0.01)
+    await asyncio.get_running_loop().shutdown_default_executor()  # threads that were left behind
     assert mine() == []
