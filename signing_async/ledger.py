@@ -91,9 +91,11 @@ class Ledger:
         signing.under_way[stem] += 1
         signing.uploads += 1
         try:
-            async with signing.reading:
-                if signing.known is None:
-                    signing.known = {document.id for document in await documents() or ()}
+            if signing.known is None:
+                async with signing.reading:
+                    # Somebody else may have read it meanwhile.
+                    if signing.known is None:
+                        signing.known = {document.id for document in await documents() or ()}
             async with signing.turns[stem]:
                 yield Upload(signing, stem)
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_tokens_of_another_origin_are_refused() -> None:
     oauth = OAuth("https://one.example.com", client_id="x", client_secret="y", redirect_uri="z")
     with pytest.raises(ConfigurationError, match=r"for https://one\.example\.com, not for https://two\.example\.com"):
         SigningClient("https://two.example.com", oauth)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"retry": None}, "retry: must be RetryPolicy, not None"),
+        ({"retry": 3}, "retry: must be RetryPolicy, not 3"),
+        ({"assumptions": {}}, "assumptions: must be Assumptions, not {}"),
+        ({"on_attempt": 5}, "on_attempt: must be callable, not 5"),
+        ({"session": "x"}, "session: must be an aiohttp.ClientSession, not str"),
+        ({"timeout": "5"}, "timeout: call must be seconds above 0, not '5'"),
+    ],
+)
+def test_settings_are_checked_at_once(settings: dict[str, object], said: str) -> None:
+    """When the client is made, and not at the first call, and by name."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        SigningClient("https://tenant.example.com", "token", **settings)  # type: ignore[arg-type]  # the point
 
 
 def test_timeout_is_a_number_or_timeouts() -> None:
@@ -486,6 +504,8 @@ async def _stream(client: SigningClient, signing: str, folder: Path) -> None:
     async with client.documents.stream_signed(signing, document) as chunks:
         async for _ in chunks:
             pass
+    await client.documents.read_signed(signing, document)
+    await client.recipients.list(signing)
 
 
 async def _download(client: SigningClient, signing: str, folder: Path) -> None:
@@ -523,7 +543,7 @@ async def test_cancelled_anywhere_nothing_leaks(
         await sandbox.complete(signing.id)
         await operate(client, signing.id, tmp_path)
         (tmp_path / "sealed.pdf").unlink(missing_ok=True)
-        tasks, files = len(asyncio.all_tasks()), _open_files()
+        files = _open_files()
         if trouble is not None:
             sandbox.faults.add("*", trouble, times=None, probability=0.3, seed=3)
         finished = 0
@@ -535,7 +555,9 @@ async def test_cancelled_anywhere_nothing_leaks(
             result = (await asyncio.gather(task, return_exceptions=True))[0]
             finished += not isinstance(result, asyncio.CancelledError)
         sandbox.faults.clear()
-        await _settle(lambda: len(asyncio.all_tasks()) <= tasks + 1)
+        await _settle(lambda: not _own_tasks())
+        assert not _own_tasks()
+        assert finished
         connector = client._shared.sessions.get().connector
         assert connector is not None
         assert not connector._acquired  # aiohttp's own count of connections in use
@@ -543,6 +565,14 @@ async def test_cancelled_anywhere_nothing_leaks(
         await connector.close()
         await _settle(lambda: _open_files() <= files)
         assert _open_files() <= files
+
+
+def _own_tasks() -> list[str]:
+    """The tasks of the package that are still there: the sandbox has its own, of aiohttp."""
+    coroutines = [str(task.get_coro()) for task in asyncio.all_tasks()]
+    return [one for one in coroutines if "signing_async/" in one and "sandbox" not in one] + [
+        task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")
+    ]
 
 
 def _open_files() -> int:

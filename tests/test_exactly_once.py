@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from aiohttp import web
 
 from signing_async import (
     CannotBeSent,
@@ -16,14 +17,17 @@ from signing_async import (
     ServerError,
     Signing,
     SigningClient,
+    Timeouts,
     TransportError,
 )
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
+from tests.servers import serving
 
 COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit"]
 NOT_COMMITTED = ["500", "503", "502-html", "drop-before-commit", "429"]
 BODY_LOST = ["truncate"]
+QUICK = RetryPolicy(base_delay=0.01)
 
 
 async def _draft(client: SigningClient) -> Signing:
@@ -314,3 +318,128 @@ async def test_recipients_that_look_alike_are_told_apart(sandbox: Sandbox, clien
     second = await client.recipients.add(signing, email="anna@example.com", first_name="Anna", order=2)
     assert first.id != second.id
     assert [recipient.order for recipient in sandbox.recipients(signing.id)] == [1, 2]
+
+
+async def test_a_slow_service_is_not_asked_twice() -> None:
+    """While an upload is worked on for longer than a call may take, its answer is waited for."""
+    held: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        await asyncio.sleep(1.0)
+        held.append(f"d{len(held)}")
+        return web.json_response({"id": held[-1], "name": "a.pdf"})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        patient = client.with_options(timeout=Timeouts(call=0.2, transfer=30))
+        assert (await patient.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
+    assert held == ["d0"]
+
+
+@pytest.mark.parametrize("lost", ["drop", "504"])
+async def test_a_commit_shortly_after_the_failure_is_seen(lost: str) -> None:
+    """Before a check more than a moment has to pass, so that what was under way shows."""
+    held: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        asyncio.get_running_loop().call_later(0.05, held.append, f"d{len(held)}")
+        if lost == "drop":
+            assert request.transport is not None
+            request.transport.close()
+        return web.Response(status=504)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        assert (await client.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
+    assert held == ["d0"]
+
+
+async def test_a_refusal_is_checked_against_the_present_state() -> None:
+    """The repeat is refused since the first request took effect after its check: the call has succeeded."""
+    held: list[str] = []
+    posts: list[int] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        posts.append(1)
+        if len(posts) == 1:
+            return web.Response(status=504)
+        held.append("d0")
+        return web.json_response({"message": "there is such a document already"}, status=422)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        assert (await client.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
+
+
+async def test_a_document_that_was_read_is_an_older_one(sandbox: Sandbox, client: SigningClient) -> None:
+    """What a client has seen in its own draft is not taken for its upload, though another client put it there."""
+    signing = await _draft(client)
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
+        old = await other.documents.upload(signing, make_pdf(text="old"), "lease.pdf")
+    assert (await client.signings.get(signing)).documents
+    sandbox.faults.add("documents.upload", "503")
+    new = await client.documents.upload(signing, make_pdf(text="new"), "lease.pdf")
+    assert new.id != old.id
+    assert len(sandbox.documents(signing.id)) == 2
+
+
+async def test_reading_in_the_middle_of_an_upload_changes_nothing(sandbox: Sandbox, client: SigningClient) -> None:
+    """A document in doubt that somebody reads meanwhile does not become an older one."""
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "500-after-commit")
+    slow = client.with_options(retry=RetryPolicy(base_delay=0.4))
+    upload = asyncio.create_task(slow.documents.upload(signing, make_pdf(), "lease.pdf"))
+    while not sandbox.documents(signing.id):
+        await asyncio.sleep(0.005)
+    assert (await client.signings.get(signing)).documents
+    await upload
+    assert len(sandbox.documents(signing.id)) == 1
+
+
+async def test_a_failure_that_was_settled_casts_no_doubt(sandbox: Sandbox, client: SigningClient) -> None:
+    """After attempts that are known to have had no effect, the caller's own repeat is told apart as ever."""
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "503", times=5)
+    with pytest.raises(ServerError, match="5 attempts"):
+        await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    sandbox.faults.add("documents.upload", "500-after-commit")
+    document = await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    assert [one.id for one in sandbox.documents(signing.id)] == [document.id]
+
+
+async def test_an_unchecked_failure_casts_doubt_until_its_document_is_seen(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    """Without retries a 5xx is not checked; once the document was read, it is an older one like others."""
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "500-after-commit", times=3)
+    with pytest.raises(ServerError):
+        await client.with_options(retry=RetryPolicy.none()).documents.upload(signing, make_pdf(text="1"), "a.pdf")
+    with pytest.raises(OutcomeUnknown):
+        await client.documents.upload(signing, make_pdf(text="2"), "a.pdf")
+    await client.signings.get(signing)
+    third = await client.documents.upload(signing, make_pdf(text="3"), "a.pdf")
+    assert sandbox.document_bytes(third.id) == make_pdf(text="3")
+
+
+async def test_two_hundred_calls_that_fail_once(sandbox: Sandbox, client: SigningClient) -> None:
+    """A short trouble that hits many calls at once fails none of them."""
+    sandbox.faults.add("me", "503", times=200)
+    calm = client.with_options(retry=RetryPolicy(base_delay=0.2))
+    assert len(await asyncio.gather(*(calm.me() for _ in range(200)))) == 200
+
+
+async def test_one_and_the_same_person_twice(sandbox: Sandbox, client: SigningClient) -> None:
+    """A recipient that this client has added before is not taken for the one that it adds now."""
+    signing = await _draft(client)
+    first = await client.recipients.add(signing, email="z@example.com", last_name="Zorn", order=5)
+    sandbox.faults.add("recipients.add", "503")
+    second = await client.recipients.add(signing, email="z@example.com")
+    assert first.id != second.id
+    assert len(sandbox.recipients(signing.id)) == 2

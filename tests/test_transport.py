@@ -20,9 +20,12 @@ from signing_async import (
     ConfigurationError,
     DecodeError,
     Forbidden,
+    InvalidRequest,
     MemoryTokenStore,
     NotFound,
     OAuth,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
     RateLimited,
     RequestTimeout,
     RetryPolicy,
@@ -488,3 +491,162 @@ async def test_timeouts_are_checked() -> None:
         name = next(iter(settings))
         with pytest.raises(ConfigurationError, match=f"timeout: {name}"):
             Timeouts(**settings)  # type: ignore[arg-type]  # that is the point
+
+
+# Deadlines in odd places
+
+
+async def _never() -> AsyncIterator[bytes]:
+    yield b"%PDF-1.7\n"
+    await asyncio.sleep(3600)
+
+
+async def test_a_source_that_stalls(sandbox: Sandbox, client: SigningClient) -> None:
+    """Reading it is a part of the call."""
+    signing = await client.signings.create(name="x", language="EN")
+    with pytest.raises(RequestTimeout, match="before anything was sent"):
+        await client.with_options(timeout=0.3).documents.upload(signing, _never(), "a.pdf")
+    assert sandbox.requests_of("documents.upload") == []
+
+
+async def test_an_upload_that_waits_for_another_of_its_name(sandbox: Sandbox, client: SigningClient) -> None:
+    """Its turn has to come within its own deadline; nothing was sent if it does not."""
+    signing = await client.signings.create(name="x", language="EN")
+    sandbox.faults.add("documents.upload", "hang")
+    first = asyncio.create_task(client.documents.upload(signing, make_pdf(), "a.pdf"))
+    while not sandbox.requests_of("documents.upload"):
+        await asyncio.sleep(0.005)
+    with pytest.raises(RequestTimeout, match="before anything was sent"):
+        await client.with_options(timeout=0.3).documents.upload(signing, make_pdf(), "a.pdf")
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_first_reading_that_hangs(sandbox: Sandbox, client: SigningClient) -> None:
+    """What an upload has to read before it is within its deadline too."""
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
+        signing = await other.signings.create(name="x", language="EN")
+    sandbox.faults.add("signings.get", "hang", times=None)
+    with pytest.raises(RequestTimeout):
+        await client.with_options(timeout=0.3).documents.upload(signing, make_pdf(), "a.pdf")
+    assert sandbox.requests_of("documents.upload") == []
+
+
+async def test_a_check_that_waits_for_another_ones_reading(sandbox: Sandbox, client: SigningClient) -> None:
+    """It waits no longer than its own deadline, and is then an unknown outcome."""
+    signing = await client.signings.create(name="x", language="EN")
+    sandbox.faults.add("documents.upload", "500-after-commit", times=2)
+    sandbox.faults.add("signings.get", "hang", times=None)
+    patient = asyncio.create_task(client.documents.upload(signing, make_pdf(), "a.pdf"))
+    while not sandbox.requests_of("signings.get"):
+        await asyncio.sleep(0.005)
+    began = time.monotonic()
+    with pytest.raises(OutcomeUnknownTimeout, match="no time to check"):
+        await client.with_options(timeout=0.5).documents.upload(signing, make_pdf(), "b.pdf")
+    assert time.monotonic() - began < 5
+    patient.cancel()
+    await asyncio.gather(patient, return_exceptions=True)
+
+
+async def test_a_write_at_the_gate_has_its_whole_deadline(sandbox: Sandbox, client: SigningClient) -> None:
+    """The time that is kept for a check is taken from what is left behind the gate."""
+    signing = await client.signings.create(name="x", language="EN")
+    await client.documents.upload(signing, make_pdf(), "a.pdf")
+    await client.recipients.add(signing, email="a@example.com", order=1)
+    sandbox.faults.add("me", "429", retry_after=2)
+    with pytest.raises(RateLimited):
+        await client.with_options(retry=RetryPolicy.none()).me()
+    await client.with_options(timeout=2.6).signings.send(signing)
+    assert sandbox.signing(signing.id).state == "sent"
+
+
+async def test_a_refusal_before_a_slow_refresh_leaves_no_doubt(sandbox: Sandbox) -> None:
+    """A 401 took no effect: a deadline that passes while the token is renewed is no unknown outcome."""
+    async with _authorized(sandbox) as oauth, SigningClient(sandbox.base_url, oauth) as client:
+        sandbox.clock.advance(days=2)
+        sandbox.faults.add("oauth.token", "slow", seconds=2)
+        with pytest.raises(RequestTimeout) as caught:
+            await client.with_options(timeout=0.4).recipients.remind("s1", "r1")
+        assert not isinstance(caught.value, OutcomeUnknown)
+
+
+async def _hang(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(3600)
+
+
+async def test_a_status_whose_body_hangs_is_what_counts() -> None:
+    """A success without a record ends the call; an error is raised by its status, with its request id."""
+    head = b"HTTP/1.1 %s\r\nX-Request-Id: req_9\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(head % b"200 OK", then=_hang) as origin, SigningClient(origin, "token") as client:
+        await client.with_options(timeout=20).recipients.remind("s1", "r1")
+    async with answering(head % b"403 Forbidden", then=_hang) as origin, SigningClient(origin, "token") as client:
+        with pytest.raises(Forbidden) as refused:
+            await client.with_options(timeout=20).me()
+        assert refused.value.request_id == "req_9"
+    async with answering(head % b"200 OK", then=_hang) as origin, SigningClient(origin, "token") as client:
+        with pytest.raises(RequestTimeout) as late:
+            await client.with_options(timeout=0.3).me()
+        assert (late.value.status, late.value.request_id) == (200, "req_9")
+
+
+async def test_a_stream_that_trickles() -> None:
+    """The time that is spent waiting for its chunks is bounded."""
+
+    async def trickle(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    raw = b"HTTP/1.1 200 OK\r\nX-Request-Id: tok-secret-1234\r\nContent-Length: 100000\r\n\r\n%PDF-1.7\n"
+    async with answering(raw, then=trickle) as origin, SigningClient(origin, "tok-secret-1234") as client:
+        async with client.with_options(timeout=0.4).documents.stream_signed("s1", "d1") as chunks:
+            with pytest.raises(RequestTimeout, match="did not arrive in time") as caught:
+                [chunk async for chunk in chunks]
+        assert caught.value.request_id == "[redacted]"
+
+
+# Bytes that are no text
+
+
+async def test_headers_that_are_no_text() -> None:
+    """Bytes in a header that are no UTF-8 end in an error of the package."""
+    moved = b"HTTP/1.1 302 Found\r\nLocation: /\xff\r\nContent-Length: 0\r\n\r\n"
+    with pytest.raises(APIError, match="redirect"):
+        await _raw(moved)
+    for target in (b"/api/1.0/signings?c=\xff", b"\xff"):
+        linked = b"HTTP/1.1 200 OK\r\nLink: <%s>; rel=next\r\nContent-Length: 2\r\n\r\n[]" % target
+        async with answering(linked) as origin, SigningClient(origin, "token") as client:
+            with pytest.raises(DecodeError, match="no text that can be sent"):
+                await client.signings.list()
+    async with SigningClient("http://127.0.0.1:9", "token") as client:
+        with pytest.raises(InvalidRequest, match="cursor"):
+            client.signings.list(cursor="\ud800")
+
+
+@pytest.mark.parametrize("bad", ["", ".", ".."])
+async def test_an_id_that_leads_nowhere(bad: str) -> None:
+    """A record whose id cannot be used is an answer that cannot be read."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response({"id": bad, "name": "x"})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(DecodeError, match="id: "):
+            await client.signings.create(name="x", language="EN")
+
+
+async def test_the_hook_is_not_told_of_an_earlier_answer(sandbox: Sandbox, client: SigningClient) -> None:
+    """An attempt that was turned away at the gate has no status."""
+    seen: list[Attempt] = []
+    sandbox.faults.add("signings.list", "429", retry_after=30)
+    sandbox.faults.add("me", "503", retry_after=0.3)
+    watched = client.with_options(on_attempt=seen.append, timeout=5)
+    call = asyncio.create_task(watched.me())
+    while not seen:
+        await asyncio.sleep(0.005)
+    with pytest.raises(RateLimited):
+        await client.with_options(timeout=5).signings.list()
+    with pytest.raises(RateLimited):
+        await call
+    assert [(one.status, one.attempt) for one in seen] == [(503, 1), (None, 2)]

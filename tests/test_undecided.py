@@ -96,6 +96,22 @@ async def test_a_recipient_that_the_service_tidied_up(held: dict[str, Any]) -> N
         assert _writes(server) == 1
 
 
+@pytest.mark.parametrize("phone", ["+46701234567", 46, "***4567", {"number": "070 123 45 67", "country": "SE"}])
+async def test_a_recipient_whose_extra_fields_are_others(phone: Any) -> None:
+    """It may be somebody else of that name, or the service's own way to write them: nothing is repeated."""
+    held = {"id": "r1", "email": "anna@example.com", "order": 1, "phone": phone}
+    async with _failing(recipients=[held]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="extra fields are others"):
+            await client.recipients.add("s1", email="anna@example.com", order=1, extra={"phone": "0701234567"})
+        assert _writes(server) == 1
+
+
+async def test_a_number_that_comes_back_as_a_text() -> None:
+    """It is the same."""
+    async with _failing(recipients=[{"id": "r1", "email": "a@example.com", "phone": "701234567"}]) as (client, _):
+        assert (await client.recipients.add("s1", email="a@example.com", extra={"phone": 701234567})).id == "r1"
+
+
 @pytest.mark.parametrize(
     "held",
     [
