@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import io
 import mmap
@@ -25,7 +26,6 @@ __all__ = ["OpenPdf", "PdfSource", "Source"]
 # Read and written at once, in one reused buffer: a larger one is slower, since it falls out of the processor's cache.
 _BLOCK = 256 * 1024
 _JOINED = 64 * 1024
-_MOST_AT_ONCE = 2**30
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
 _REASONS = {
     "not_pdf": "it is not a PDF",
@@ -90,20 +90,16 @@ class OpenPdf:
         self.filename = filename
         self._content: memoryview | _File | None = content
         self._start = start
-        self._state: object = None
-        if isinstance(content, memoryview):
-            self.size = len(content)
-            return
-        status = os.fstat(content.number)
-        self.size, self._state = max(0, status.st_size - start), _state(status)
+        self.size = len(content) if isinstance(content, memoryview) else max(0, content.status.st_size - start)
 
     def load(self) -> None:
         """Read the file at once if it is small, to be run in a thread."""
         if isinstance(self._content, _File) and self.size <= _BLOCK:
             block = memoryview(bytearray(self.size))
             with _told(f"{self.filename} cannot be read"):
-                _read(self._content, block, self._start)
-            self._check_unchanged()
+                whole = _read(self._content, block, self._start)
+            if not whole:
+                raise self._changed()
             self._content.close()
             self._content = block
 
@@ -177,20 +173,21 @@ class OpenPdf:
 
     async def _fill(self, block: memoryview, at: int) -> None:
         """Read a block; what the system has not in memory is read in a thread."""
-        if not _read_now(self._file, block, self._start + at):
+        whole = _read_now(self._file, block, self._start + at)
+        if not whole:
             with _told(f"{self.filename} cannot be read"):
-                await asyncio.to_thread(_read, self._file, block, self._start + at)
-        self._check_unchanged()
+                whole = await asyncio.to_thread(_read, self._file, block, self._start + at)
+        if not whole or _state(os.fstat(self._file.number)) != _state(self._file.status):
+            raise self._changed()
 
     @property
     def _file(self) -> _File:
         assert isinstance(self._content, _File)
         return self._content
 
-    def _check_unchanged(self) -> None:
-        """Half of one version and half of another make no document; a file that shrank was not even read."""
-        if _state(os.fstat(self._file.number)) != self._state:
-            raise InvalidRequest(f"source: {self.filename} was changed while it was uploaded")
+    def _changed(self) -> InvalidRequest:
+        """Half of one version and half of another make no document."""
+        return InvalidRequest(f"source: {self.filename} was changed while it was uploaded")
 
 
 class _File:
@@ -198,6 +195,7 @@ class _File:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.status = os.fstat(number)
         self._users = 1
         self._closed = False
         self._lock = threading.Lock()
@@ -310,10 +308,11 @@ def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
     with _told(f"{shown} cannot be opened"):
         # Opening a pipe for reading would wait for its writer.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
+    file = _File(number)
+    if not stat.S_ISREG(file.status.st_mode):
+        file.close()
         raise InvalidRequest(f"source: {shown} is not a file")
-    return OpenPdf(filename, _File(number))
+    return OpenPdf(filename, file)
 
 
 @contextlib.contextmanager
@@ -369,10 +368,15 @@ def _fetch(file: _File) -> None:
     A page of a mapped file that is not there stops every thread while it is read, since whoever touches it holds the
     interpreter. Sent to the null device, the file is read but not copied.
     """
-    with open(os.devnull, "wb", buffering=0) as nowhere:  # noqa: PTH123  # a device
-        at = 0
-        while got := os.sendfile(nowhere.fileno(), file.number, at, _MOST_AT_ONCE):
-            at += got
+    at = 0
+    while at < file.status.st_size and (got := os.sendfile(_nowhere(), file.number, at, file.status.st_size - at)):
+        at += got
+
+
+@functools.cache
+def _nowhere() -> int:
+    """The null device, open for good."""
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _read_now(file: _File, block: memoryview, at: int) -> bool:
@@ -385,11 +389,12 @@ def _read_now(file: _File, block: memoryview, at: int) -> bool:
         return False
 
 
-def _read(file: _File, block: memoryview, at: int) -> None:
-    """Read the whole block, or to the file's end."""
+def _read(file: _File, block: memoryview, at: int) -> bool:
+    """Read the block; whether the file has all of it."""
     with file as number:
         while block and (got := os.preadv(number, [block], at)):
             block, at = block[got:], at + got
+    return not block
 
 
 def _state(status: os.stat_result) -> tuple[int, int]:

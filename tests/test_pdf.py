@@ -608,9 +608,9 @@ async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkey
     path.write_bytes(make_pdf())
     real = pdf._read
 
-    def truncated(*arguments: Any) -> None:
+    def truncated(*arguments: Any) -> bool:
         os.truncate(path, 100)
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(pdf, "_read", truncated)
     with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
