@@ -128,12 +128,10 @@ class OpenPdf:
     def _verdict(self) -> Verdict | None:
         if isinstance(self._content, memoryview):
             return preflight(self._content)
-        _fetch(self._file)
-        with (
-            mmap.mmap(self._file.number, self._start + self.size, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as whole,
-            whole[self._start :] as view,
-        ):
+        with _told(f"{self.filename} cannot be read"):
+            _fetch(self._file)
+            mapped = mmap.mmap(self._file.number, self._start + self.size, access=mmap.ACCESS_READ)
+        with mapped, memoryview(mapped) as whole, whole[self._start :] as view:
             return preflight(view)
 
     def body(self, sent: Callable[[int], None]) -> wire.Body:

@@ -24,6 +24,7 @@ from signing_async import (
     InvalidRequest,
     NotFound,
     NotYetSigned,
+    RequestTimeout,
     RetryPolicy,
     SealedFile,
     ServerError,
@@ -539,6 +540,24 @@ async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch:
             await task
         go.set()
         await asyncio.to_thread(gone.wait, 10)
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_a_file_that_stalls(target: Path, read: Read) -> None:
+    """A server that stops in the middle is not waited for longer than the call may take."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(LARGE)})
+        await response.prepare(request)
+        await response.write(make_pdf(LARGE)[:1000])
+        await asyncio.sleep(5)
+        return response
+
+    async with serving(answer) as server, SigningClient(server.origin, "token", timeout=0.3) as client:
+        with pytest.raises(TransportError) as caught:
+            await read(client, target)
+    assert isinstance(caught.value, RequestTimeout)
     assert untouched(target)
 
 

@@ -617,6 +617,24 @@ async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkey
         await PdfSource(path).open(MOST)
 
 
+async def test_a_large_file_that_shrinks_before_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not mapped beyond its end."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    real, before = os.sendfile, open_files()
+
+    def truncated(*arguments: Any) -> int:
+        os.truncate(path, 100_000)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "sendfile", truncated)
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf cannot be read: mmap length is greater"):
+        await PdfSource(path).open(MOST)
+    assert open_files() == before
+
+
 async def test_streams_leave_no_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large stream is kept in a file that has no name and that nobody else can open."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -27,6 +27,7 @@ from signing_async import (
     PdfRejected,
     PdfSource,
     Progress,
+    RequestTimeout,
     RetryPolicy,
     ServerError,
     SigningClient,
@@ -329,6 +330,24 @@ async def test_a_stream_that_fails_commits_nothing(sandbox: Sandbox, client: Sig
         await client.documents.upload(signing, failing())
     assert sandbox.documents(signing.id) == []
     assert sandbox.requests_of("documents.upload") == []
+
+
+async def test_a_stream_that_stalls_is_not_waited_for(sandbox: Sandbox, client: SigningClient) -> None:
+    """Its deadline covers the source; a time-out of the source's own comes out as it is."""
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield make_pdf(LARGE)[:400_000]
+        await asyncio.sleep(60)
+
+    async def giving_up() -> AsyncIterator[bytes]:
+        yield b"%PDF-1.7"
+        raise TimeoutError("the bucket did not answer")
+
+    with pytest.raises(RequestTimeout, match="its deadline passed before anything was sent"):
+        await client.with_options(timeout=0.1).documents.upload("s1", stalling())
+    with pytest.raises(TimeoutError, match="the bucket did not answer"):
+        await client.documents.upload("s1", giving_up())
+    assert sandbox.requests == []
 
 
 @pytest.mark.parametrize("how", ["shrinks", "grows"])
