@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -9,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from signing_async import cli
+from signing_async.cli import running
 from signing_async.cli.demo import contract_pdf
 from signing_async.errors import ConfigurationError
 
@@ -49,6 +52,22 @@ def test_the_demo_for_machines() -> None:
     for file in told["sealed"]:
         data = Path(file["path"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"])
+
+
+def test_commands_run_on_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And on asyncio's own loop where it is not."""
+
+    async def loop() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    assert running.run(loop()).startswith("uvloop")
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert running.run(loop()).startswith("asyncio")
+
+
+def test_a_shell_can_complete_the_commands() -> None:
+    """Their names are known without loading them."""
+    assert cli.group.list_commands(click.Context(cli.group)) == COMMANDS  # type: ignore[attr-defined]  # a group
 
 
 def test_help_lists_every_command() -> None:

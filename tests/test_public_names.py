@@ -132,7 +132,7 @@ def test_nothing_heavy_is_imported(statement: str) -> None:
 def test_the_package_alone_imports_almost_nothing() -> None:
     """Not even asyncio."""
     assert not {name for name in _loaded_after("import signing_async") if name.partition(".")[0] in _HEAVY}
-    assert {"aiohttp", "cattrs"} <= _loaded_after("from signing_async import SigningClient")
+    assert {"aiohttp", "attrs"} <= _loaded_after("from signing_async import SigningClient")
 
 
 def test_the_sandbox_is_imported_by_nothing() -> None:

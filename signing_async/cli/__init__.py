@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """Imports a command's module when the command is run, so that ``--help`` is quick and missing extras hurt nobody."""
+    """Imports a command when it is run, so that ``--help`` is quick and missing extras hurt nobody."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)

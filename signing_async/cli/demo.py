@@ -25,6 +25,7 @@ from ..oauth import OAuth
 from ..sandbox import Sandbox
 from ..token_stores import FileTokenStore
 from ..webhooks import Event, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
+from .running import run
 
 _SECRET = "whsec-of-the-demo"  # it guards nothing but the demo
 _PEOPLE = (("Anna", "Berg", "bankid"), ("Bo", "Ek", "email"))
@@ -46,8 +47,12 @@ def demo(folder: Path | None, as_json: bool) -> None:
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="signing-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
+    run(_tell(folder, as_json))
+
+
+async def _tell(folder: Path, as_json: bool) -> None:
     began = time.perf_counter()
-    told = asyncio.run(_Story(Console(quiet=as_json, highlight=False, soft_wrap=True), folder).run())
+    told = await _Story(Console(quiet=as_json, highlight=False, soft_wrap=True), folder).run()
     if as_json:
         click.echo(json.dumps({**told, "seconds": round(time.perf_counter() - began, 2)}, indent=2))
 
@@ -176,11 +181,12 @@ class _Story:
 
 
 def _refusal() -> str:
+    said = "it was accepted, which must never be"
     try:
         WebhookVerifier(_SECRET).verify(b'{"event": {"id": "1", "type": "signing.completed"}}', "00" * 32)
     except InvalidSignature as error:
-        return str(error)
-    raise AssertionError("a forged signature was accepted")
+        said = str(error)
+    return said
 
 
 def contract_pdf(title: str) -> bytes:

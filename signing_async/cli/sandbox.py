@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from ..sandbox import Profile, Refused, Sandbox
+from .running import run
 
 PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
@@ -54,7 +55,7 @@ def sandbox(
             allow_remote_webhooks=allow_remote_webhooks,
             keep_requests=2000,
         )
-        asyncio.run(_run(server))
+        run(_run(server))
     except (Refused, RuntimeError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
