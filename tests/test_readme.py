@@ -57,6 +57,7 @@ async def test_the_guides_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
                 "client_secret": app.client_secret,
                 "access_token": sandbox.access_token(),
                 "folder": tmp_path,
+                "user_id": "anna",
                 "session": {},
                 "pdf_bytes": make_pdf(text="inventory"),
                 "completed_id": completed.id,
