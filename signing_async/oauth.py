@@ -48,7 +48,7 @@ from .token_stores import MemoryTokenStore, TokenStore
 
 __all__ = ["AuthorizationRequest", "OAuth"]
 
-log = logging.getLogger("signing_async")
+log: logging.Logger = logging.getLogger("signing_async")
 
 _LARGEST_ANSWER = 1024 * 1024
 _REMEMBERED_SECRETS = 16

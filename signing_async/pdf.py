@@ -90,7 +90,7 @@ class OpenPdf:
         self.filename = filename
         self._content: memoryview | _File | None = content
         self._start = start
-        self.size = len(content) if isinstance(content, memoryview) else max(0, content.status.st_size - start)
+        self.size: int = len(content) if isinstance(content, memoryview) else max(0, content.status.st_size - start)
 
     def load(self) -> None:
         """Read the file at once if it is small, to be run in a thread."""
@@ -193,7 +193,7 @@ class _File:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.status = os.fstat(number)
+        self.status: os.stat_result = os.fstat(number)
         self._users = 1
         self._closed = False
         self._lock = threading.Lock()

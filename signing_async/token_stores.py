@@ -93,7 +93,7 @@ class FileTokenStore:
         if fcntl is None:
             raise ConfigurationError("FileTokenStore needs POSIX file locks, which this system does not have")
         # Through symbolic links, so that all who share the file share its lock, and a save does not replace a link.
-        self.path = Path(os.path.realpath(Path(path).expanduser()))
+        self.path: Path = Path(os.path.realpath(Path(path).expanduser()))
         # Where it may not even look, load and save say so.
         with contextlib.suppress(PermissionError):
             if self.path.is_dir():

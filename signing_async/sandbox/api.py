@@ -35,7 +35,7 @@ HTML_502 = (
 SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-signature"})
 NO_ANSWER = 0
 
-logger = logging.getLogger("signing_async.sandbox")
+logger: logging.Logger = logging.getLogger("signing_async.sandbox")
 
 
 @dataclass(slots=True)

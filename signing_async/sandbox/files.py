@@ -57,7 +57,7 @@ class Incoming:
     def __init__(self, files: Files, path: Path, limit: int) -> None:
         self.files = files
         self.path = path
-        self.size = 0
+        self.size: int = 0
         self._limit = limit
         self._block = bytearray()
         self._hash = hashlib.sha256()

@@ -42,7 +42,7 @@ class Multipart:
         self._buffer = bytearray(b"\r\n")  # the first delimiter may stand at the very beginning
         self._in_data = False
         self._started = False
-        self.finished = False
+        self.finished: bool = False
 
     def feed(self, data: bytes) -> Iterator[PartHeaders | bytes]:
         """What these bytes bring to light."""

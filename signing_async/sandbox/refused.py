@@ -20,8 +20,8 @@ class Refused(Exception):
         self.status = status
         self.code = code
         self.message = message
-        self.errors = {field: list(messages) for field, messages in (errors or {}).items()}
-        self.headers = dict(headers or {})
+        self.errors: dict[str, list[str]] = {field: list(messages) for field, messages in (errors or {}).items()}
+        self.headers: dict[str, str] = dict(headers or {})
 
     def __str__(self) -> str:
         details = "; ".join(text for texts in self.errors.values() for text in texts)

@@ -76,8 +76,8 @@ class Sandbox:
             raise ValueError(f"keep_requests must be a whole number from 1, not {keep_requests!r}")
         if webhook_secret is not None and webhook_url is None:
             raise ValueError("webhook_secret is of no use without webhook_url")
-        self.profile = profile or Profile()
-        self.faults = Faults()
+        self.profile: Profile = profile or Profile()
+        self.faults: Faults = Faults()
         self.host = host
         self._port = port
         self._data = None if data is None else Path(data)

@@ -17,7 +17,7 @@ from .event import Event
 from .seen import Claim, MemorySeenEvents, SeenEvents
 from .verifier import Headers, WebhookVerifier, header_values
 
-log = logging.getLogger("signing_async.webhooks")
+log: logging.Logger = logging.getLogger("signing_async.webhooks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class SQLiteSeenEvents:
         clock: Callable[[], float] = time.time,
     ) -> None:
         _check_times(ttl, lease)
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.ttl = ttl
         self.lease = lease
         self._synchronous = "FULL" if power_safe else "NORMAL"

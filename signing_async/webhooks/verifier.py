@@ -51,8 +51,8 @@ class WebhookVerifier:
             raise ConfigurationError(f"scheme must be a Scheme, not {type(scheme).__name__}")
         if max_body < 1:
             raise ConfigurationError(f"max_body must be at least 1 byte, not {max_body!r}")
-        self.scheme = scheme
-        self.max_body = max_body
+        self.scheme: Scheme = scheme
+        self.max_body: int = max_body
         self._states = [_key_states(scheme.key(secret)) for secret in _each(secrets)]
         self._inner, self._outer = (state.copy for state in self._states[0])
         quick = scheme.signs_body_alone and "hex" in scheme.encodings
