@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,9 @@ from types import TracebackType
 
 BLOCK = 512 * 1024
 """So much of an upload is held in memory before it goes to disk."""
+
+OWN_NAME = re.compile(r"\.?[0-9a-f]{24}\.(pdf|part|pdf\.part)(\.\w+)?")
+"""Names of files that are made here; sealing puts a dot before and a suffix behind while it writes."""
 
 
 class Files:
@@ -43,9 +47,9 @@ class Files:
             sync(self._folder)
 
     def remove_all_but(self, names: Iterable[str]) -> int:
-        """Delete what a killed process left behind: every file but these; how many it were."""
+        """Delete what a killed process left behind: every file of its own making but these; how many it were."""
         known = set(names)
-        strays = [path for path in self._folder.iterdir() if path.name not in known]
+        strays = [p for p in self._folder.iterdir() if OWN_NAME.fullmatch(p.name) and p.name not in known]
         for path in strays:
             path.unlink()
         return len(strays)

@@ -137,11 +137,23 @@ async def test_strays_are_swept_up(tmp_path: Path) -> None:
         async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
             call = Caller(sandbox, session)
             await call.upload(await call.draft())
-    (tmp_path / "files" / "broken.part").write_bytes(b"x")
-    (tmp_path / "files" / "unknown.pdf").write_bytes(b"x")
+    name = "0123456789abcdef01234567"
+    for stray in (f"{name}.part", f"{name}.pdf", f"{name}.pdf.part", f".{name}.pdf.part.ab_3xyz9"):
+        (tmp_path / "files" / stray).write_bytes(b"x")
     async with Sandbox(data=tmp_path) as sandbox:
         assert len(list((tmp_path / "files").iterdir())) == 1
         assert sandbox.document_bytes(sandbox.documents()[0].id)
+
+
+async def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
+    """A folder given by mistake loses nothing: only what has the sandbox's own names is swept up."""
+    theirs = tmp_path / "files" / "contract.pdf"
+    (theirs.parent / "notes").mkdir(parents=True)
+    theirs.write_bytes(b"precious")
+    async with Sandbox(data=tmp_path):
+        pass
+    assert theirs.read_bytes() == b"precious"
+    assert (theirs.parent / "notes").is_dir()
 
 
 @dataclass
