@@ -116,6 +116,13 @@ def test_numbers_that_can_be_held_are_exact() -> None:
     assert event.id == "7"
 
 
+def test_one_repeated_member_among_very_many_is_found_in_linear_time() -> None:
+    """Comparing every name with every other would take minutes here, and the process would do nothing else."""
+    names = [*(f'"{number}":0' for number in range(90_000)), '"89999":0']
+    with pytest.raises(MalformedEvent, match="the member '89999' twice"):
+        parse(f"{{{','.join(names)}}}".encode())
+
+
 def test_a_limit_of_ones_own() -> None:
     """max_body is the verifier's."""
     verifier = WebhookVerifier(SECRET, max_body=100)
