@@ -290,6 +290,8 @@ class Deliveries:
     async def _post(self, event: Event, endpoint: Endpoint, fault: Fault | None) -> tuple[int | None, str | None]:
         import aiohttp
 
+        if problem := self._problem(endpoint.url):  # it may be kept from a run that allowed more
+            return None, problem
         kind = fault.kind if fault else ""
         secret = endpoint.secret + ("-but-not-this-one" if kind == "wrong-signature" else "")
         headers = {

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,6 +403,20 @@ async def test_addresses_off_this_machine(signing_sandbox: Sandbox, url: str) ->
 async def test_addresses_of_this_machine(signing_sandbox: Sandbox, url: str) -> None:
     """All of loopback is fine."""
     assert signing_sandbox.webhooks.register(url).secret
+
+
+async def test_an_address_that_was_allowed_once(tmp_path: Path, receiver: Receiver) -> None:
+    """An endpoint off loopback, kept from a run that allowed it, gets nothing in a run that does not."""
+    elsewhere = receiver.url.replace("127.0.0.1", "0.0.0.0")  # no loopback address, and yet this machine
+    async with Sandbox(data=tmp_path, allow_remote_webhooks=True) as sandbox:
+        sandbox.webhooks.register(elsewhere)
+    async with Sandbox(data=tmp_path) as sandbox:
+        sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
+        await sandbox.webhooks.settled()
+        [delivery] = sandbox.webhooks.deliveries()
+        assert receiver.bodies == []
+        assert delivery.state == "pending"
+        assert "not on this machine" in (delivery.last_error or "")
 
 
 @pytest.mark.signing_sandbox(allow_remote_webhooks=True)
