@@ -537,11 +537,9 @@ class _Fields:
         if value is not None and not isinstance(value, str):
             self.refuse(field, f"The {field} must be a string.")
             return None
-        if value is None or not re.search(NOT_BLANK, value):
-            if required or field in self._required:
-                self.refuse(field, f"The {field} is required.")
-            return value
-        if longest is not None and len(value) > longest:
+        if (required or field in self._required) and (value is None or not re.search(NOT_BLANK, value)):
+            self.refuse(field, f"The {field} is required.")
+        if value is not None and longest is not None and len(value) > longest:
             self.refuse(field, f"The {field} has {len(value)} characters; at most {longest} are allowed.")
         return value
 

@@ -77,7 +77,7 @@ async def test_signing_message_allowed(call: Caller, message: str | None) -> Non
     assert (await call.ok("GET", f"{API}/signings/{signing_id}"))["message"] == message
 
 
-@pytest.mark.parametrize("message", ["x" * 401, "🖋" * 401, 5, ["x"]])
+@pytest.mark.parametrize("message", ["x" * 401, "🖋" * 401, " " * 401, 5, ["x"]])
 async def test_signing_message_refused(call: Caller, message: object) -> None:
     """message: longer gives a 400."""
     await refused(call, "/signings", {"name": "A", "language": "EN", "message": message}, "message")
