@@ -84,7 +84,8 @@ class RateLimit:
     def admit(self) -> float | None:
         """None when the request may pass, else the seconds until one may."""
         now = self.clock.seconds()
-        self._tokens = min(float(self.burst), self._tokens + (now - self._at) * self.rate)
+        passed = max(0.0, now - self._at)  # a restored snapshot puts the clock back
+        self._tokens = min(float(self.burst), self._tokens + passed * self.rate)
         self._at = now
         if self._tokens >= 1:
             self._tokens -= 1
@@ -175,9 +176,7 @@ class Api:
         return record, fault, await self._before(fault, request, record)
 
     def _record(self, request: web.Request) -> RequestRecord:
-        headers = {
-            name: "[redacted]" if name.lower() in SECRET_HEADERS else value for name, value in request.headers.items()
-        }
+        headers = {name: _without_secrets(name.lower(), value) for name, value in request.headers.items()}
         request_id = f"req_{self._random.getrandbits(96):024x}"
         record = RequestRecord(request_id, None, request.method, request.path, self._clock.now(), headers)
         self.log.append(record)
@@ -426,6 +425,12 @@ class Api:
 def _user(call: Call) -> User:
     assert call.user is not None
     return call.user
+
+
+def _without_secrets(header: str, value: str) -> str:
+    if header in SECRET_HEADERS:
+        return "[redacted]"
+    return value.partition("?")[0] if header == "referer" else value  # a consent page's address holds the state
 
 
 def _url(request: web.Request) -> str:

@@ -39,7 +39,7 @@ class Clock:
         return time.time_ns() // 1000 + self._offset
 
     def seconds(self) -> float:
-        """A reading that never goes back while the sandbox runs: for rates and waits."""
+        """A reading for rates and waits; it goes back only when a snapshot is restored."""
         return time.monotonic() + self._offset / 1e6
 
     def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> datetime:

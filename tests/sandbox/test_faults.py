@@ -322,6 +322,17 @@ async def test_rate_limit_with_a_fixed_retry_after(call: Caller, signing_sandbox
     assert call.headers["retry-after"] == "0.25"
 
 
+async def test_the_rate_limit_after_going_back(call: Caller, signing_sandbox: Sandbox) -> None:
+    """A clock that a snapshot puts back makes nobody wait for the time that was undone."""
+    signing_sandbox.rate_limit(rate=1, burst=2)
+    snapshot = signing_sandbox.snapshot()
+    signing_sandbox.clock.advance(days=14)
+    await call.ok("GET", f"{API}/me")
+    signing_sandbox.restore(snapshot)
+    assert [(await call("GET", f"{API}/me"))[0] for _ in range(2)] == [200, 429]
+    assert call.headers["retry-after"] == "1"
+
+
 @pytest.mark.parametrize(
     "options", [{"rate": 0}, {"rate": -1}, {"rate": "x"}, {"rate": 1, "burst": -1}, {"rate": True}]
 )
@@ -352,6 +363,12 @@ async def test_the_log(call: Caller, signing_sandbox: Sandbox) -> None:
     assert records[0].headers["Authorization"] == "[redacted]"
     assert call.session.headers["Authorization"].split()[1] not in repr(records)
     assert abs((records[0].received_at - signing_sandbox.clock.now()).total_seconds()) < 60
+
+
+async def test_the_log_knows_no_states(call: Caller, signing_sandbox: Sandbox) -> None:
+    """A browser's Referer names the consent page with its state: the log keeps the page alone."""
+    await call("GET", f"{API}/me", headers={"Referer": "http://127.0.0.1:1/oauth/authorize?state=st4te&client_id=x"})
+    assert signing_sandbox.requests[0].headers["Referer"] == "http://127.0.0.1:1/oauth/authorize"
 
 
 @pytest.mark.signing_sandbox(keep_requests=3)
