@@ -75,14 +75,20 @@ class Database:
     """One connection, for the thread of the event loop."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, cached_statements=256, timeout=0)
         self._depth = 0
         try:
-            self._open(durable=durable)
-        except BaseException as error:
-            self._connection.close()
-            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            self._connection = sqlite3.connect(path, isolation_level=None, cached_statements=256, timeout=0)
+            self._set_up(durable=durable)
+        except sqlite3.DatabaseError as error:
+            if "locked" in str(error):
                 raise RuntimeError(f"another sandbox is using {path.parent}") from None
+            raise RuntimeError(f"{path} cannot be used: {error}") from None
+
+    def _set_up(self, *, durable: bool) -> None:
+        try:
+            self._open(durable=durable)
+        except BaseException:
+            self._connection.close()
             raise
 
     def _open(self, *, durable: bool) -> None:

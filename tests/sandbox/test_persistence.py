@@ -130,6 +130,17 @@ async def test_a_database_of_another_version(tmp_path: Path) -> None:
             pass
 
 
+async def test_a_database_that_is_none(tmp_path: Path) -> None:
+    """A file that is no database, and a folder in its place, are refused with a sentence that names them."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "sandbox.db").write_text("not a database at all " * 100)
+    (tmp_path / "folder" / "sandbox.db").mkdir(parents=True)
+    for name in ("text", "folder"):
+        with pytest.raises(RuntimeError, match=re.escape(str(tmp_path / name / "sandbox.db"))):
+            async with Sandbox(data=tmp_path / name):
+                pass
+
+
 async def test_strays_are_swept_up(tmp_path: Path) -> None:
     """Files of uploads that a kill broke off are gone after the next start; documents are not."""
     async with Sandbox(data=tmp_path) as sandbox:
