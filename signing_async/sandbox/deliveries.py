@@ -53,6 +53,23 @@ class Deliveries:
 
     def register(self, url: str, secret: str | None = None) -> Endpoint:
         """Deliver every event from now on to this address; without a secret one is made."""
+        self._check(url, secret)
+        now = self._clock.micros()
+        with self._database.transaction():
+            secret = secret or self._ids.secret("webhook secret", "whsec_")
+            endpoint = Endpoint(self._ids.new("endpoint"), url, secret, now)
+            self._database.insert("endpoints", id=endpoint.id, url=url, secret=endpoint.secret, created_at=now)
+        return endpoint
+
+    def keep(self, url: str, secret: str | None = None) -> None:
+        """Register this address unless it is there already; then it keeps its secret, or gets the one given."""
+        if all(endpoint.url != url for endpoint in self.endpoints()):
+            self.register(url, secret)
+            return
+        self._check(url, secret)
+        self._database.run("UPDATE endpoints SET secret = coalesce(?, secret) WHERE url = ?", secret, url)
+
+    def _check(self, url: str, secret: str | None) -> None:
         errors: dict[str, list[str]] = {}
         if problem := self._problem(url):
             errors["url"] = [problem]
@@ -60,12 +77,6 @@ class Deliveries:
             errors["secret"] = ["The secret must not be empty."]
         if errors:
             raise invalid(errors)
-        now = self._clock.micros()
-        with self._database.transaction():
-            secret = secret or self._ids.secret("webhook secret", "whsec_")
-            endpoint = Endpoint(self._ids.new("endpoint"), url, secret, now)
-            self._database.insert("endpoints", id=endpoint.id, url=url, secret=endpoint.secret, created_at=now)
-        return endpoint
 
     def remove(self, endpoint_id: str) -> None:
         """Deliver nothing more to this endpoint, also not what is pending."""

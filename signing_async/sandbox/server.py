@@ -99,9 +99,8 @@ class Sandbox:
             await self._listen(exits)
             self.webhooks.start()
             url, secret = self._webhook
-            known = {(endpoint.url, endpoint.secret) for endpoint in self.webhooks.endpoints()}
-            if url is not None and (url, secret) not in known:
-                self.webhooks.register(url, secret)
+            if url is not None:
+                self.webhooks.keep(url, secret)
             self._exits = exits.pop_all()
         return self
 
@@ -265,10 +264,12 @@ class Sandbox:
         if rate is None:
             self._api.rate_limit = None
             return
-        for name, value in (("rate", rate), ("burst", burst or 1)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e9:
-                raise ValueError(f"{name} must be a number above 0, not {value!r}")
-        self._api.rate_limit = RateLimit(rate, int(burst or max(1, rate)), retry_after, self.clock)
+        for name, value, least in (("rate", rate, 1e-6), ("retry_after", retry_after or 0, 0)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1e9:
+                raise ValueError(f"{name} must be a number from {least:g} to 1e9, not {value!r}")
+        if burst is not None and (isinstance(burst, bool) or not isinstance(burst, int) or not 1 <= burst <= 1e9):
+            raise ValueError(f"burst must be a whole number from 1 to 1e9, not {burst!r}")
+        self._api.rate_limit = RateLimit(rate, burst or int(max(1, rate)), retry_after, self.clock)
 
     @property
     def current_rate_limit(self) -> RateLimit | None:

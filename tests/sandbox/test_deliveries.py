@@ -405,6 +405,22 @@ async def test_addresses_of_this_machine(signing_sandbox: Sandbox, url: str) -> 
     assert signing_sandbox.webhooks.register(url).secret
 
 
+async def test_the_same_address_at_each_start(tmp_path: Path, receiver: Receiver) -> None:
+    """webhook_url is one endpoint however often a kept sandbox starts; another secret takes the first one's place."""
+    async with Sandbox(data=tmp_path, webhook_url=receiver.url) as sandbox:
+        made = sandbox.webhooks.endpoints()
+    async with Sandbox(data=tmp_path, webhook_url=receiver.url) as sandbox:
+        assert sandbox.webhooks.endpoints() == made
+    async with Sandbox(data=tmp_path, webhook_url=receiver.url, webhook_secret=SECRET) as sandbox:
+        sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
+        await sandbox.webhooks.settled()
+    [body], [told] = receiver.bodies, receiver.signatures
+    assert told == hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+    with pytest.raises(Refused, match="secret"):
+        async with Sandbox(data=tmp_path, webhook_url=receiver.url, webhook_secret=""):
+            pass
+
+
 async def test_an_address_that_was_allowed_once(tmp_path: Path, receiver: Receiver) -> None:
     """An endpoint off loopback, kept from a run that allowed it, gets nothing in a run that does not."""
     elsewhere = receiver.url.replace("127.0.0.1", "0.0.0.0")  # no loopback address, and yet this machine

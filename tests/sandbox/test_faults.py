@@ -334,11 +334,24 @@ async def test_the_rate_limit_after_going_back(call: Caller, signing_sandbox: Sa
 
 
 @pytest.mark.parametrize(
-    "options", [{"rate": 0}, {"rate": -1}, {"rate": "x"}, {"rate": 1, "burst": -1}, {"rate": True}]
+    "options",
+    [
+        {"rate": 0},
+        {"rate": -1},
+        {"rate": "x"},
+        {"rate": True},
+        {"rate": 1e-320},
+        {"rate": 1, "burst": -1},
+        {"rate": 1, "burst": 0},
+        {"rate": 1, "burst": 1.5},
+        {"rate": 1, "retry_after": "soon"},
+        {"rate": 1, "retry_after": -1},
+        {"rate": 1, "retry_after": float("inf")},
+    ],
 )
 async def test_rate_limit_mistakes(signing_sandbox: Sandbox, options: dict[str, Any]) -> None:
-    """A rate or burst that is none is a ValueError."""
-    with pytest.raises(ValueError, match=r"rate|burst"):
+    """A rate, burst or Retry-After that is none is a ValueError that names it."""
+    with pytest.raises(ValueError, match=list(options)[-1]):
         signing_sandbox.rate_limit(**options)
 
 
