@@ -154,8 +154,13 @@ def _cut_off(environ: WSGIEnvironment, seconds: float) -> Iterator[None]:
 def _connection(environ: WSGIEnvironment) -> socket.socket | None:
     known: Any = environ.get("gunicorn.socket") or environ.get("werkzeug.socket") or environ.get("wsgi.input")
     try:
-        return socket.socket(fileno=os.dup(known.fileno()))
+        copy = os.dup(known.fileno())
     except (AttributeError, OSError):
+        return None
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:  # a file or a pipe
+        os.close(copy)
         return None
 
 

@@ -46,6 +46,7 @@ TOO_LARGE = Decision(413, "the body is too large", None, CLOSE)
 TOO_SLOW = Decision(408, "the body took too long", None, CLOSE)
 NOT_POST = Decision(405, "deliveries are sent with POST", None, (("Allow", "POST"), *CLOSE))
 COMPRESSED = Decision(415, "the body must not be compressed: its signature covers it as sent", None, CLOSE)
+NO_LENGTH = Decision(400, "Content-Length is not a number", None, CLOSE)
 BROKEN = Decision(400, "the body is incomplete", None, CLOSE)
 UNSIGNED = Decision(401, "the signature is not valid")
 ACCEPTED = Decision(202, "accepted")
@@ -59,8 +60,10 @@ def admit(method: str, headers: Headers, max_body: int) -> Decision | None:
     encodings, lengths = header_values(headers, "Content-Encoding", "Content-Length")
     if any(value.lower() not in ("", "identity") for value in encodings):
         return COMPRESSED
-    for length in lengths:
-        if length.isdecimal() and (len(length) > 18 or int(length) > max_body):
+    for length in filter(None, lengths):
+        if not (length.isascii() and length.isdecimal()):
+            return NO_LENGTH
+        if len(length) > 18 or int(length) > max_body:
             return TOO_LARGE
     return None
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import io
+import os
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,6 +221,31 @@ def test_wsgi_without_a_socket_to_get_at() -> None:
         app(environ, lambda status, headers: statuses.append(status))  # type: ignore[arg-type]  # all that is used
     assert statuses == ["202 Accepted", "202 Accepted", "401 Unauthorized", "401 Unauthorized"]
     assert target.ids == ["a"]
+
+
+@pytest.mark.parametrize("length", ["nonsense", "-5", "1_0", "+9"])
+def test_a_length_that_is_no_number_is_a_bad_request(endpoint: Endpoint, length: str) -> None:
+    """400 from whoever sees it first, and never an error of the server."""
+    answer = endpoint.raw(head(f"Content-Length: {length}", f"X-Signature: {hex_of(b'')}"))
+    assert b" 400 " in answer.partition(b"\r\n")[0]
+
+
+def test_an_input_that_is_no_socket_leaves_no_file_open(tmp_path: Path) -> None:
+    """A server may hand over a file that it spooled the body to: each delivery closes what it opened."""
+    target = Endpoint()
+    app = wsgi_app(Receiver(WebhookVerifier(SECRET), target.hand_off))
+    body = event_body("a")
+    spooled = tmp_path / "body"
+    spooled.write_bytes(body)
+    with spooled.open("rb") as stream:
+        following = os.dup(stream.fileno())
+        os.close(following)
+        environ = {"CONTENT_LENGTH": str(len(body)), "wsgi.input": stream, "REQUEST_METHOD": "POST"}
+        app(environ | {"HTTP_X_SIGNATURE": hex_of(body)}, lambda status, headers: None)  # type: ignore[arg-type]  # all that is used
+        again = os.dup(stream.fileno())
+        os.close(again)
+    assert target.ids == ["a"]
+    assert again <= following
 
 
 @pytest.mark.parametrize("kind", THREADED)
