@@ -443,3 +443,30 @@ async def test_one_and_the_same_person_twice(sandbox: Sandbox, client: SigningCl
     second = await client.recipients.add(signing, email="z@example.com")
     assert first.id != second.id
     assert len(sandbox.recipients(signing.id)) == 2
+
+
+async def test_a_document_of_an_upload_under_way_is_expected() -> None:
+    """One upload has arrived and is not answered yet, another fails: the first one's document explains itself."""
+    held: list[str] = []
+    failed: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": one} for one in held]})
+        body = await request.read()
+        name = "a.pdf" if b'"a.pdf"' in body else "b.pdf"
+        if name == "b.pdf" and not failed:
+            while not held:
+                await asyncio.sleep(0.005)
+            failed.append(name)
+            return web.Response(status=500)
+        held.append(name)
+        while name == "a.pdf" and "b.pdf" not in held:
+            await asyncio.sleep(0.005)
+        return web.json_response({"id": name, "name": name})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        names = ("a.pdf", "b.pdf")
+        documents = await asyncio.gather(*(client.documents.upload("s1", make_pdf(), name) for name in names))
+    assert [document.id for document in documents] == ["a.pdf", "b.pdf"]
+    assert held == ["a.pdf", "b.pdf"]
