@@ -247,6 +247,22 @@ async def test_what_is_no_sealed_pdf(target: Path, read: Read, data: bytes, said
     assert untouched(target)
 
 
+async def test_a_stream_gives_nothing_of_what_is_no_pdf() -> None:
+    """Not a byte of an error page reaches whoever takes the chunks, however long the page is."""
+    page = b"<html>" + b"please sign in " * 100_000
+    taken: list[bytes] = []
+
+    async def take(client: SigningClient) -> None:
+        async with client.documents.stream_signed("s1", "d1") as chunks:
+            async for chunk in chunks:
+                taken.append(chunk)
+
+    async with serving(sending(page)) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(DecodeError, match="what came is not a PDF"):
+            await take(client)
+    assert taken == []
+
+
 @pytest.mark.parametrize("read", WAYS)
 async def test_the_largest_size_is_exact(target: Path, read: Read) -> None:
     """A file of just `max_sealed_bytes` is taken."""
@@ -426,7 +442,10 @@ async def test_a_full_disk(target: Path, monkeypatch: pytest.MonkeyPatch, size: 
     assert untouched(target)
 
 
-async def test_it_is_on_the_disk_before_it_has_its_name(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1000, LARGE])
+async def test_it_is_on_the_disk_before_it_has_its_name(
+    target: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """What takes the target's place was flushed to the disk, whole, and so is its name afterwards."""
     events: list[str] = []
     real_fsync, real_replace = os.fsync, Path.replace
@@ -442,9 +461,9 @@ async def test_it_is_on_the_disk_before_it_has_its_name(target: Path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replace)
-    async with serving(sending(make_pdf(LARGE))) as server, SigningClient(server.origin, "token") as client:
+    async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token") as client:
         await client.documents.download_signed("s1", "d1", target)
-    assert events == [f"file of {LARGE}", "name", "folder"]
+    assert events == [f"file of {size}", "name", "folder"]
 
 
 async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,10 +264,12 @@ async def test_paths_that_lead_to_no_file(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "pipe", "is not a file"),
         (Path("/dev/null"), "is not a file"),
     ]
+    before = open_files()
     for path, said in paths:
         with pytest.raises(InvalidRequest) as caught:
             await PdfSource(path).open()
         assert str(caught.value) == f"source: {os.fspath(path)!r} {said}"
+        assert open_files() == before
 
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
@@ -413,6 +415,12 @@ async def test_a_mapped_file_is_judged_from_where_it_stands(tmp_path: Path) -> N
         file.seek(LARGE)
         with pytest.raises(PdfRejected, match="password protected"):
             await PdfSource(file).open(MOST)
+    path.write_bytes(b"x" * 2000 + make_pdf(LARGE))
+    with path.open("rb") as file:
+        with pytest.raises(PdfRejected, match="it is not a PDF"):
+            await PdfSource(file).open(MOST)
+        file.seek(2000)
+        assert await content(PdfSource(file), MOST) == make_pdf(LARGE)
 
 
 @pytest.mark.parametrize("size", [2000, LARGE])
@@ -559,8 +567,9 @@ async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, monkeypatch: py
         assert await sent(opened) == make_pdf(LARGE)
 
 
-async def test_a_block_that_still_waits_to_be_sent_is_left_alone(tmp_path: Path) -> None:
-    """Where a transport keeps a block instead of copying it, the next one is read into other memory."""
+@pytest.mark.parametrize("waiting", [0, 1])
+async def test_a_block_that_still_waits_to_be_sent_is_left_alone(tmp_path: Path, waiting: int) -> None:
+    """Where a transport keeps a block instead of copying it, the next one is read into other memory; else the same."""
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -569,11 +578,27 @@ async def test_a_block_that_still_waits_to_be_sent_is_left_alone(tmp_path: Path)
     async def keep(chunk: wire.Chunk) -> None:
         kept.append(chunk)
 
-    slow = SimpleNamespace(write=keep, transport=SimpleNamespace(get_write_buffer_size=lambda: 1))
+    slow = SimpleNamespace(write=keep, transport=SimpleNamespace(get_write_buffer_size=lambda: waiting))
     with await PdfSource(path).open() as opened:
         await opened.body(lambda size: None).write(slow)  # type: ignore[arg-type]  # all of a writer that is used
-    assert b"".join(kept[1:-1]) == data
-    assert len({id(chunk.obj) for chunk in kept[1:-1]}) == 3
+    assert (b"".join(kept[1:-1]) == data) == bool(waiting)
+    assert len({id(chunk.obj) for chunk in kept[1:-1]}) == (3 if waiting else 1)
+
+
+async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path) -> None:
+    """Only what the source raises counts as its failure."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+
+    async def fail(chunk: wire.Chunk) -> None:
+        raise ConnectionResetError
+
+    with await PdfSource(path).open() as opened:
+        body = opened.body(lambda size: None)
+        with pytest.raises(ConnectionResetError):
+            await body.write(SimpleNamespace(write=fail))  # type: ignore[arg-type]  # all of a writer that is used
+        assert body.started
+        assert body.failure is None
 
 
 @pytest.mark.parametrize("how", ["shrinks", "vanishes", "grows", "is written again"])
@@ -600,6 +625,17 @@ async def test_a_file_that_changes_is_not_sent(tmp_path: Path, how: str) -> None
             await body.write(writer(out))
         assert body.failure is caught.value
     assert len(out) < LARGE
+
+
+async def test_a_file_that_gives_less_than_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the file system says of its size, what cannot be read whole is not sent."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda handle, room, at, *flags: 0 if at else real(handle, room, at, *flags))
+    opened = await PdfSource(path).open(MOST)
+    with opened, pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+        await sent(opened)
 
 
 async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -644,6 +680,13 @@ async def test_streams_leave_no_named_file(tmp_path: Path, monkeypatch: pytest.M
         (kept,) = set(open_files()) - set(before)
         assert "(deleted)" in kept
     assert open_files() == before
+
+
+async def test_a_disk_that_takes_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream is kept whole, however many writes that takes."""
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:10_000]))
+    assert await content(PdfSource(in_chunks(make_pdf(LARGE)))) == make_pdf(LARGE)
 
 
 async def test_a_full_disk_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from signing_async import (
     ServerError,
     SigningClient,
     TransportError,
+    documents,
 )
 from signing_async.sandbox import Sandbox
 from tests.pdfs import encrypted, make_pdf
@@ -428,6 +429,14 @@ async def test_progress_ends_when_the_document_was_found(sandbox: Sandbox, clien
     await client.documents.upload(signing, make_pdf(LARGE), on_progress=told.append)
     assert told[-1] == Progress(1, 1, LARGE, LARGE)
     assert len(sandbox.documents(signing.id)) == 1
+
+
+async def test_what_is_done_is_done_whole() -> None:
+    """The last word has all bytes, also where a repeat was broken off because the first attempt had taken effect."""
+    told: list[Progress] = []
+    with await PdfSource(make_pdf(LARGE)).open() as opened:
+        documents._Sending(opened, told.append).done()
+    assert told == [Progress(1, 1, LARGE, LARGE)]
 
 
 async def test_a_failed_upload_is_never_done(sandbox: Sandbox) -> None:
