@@ -22,7 +22,7 @@ Encoding = Literal["hex", "base64"]
 KEY_ENCODINGS = ("utf-8", "hex", "base64")
 ENCODINGS = ("hex", "base64")
 FIELDS = ("body", "id", "timestamp")
-URL_SAFE = bytes.maketrans(b"+/", b"-_")
+HEX_LENGTH = 64  # of a SHA-256
 STANDARD = bytes.maketrans(b"-_", b"+/")
 
 
@@ -50,9 +50,9 @@ class Scheme:
     key_prefix: str = ""
     """What a secret given as ``str`` may start with that is no part of the key: ``whsec_``."""
     encodings: tuple[Encoding, ...] = ("hex", "base64")
-    """Accepted spellings: hex of either case; base64, standard or URL-safe, padded or not."""
+    """Accepted encodings: hex in any case; base64, standard or URL-safe, padded or not."""
     labels: tuple[str, ...] = ("", "sha256=", "v1=", "v1,")
-    """What may stand before a signature; ``""`` is for a signature that stands alone."""
+    """What may stand before a signature, in any case; ``""`` is for a signature that stands alone."""
     tolerance: float = 300.0
     """How many seconds a signed timestamp may lie in the past, and in the future."""
     clock: Callable[[], float] = field(default=time.time, repr=False)
@@ -151,17 +151,19 @@ def decode_base64(text: str) -> bytes:
         raise ValueError("not base64") from None
 
 
-def spellings(mac: bytes, encodings: tuple[Encoding, ...]) -> list[bytes]:
-    """Every honest way to write a MAC. What is not one of these, byte for byte, is no signature."""
-    written: list[bytes] = []
-    if "hex" in encodings:
-        text = hexlify(mac)
-        written += text, text.upper()
-    if "base64" in encodings:
-        padded = b2a_base64(mac, newline=False)
-        url_safe = padded.translate(URL_SAFE)
-        written += padded, padded.rstrip(b"="), url_safe, url_safe.rstrip(b"=")
-    return written
+def write(mac: bytes, encoding: Encoding) -> bytes:
+    """A MAC as most senders write it."""
+    return hexlify(mac) if encoding == "hex" else b2a_base64(mac, newline=False)
+
+
+def plain(signature: bytes) -> bytes:
+    """Hex in lower case, or standard base64 without padding: whatever spells the same MAC becomes the same bytes.
+
+    Nothing is decoded: decoders take more than one base64 text for the same bytes, and no sender writes those.
+    """
+    if len(signature) == HEX_LENGTH:
+        return signature.lower()
+    return signature.removesuffix(b"=").translate(STANDARD)
 
 
 def sign(
@@ -175,7 +177,7 @@ def sign(
     stamp = str(int(scheme.clock()) if timestamp is None else timestamp)
     before, after = around(scheme.signed, id, stamp)
     mac = digest(scheme.key(secret), before + body + after, sha256)
-    signature = scheme.labels[0] + spellings(mac, scheme.encodings)[0].decode()
+    signature = scheme.labels[0] + write(mac, scheme.encodings[0]).decode()
     if scheme.timestamp_label:
         signature = f"{scheme.timestamp_label}{stamp},{signature}"
     headers = {scheme.header: signature}

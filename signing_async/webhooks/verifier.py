@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, InvalidSignature
 from .event import MAX_BODY, Event, parse_event
-from .scheme import Scheme, Secret, around, spellings
+from .scheme import HEX_LENGTH, Scheme, Secret, around, plain, write
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -21,8 +21,7 @@ Pairs = list[tuple[str, str]]
 
 MAX_HEADER = 16 * 1024
 BLOCK = 64
-HEX_LENGTH = 64
-LENGTHS = (43, 44, 64)  # of a SHA-256 in base64 without and with padding, and in hex
+LENGTHS = (43, 44, HEX_LENGTH)  # of a SHA-256 in base64 without and with padding, and in hex
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 _TIMESTAMP = re.compile("[0-9]{1,15}")
@@ -60,7 +59,7 @@ class WebhookVerifier:
         self._bare = "" in self._labels
         self._names = (scheme.header, scheme.timestamp_header, scheme.id_header)
         labels = "|".join(re.escape(label) for label in sorted(scheme.labels, key=len, reverse=True))
-        self._entry = re.compile(rf"(?:\A|(?<=[ \t,]))(?:{labels})([^ \t,]+)".encode())
+        self._entry = re.compile(rf"(?:\A|(?<=[ \t,]))(?:{labels})([^ \t,]+)".encode(), re.IGNORECASE)
 
     def __repr__(self) -> str:
         return f"WebhookVerifier(<{len(self._states)} secrets>, {self.scheme!r})"
@@ -86,6 +85,7 @@ class WebhookVerifier:
                     return
             except (TypeError, BufferError):
                 pass  # said in words below
+            expected = ""  # error reporters show the locals of a frame
         self._verify(body, signature, headers)
 
     def parse(self, body: bytes, signature: str | bytes | None = None, *, headers: Headers | None = None) -> Event:
@@ -98,7 +98,7 @@ class WebhookVerifier:
         body = as_bytes(body)
         found = header_values(headers, *self._names)
         text = _signature_text(signature, found[0], self.scheme.header)
-        values = [value for value in self._entry.findall(text) if len(value) in LENGTHS]
+        values = [plain(value) for value in self._entry.findall(text) if len(value) in LENGTHS]
         if not values:
             raise InvalidSignature(
                 f"{self.scheme.header} holds no SHA-256 signature in {' or '.join(self.scheme.encodings)}"
@@ -113,8 +113,8 @@ class WebhookVerifier:
             self._check_age(int(timestamp))
 
     def _matches(self, mac: bytes, values: list[bytes]) -> bool:
-        written = spellings(mac, self.scheme.encodings)
-        return any(compare_digest(spelling, value) for value in values for spelling in written)
+        expected = [plain(write(mac, encoding)) for encoding in self.scheme.encodings]
+        return any(compare_digest(one, value) for value in values for one in expected)
 
     def _macs(self, before: bytes, body: bytes, after: bytes) -> Iterator[bytes]:
         for inner_state, outer_state in self._states:

@@ -22,6 +22,8 @@ KEY = b"the key that the fuzzer does not forge with"
 STAMP = "1700000000"
 LABELS = ("", "sha256=", "v1=", "v1,")
 SEPARATORS = " \t,"
+LABEL = re.compile(r"(?<![^ \t,])(?:sha256=|v1[=,])", re.IGNORECASE)
+STANDARD = str.maketrans("-_", "+/")
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,10 @@ def _is_genuine(target: Target, mac: bytes, header: str) -> bool:
     """Whether a mutation left a right signature whole in the list, and what is signed besides as it was."""
     if target.before and re.findall(r"(?<![^ \t,])t=([^ \t,]*)", header) != [STAMP]:
         return False
-    signatures = (label + text for text in target.spellings(mac) if text in header for label in target.labels)
-    return any(_stands_alone(signature, header) for signature in signatures)
+    header = LABEL.sub(lambda label: label[0].lower(), header)
+    signatures = [label + text for text in target.spellings(mac) for label in target.labels]
+    forms = header.lower(), header.translate(STANDARD)  # as hex, and as base64
+    return any(_stands_alone(signature, form) for form in forms for signature in signatures if signature in form)
 
 
 def _stands_alone(signature: str, header: str) -> bool:
