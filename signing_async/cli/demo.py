@@ -46,7 +46,10 @@ def demo(folder: Path | None, as_json: bool) -> None:
     """
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="signing-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"--folder: {error.strerror}: {str(folder)!r}") from None
     run(_tell(folder, as_json))
 
 

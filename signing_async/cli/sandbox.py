@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from ..sandbox import Profile, Refused, Sandbox
+from ..sandbox.accounts import is_loopback
 from .running import run
 
 PROFILES = ("default", "laravel", "rfc9457", "numeric")
@@ -56,7 +57,10 @@ def sandbox(
             keep_requests=2000,
         )
         run(_run(server))
-    except (Refused, RuntimeError, ValueError, OSError) as error:
+    except Refused as error:
+        said = "; ".join(message for messages in error.errors.values() for message in messages) or str(error)
+        raise click.ClickException(said.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
+    except (RuntimeError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -77,4 +81,9 @@ def _tell(server: Sandbox) -> None:
     click.echo(f"  Register an app   {server.base_url}/developer/my-apps")
     click.echo(f"  API description   {server.base_url}/openapi.json")
     click.echo(f"  An access token   {server.access_token(lifetime=86_400)} (a day)")
+    if "SIGNING_WEBHOOK_SECRET" not in os.environ:
+        for endpoint in server.webhooks.endpoints():
+            click.echo(f"  Webhook secret    {endpoint.secret} (for {endpoint.url})")
+    if not is_loopback(server.host):
+        click.echo("  Anyone who reaches this address can use all of it: it knows no passwords of its own.")
     click.echo("Ctrl-C stops it.")

@@ -144,3 +144,23 @@ def test_a_mistake_in_this_process(tmp_path: Path) -> None:
         done = CliRunner().invoke(sandbox, ["--port", "0", *options])
         assert done.exit_code == 1
         assert done.output.startswith("Error: ")
+
+
+def test_a_webhook_secret_that_it_made_is_shown(tmp_path: Path) -> None:
+    """Whoever receives the deliveries has to know it."""
+    with running("--port", "0", "--webhook-url", "http://127.0.0.1:1/hook") as (_, said):
+        assert re.search(r"Webhook secret +whsec_\S+ \(for http://127\.0\.0\.1:1/hook\)", said)
+
+
+def test_it_says_what_listening_elsewhere_means() -> None:
+    """On another address than loopback it is open to everyone there."""
+    with running("--port", "0", "--host", "0.0.0.0") as (_, said):
+        assert "it knows no passwords" in said
+
+
+def test_a_webhook_on_another_machine_is_refused_by_the_options_name() -> None:
+    """The error says which option would allow it."""
+    result = CliRunner().invoke(sandbox, ["--port", "0", "--webhook-url", "https://hooks.example.com/"])
+    assert result.exit_code == 1
+    assert "--allow-remote-webhooks" in result.output
+    assert "validation_failed" not in result.output
