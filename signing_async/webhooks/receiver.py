@@ -103,8 +103,9 @@ class Receiver:
 
     ``hand_off`` is a callback, plain or ``async``, or a queue. **A callback should return once the event is safe**:
     after 202 the sender forgets it. What waits in a queue dies with the process: that is for events that may be lost.
-    When the hand-off raises, takes longer than ``hand_off_timeout``, or finds the queue full, the answer is 503 with
-    ``Retry-After``, and the sender delivers again. ``seen`` defaults to :class:`MemorySeenEvents`.
+    When the hand-off raises or finds the queue full, or an ``async`` one takes longer than ``hand_off_timeout``, the
+    answer is 503 with ``Retry-After``, and the sender delivers again. A plain callback cannot be cut off: it should be
+    quick, and surely within the lease. ``seen`` defaults to :class:`MemorySeenEvents`.
 
     An adapter makes it an endpoint::
 
@@ -222,6 +223,7 @@ class Receiver:
             return decision
         if self._draining:
             return self._come_again("shutting down")
+        lease_ends = time.monotonic() + self.seen.lease
         try:
             claim = await settle(self.seen.claim(event.id))
         except Exception:
@@ -229,21 +231,21 @@ class Receiver:
             return self._come_again("cannot be taken now")
         if claim is not Claim.NEW:
             return DUPLICATE if claim is Claim.CONFIRMED else self._come_again("being handed over")
-        return await self._deliver(event, settle)
+        return await self._deliver(event, lease_ends, settle)
 
-    async def _deliver(self, event: Event, settle: Callable[[object], Awaitable[Any]]) -> Decision:
+    async def _deliver(self, event: Event, lease_ends: float, settle: Callable[[object], Awaitable[Any]]) -> Decision:
         try:
             await settle(self._hand_off(event))
         except (asyncio.QueueFull, queue.Full):
             log.warning("event %s finds the queue full", event.id)
-            await self._release(event, settle)
+            await self._release(event, lease_ends, settle)
             return self._come_again("the queue is full")
         except Exception:
             log.exception("event %s could not be handed over", event.id)
-            await self._release(event, settle)
+            await self._release(event, lease_ends, settle)
             return self._come_again("could not be handed over")
         except BaseException:
-            await self._release(event, settle)
+            await self._release(event, lease_ends, settle)
             raise
         try:
             await settle(self.seen.confirm(event.id))
@@ -253,7 +255,9 @@ class Receiver:
             return self._come_again("cannot be recorded now")
         return ACCEPTED
 
-    async def _release(self, event: Event, settle: Callable[[object], Awaitable[Any]]) -> None:
+    async def _release(self, event: Event, lease_ends: float, settle: Callable[[object], Awaitable[Any]]) -> None:
+        if time.monotonic() >= lease_ends:
+            return  # the claim may be somebody else's by now
         try:
             await settle(self.seen.release(event.id))
         except Exception:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import queue
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -271,6 +272,26 @@ async def test_a_hand_off_that_takes_too_long_is_cut_off() -> None:
     assert (await receiver.receive(signed(body), body)).status == 503
     assert (await receiver.receive(signed(body), body)).status == 202
     assert times == 2
+
+
+async def test_a_failure_after_the_lease_releases_nothing() -> None:
+    """By then the claim may be somebody else's, who is handing the event over: it must stay theirs."""
+    released: list[str] = []
+
+    class Seen(MemorySeenEvents):
+        def release(self, event_id: str) -> None:
+            released.append(event_id)
+
+    def fail(event: Event) -> None:
+        time.sleep(0.05 if event.id == "slow" else 0)
+        raise RuntimeError("down")
+
+    for name, lease in (("slow", 0.04), ("quick", 60.0)):
+        receiver = Receiver(VERIFIER, fail, seen=Seen(lease=lease), hand_off_timeout=0.02)
+        body = event_body(name)
+        assert (await receiver.receive(signed(body), body)).status == 503
+        assert receiver.receive_blocking(signed(body), body).status == 503
+    assert released == ["quick"]
 
 
 async def test_a_cancelled_hand_off_gives_its_claim_back() -> None:
