@@ -470,3 +470,32 @@ async def test_a_document_of_an_upload_under_way_is_expected() -> None:
         documents = await asyncio.gather(*(client.documents.upload("s1", make_pdf(), name) for name in names))
     assert [document.id for document in documents] == ["a.pdf", "b.pdf"]
     assert held == ["a.pdf", "b.pdf"]
+
+
+async def test_an_upload_that_begins_during_a_reading() -> None:
+    """What a reading shows of an upload that began meanwhile does not become an older document."""
+    held: list[str] = []
+    read = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            while not held:
+                await asyncio.sleep(0.005)
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        if request.path.endswith("/signings"):
+            return web.json_response({"id": "s1"})
+        held.append(f"d{len(held)}")
+        await read.wait()
+        return web.Response(status=500)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        await client.signings.create(name="x", language="EN")
+        reading = asyncio.create_task(client.signings.get("s1"))
+        while len(server.requests) < 2:
+            await asyncio.sleep(0.005)
+        upload = asyncio.create_task(client.documents.upload("s1", make_pdf(), "a.pdf"))
+        assert (await reading).documents
+        read.set()
+        assert (await upload).id == "d0"
+    assert held == ["d0"]
