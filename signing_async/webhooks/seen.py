@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakSet
 
 from ..errors import ConfigurationError
 
@@ -148,6 +149,7 @@ class SQLiteSeenEvents:
         self._connection: sqlite3.Connection | None = None
         self._process = 0
         self._claims = 0
+        _guards.add(self)
 
     def claim(self, event_id: str) -> Claim:
         now = self._clock()
@@ -189,7 +191,7 @@ class SQLiteSeenEvents:
             return self._open().execute(statement, values)
 
     def _open(self) -> sqlite3.Connection:
-        # a connection must not be used across a fork, and pre-forking servers build their app before it
+        # a server written in C may have forked without telling Python
         if self._connection is None or self._process != os.getpid():
             connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
             try:
@@ -200,6 +202,19 @@ class SQLiteSeenEvents:
                 raise
             self._connection, self._process = connection, os.getpid()
         return self._connection
+
+
+_guards: WeakSet[SQLiteSeenEvents] = WeakSet()
+
+
+def _close_all() -> None:
+    for guard in list(_guards):
+        guard.close()
+
+
+# A connection carried across a fork undoes the locks on the file: one side may delete the log that the other writes to.
+_before_fork = getattr(os, "register_at_fork", dict)  # Windows has neither
+_before_fork(before=_close_all)
 
 
 def _check_times(ttl: float, lease: float) -> None:

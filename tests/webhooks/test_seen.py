@@ -222,3 +222,29 @@ def test_sqlite_is_usable_on_both_sides_of_a_fork(tmp_path: Path) -> None:
     child.join(30)
     assert guard.claim("child's") is Claim.PENDING
     guard.close()
+
+
+def _confirm_in_child(guard: SQLiteSeenEvents, told: Any, answers: Any) -> None:
+    answers.put(guard.claim("early"))
+    told.wait(30)
+    guard.confirm("late")
+    answers.put("confirmed")
+    guard.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_sqlite_keeps_what_a_child_confirms_after_its_parent_left(tmp_path: Path) -> None:
+    """A connection carried across the fork would let the parent delete the log that the child goes on writing to."""
+    guard = SQLiteSeenEvents(tmp_path / "seen.db")
+    guard.claim("parent's")
+    context = multiprocessing.get_context("fork")
+    told, answers = context.Event(), context.Queue()
+    child = context.Process(target=_confirm_in_child, args=(guard, told, answers))
+    child.start()
+    assert answers.get(timeout=30) is Claim.NEW
+    guard.close()
+    told.set()
+    assert answers.get(timeout=30) == "confirmed"
+    assert guard.claim("late") is Claim.CONFIRMED
+    child.join(30)
+    guard.close()
