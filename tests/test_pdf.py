@@ -470,7 +470,7 @@ async def test_an_endless_stream_is_left_at_the_limit() -> None:
 async def test_the_event_loop_leaves_the_disk_to_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Files are opened, mapped, looked through and kept aside in other threads than the event loop's."""
+    """Files are read, mapped, looked through and kept aside in other threads than the event loop's."""
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -487,8 +487,10 @@ async def test_the_event_loop_leaves_the_disk_to_threads(
         monkeypatch.setattr(module, name, call)
 
     with path.open("rb") as file:
-        for name in ("open", "sendfile", "pread", "write", "dup"):
+        for name in ("sendfile", "pread", "write", "dup"):
             watched(name, os)
+        if kind != "path":
+            watched("open", os)
         watched("preflight", pdf)
         watched("_read", pdf)
         source: Any = {
@@ -649,8 +651,24 @@ async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkey
         return real(*arguments)
 
     monkeypatch.setattr(pdf, "_read", truncated)
+    monkeypatch.setattr(pdf, "_READ_NOW", None)
     with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
         await PdfSource(path).open(MOST)
+
+
+async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened, read and looked through at once."""
+
+    async def refused(*arguments: object) -> None:
+        raise AssertionError("a thread was used")
+
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf())
+    monkeypatch.setattr(pdf.asyncio, "to_thread", refused)
+    with await PdfSource(path).open(MOST) as opened:
+        assert opened.size == len(make_pdf())
+    with await PdfSource(make_pdf()).open(MOST) as opened:
+        assert opened.size == len(make_pdf())
 
 
 async def test_a_large_file_that_shrinks_before_it_is_looked_at(
