@@ -146,8 +146,8 @@ class Signings:
                             return signing
                         if signing is not None and signing.state is SigningState.CANCELLED:
                             break
-                        await woken(poll * random.uniform(0.75, 1.0))
-                        poll = min(poll * _SLOWER, max_poll)
+                        if not await woken(poll * random.uniform(0.75, 1.0)):
+                            poll = min(poll * _SLOWER, max_poll)
         except TimeoutError:
             if not bound.expired():
                 raise

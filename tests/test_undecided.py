@@ -169,6 +169,11 @@ async def test_the_ledger_forgets_the_least_recently_used() -> None:
             ledger.created("e")
     async with ledger.upload("b", "x.pdf", documents):
         assert read == [1]
+    tiny = Ledger(most=0)
+    async with tiny.upload("a", "x.pdf", documents):
+        tiny.created("a")
+        async with tiny.upload("a", "y.pdf", documents):
+            assert read == [1, 1]
 
 
 async def test_a_payload_that_says_nothing_of_its_text() -> None:

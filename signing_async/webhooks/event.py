@@ -14,7 +14,7 @@ from ..errors import MalformedEvent
 
 MAX_BODY = 1024 * 1024
 MAX_DEPTH = 64
-MAX_DIGITS = 1000
+MAX_DIGITS = 640  # the least that Python can be told to read at most
 MAX_ID = 512
 
 # A string that is never closed runs to the end, so that no part of it is looked at twice.
@@ -45,7 +45,8 @@ def parse_event(body: bytes, received_at: datetime, *, max_body: int = MAX_BODY)
     if not isinstance(payload, dict):
         raise MalformedEvent(f"the body is JSON, and no object but {_kind(payload)}")
     event = payload.get("event")
-    members = {**payload, **event} if isinstance(event, dict) else payload
+    inner = event if isinstance(event, dict) else {}
+    members = {**payload, **{name: value for name, value in inner.items() if value is not None}}
     kind = members.get("type")
     return Event(_identifier(members.get("id")), kind if isinstance(kind, str) else "", payload, received_at)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from signing_async.cli.sandbox import sandbox
+from signing_async.cli.sandbox import _tell, sandbox
+from signing_async.sandbox import Sandbox
 
 COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()", "sandbox")
 
@@ -150,6 +151,19 @@ def test_a_webhook_secret_that_it_made_is_shown(tmp_path: Path) -> None:
     """Whoever receives the deliveries has to know it."""
     with running("--port", "0", "--webhook-url", "http://127.0.0.1:1/hook") as (_, said):
         assert re.search(r"Webhook secret +whsec_\S+ \(for http://127\.0\.0\.1:1/hook\)", said)
+
+
+async def test_what_it_says_at_the_start(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secret only if it made it, the warning only if others can reach it."""
+    for host, known, shown in (("127.0.0.1", "whsec", False), ("0.0.0.0", None, True)):
+        monkeypatch.delenv("SIGNING_WEBHOOK_SECRET", raising=False)
+        if known:
+            monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", known)
+        async with Sandbox(host=host, webhook_url="http://127.0.0.1:1/hook", webhook_secret=known) as server:
+            _tell(server)
+        said = capsys.readouterr().out
+        assert ("Webhook secret" in said) is shown
+        assert ("knows no passwords" in said) is shown
 
 
 def test_it_says_what_listening_elsewhere_means() -> None:
