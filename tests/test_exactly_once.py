@@ -499,3 +499,13 @@ async def test_an_upload_that_begins_during_a_reading() -> None:
         read.set()
         assert (await upload).id == "d0"
     assert held == ["d0"]
+
+
+async def test_many_uploads_to_an_unknown_signing_read_it_once(sandbox: Sandbox, client: SigningClient) -> None:
+    """A signing that another client created is read before the first upload, and only then."""
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
+        signing = await _draft(other)
+    uploads = (client.documents.upload(signing, make_pdf(text=f"{n}"), f"{n}.pdf") for n in range(10))
+    await asyncio.gather(*uploads)
+    assert len(sandbox.requests_of("signings.get")) == 1
+    assert len(sandbox.documents(signing.id)) == 10
