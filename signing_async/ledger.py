@@ -92,10 +92,7 @@ class Ledger:
         signing.uploads += 1
         try:
             if signing.known is None:
-                async with signing.reading:
-                    # Somebody else may have read it meanwhile.
-                    if signing.known is None:
-                        signing.known = {document.id for document in await documents() or ()}
+                await _read_once(signing, documents)
             async with signing.turns[stem]:
                 yield Upload(signing, stem)
         finally:
@@ -114,6 +111,13 @@ class Ledger:
             if idle != path:
                 del self._signings[idle]
         return signing
+
+
+async def _read_once(signing: _Signing, documents: Callable[[], Awaitable[Listed]]) -> None:
+    async with signing.reading:
+        if signing.known is not None:
+            return  # somebody else has read it meanwhile
+        signing.known = {document.id for document in await documents() or ()}
 
 
 class Upload:
