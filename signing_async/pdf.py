@@ -25,6 +25,7 @@ __all__ = ["OpenPdf", "PdfSource", "Source"]
 
 # Read and written at once, in one reused buffer: a larger one is slower, since it falls out of the processor's cache.
 _BLOCK = 256 * 1024
+_SCRATCH = 1024 * 1024
 _JOINED = 64 * 1024
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
 _REASONS = {
@@ -66,6 +67,8 @@ class PdfSource:
         source = self.source
         if isinstance(source, str | os.PathLike):
             pdf = _open_path(source, self.filename)
+            if pdf.looked_through(most):
+                return pdf
             known = pdf.load_now()
         elif isinstance(source, bytes | bytearray | memoryview):
             pdf = _open_memory(source, self.filename)
@@ -95,6 +98,23 @@ class OpenPdf:
         self._content: memoryview | _File | None = content
         self._start = start
         self.size: int = len(content) if isinstance(content, memoryview) else max(0, content.status.st_size - start)
+
+    def looked_through(self, most: float | None) -> bool:
+        """Do the preflight of a file of middle size at once, if that waits for no disk; it is read again to be sent.
+
+        Where it is read to is used for every file, since fresh memory costs more than the reading.
+        """
+        if most is None or not _BLOCK < self.size <= min(_SCRATCH, most):
+            return False
+        scratch = _scratch()[: self.size]
+        if not _read_now(self._file, scratch, self._start):
+            return False
+        try:
+            self._refuse(preflight(scratch))
+        except BaseException:
+            self.close()
+            raise
+        return True
 
     def load_now(self) -> bool:
         """Read the file if that does not wait for a disk."""
@@ -137,7 +157,9 @@ class OpenPdf:
             raise _too_large(self.filename, most, f"{self.size} bytes")
         if not self.size:
             raise PdfRejected(f"{self.filename}: it is empty", reason="not_pdf", filename=self.filename)
-        reason = self._verdict()
+        self._refuse(self._verdict())
+
+    def _refuse(self, reason: Verdict | None) -> None:
         if reason is not None:
             raise PdfRejected(f"{self.filename}: {_REASONS[reason]}", reason=reason, filename=self.filename)
 
@@ -391,6 +413,17 @@ def _fetch(file: _File) -> None:
 def _nowhere() -> int:
     """The null device, open for good."""
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+
+_memory = threading.local()
+
+
+def _scratch() -> memoryview:
+    """Memory of this thread that nobody keeps hold of."""
+    if not hasattr(_memory, "scratch"):
+        _memory.scratch = memoryview(bytearray(_SCRATCH))
+    scratch: memoryview = _memory.scratch
+    return scratch
 
 
 def _read_now(file: _File, block: memoryview, at: int) -> bool:

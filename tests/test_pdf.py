@@ -22,7 +22,7 @@ from signing_async import InvalidRequest, PdfRejected, PdfSource, SigningError, 
 from tests.pdfs import encrypted, make_pdf, with_signature_field, with_usage_rights
 
 MOST = 10 * 2**20
-LARGE = 700_000
+LARGE = 1_200_000
 
 
 async def content(source: PdfSource, most: float | None = None) -> bytes:
@@ -584,7 +584,7 @@ async def test_a_block_that_still_waits_to_be_sent_is_left_alone(tmp_path: Path,
     with await PdfSource(path).open() as opened:
         await opened.body(lambda size: None).write(slow)  # type: ignore[arg-type]  # all of a writer that is used
     assert (b"".join(kept[1:-1]) == data) == bool(waiting)
-    assert len({id(chunk.obj) for chunk in kept[1:-1]}) == (3 if waiting else 1)
+    assert len({id(chunk.obj) for chunk in kept[1:-1]}) == (-(-LARGE // (256 * 1024)) if waiting else 1)
 
 
 async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path) -> None:
@@ -669,6 +669,30 @@ async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, mo
         assert opened.size == len(make_pdf())
     with await PdfSource(make_pdf()).open(MOST) as opened:
         assert opened.size == len(make_pdf())
+
+
+async def test_a_file_of_middle_size_is_looked_through_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 1 MiB, where the system has it in memory; a refusal leaves no file open."""
+
+    async def refused(*arguments: object) -> None:
+        raise AssertionError("a thread was used")
+
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(700_000))
+    before = open_files()
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(pdf.asyncio, "to_thread", refused)
+        with await PdfSource(path).open(MOST) as opened:
+            assert opened.size == len(make_pdf(700_000))
+        path.write_bytes(bytes(700_000))
+        with pytest.raises(PdfRejected, match="not a PDF"):
+            await PdfSource(path).open(MOST)
+    monkeypatch.setattr(pdf, "_READ_NOW", None)
+    with pytest.raises(PdfRejected, match="not a PDF"):
+        await PdfSource(path).open(MOST)
+    assert open_files() == before
 
 
 async def test_a_large_file_that_shrinks_before_it_is_looked_at(
