@@ -546,18 +546,15 @@ async def test_cancelled_anywhere_nothing_leaks(
         files = _open_files()
         if trouble is not None:
             sandbox.faults.add("*", trouble, times=None, probability=0.3, seed=3)
-        finished = 0
         for turns in (*range(1, 40), *range(40, 400, 9)):
             task = asyncio.create_task(operate(client, signing.id, tmp_path))  # type: ignore[arg-type]  # coroutines
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
-            result = (await asyncio.gather(task, return_exceptions=True))[0]
-            finished += not isinstance(result, asyncio.CancelledError)
+            await asyncio.gather(task, return_exceptions=True)
         sandbox.faults.clear()
         await _settle(lambda: not _own_tasks())
         assert not _own_tasks()
-        assert finished
         connector = client._shared.sessions.get().connector
         assert connector is not None
         assert not connector._acquired  # aiohttp's own count of connections in use
