@@ -219,3 +219,13 @@ async def test_the_gate_turns_away_who_cannot_wait() -> None:
     assert not await gate.passed(began + 10)
     assert not await gate.passed(began + 10)
     assert loop.time() - began < 5
+
+
+def test_many_calls_at_once_bring_their_credits() -> None:
+    """What calls under way have brought is not cut to what the purse holds between calls."""
+    budget = Budget()
+    for _ in range(200):
+        budget.bring()
+    assert sum(budget.take() for _ in range(500)) == 120
+    budget.give_back(500)
+    assert sum(budget.take() for _ in range(500)) == 40
