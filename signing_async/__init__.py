@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .pdf import PdfSource as PdfSource
     from .recipients import RemindResult as RemindResult
     from .retry import RetryPolicy as RetryPolicy
+    from .throttle import Gate as Gate
+    from .throttle import LocalGate as LocalGate
     from .token_stores import FileTokenStore as FileTokenStore
     from .token_stores import MemoryTokenStore as MemoryTokenStore
     from .token_stores import TokenStore as TokenStore
@@ -58,6 +60,7 @@ _NAMES = {
     "pdf": ("PdfSource",),
     "recipients": ("RemindResult",),
     "retry": ("RetryPolicy",),
+    "throttle": ("Gate", "LocalGate"),
     "token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
     "transport": ("Attempt", "Timeouts"),
 }

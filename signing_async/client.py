@@ -22,6 +22,7 @@ from .oauth import OAuth
 from .recipients import Recipients
 from .retry import Repeat, RetryPolicy
 from .signings import Signings
+from .throttle import Gate
 from .token_stores import FileTokenStore
 from .transport import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
 
@@ -38,7 +39,8 @@ class SigningClient:
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
     number of clients may share and which is never closed here; without it the client makes one. ``timeout`` is the
     seconds that a whole call may take, its waits and repeats included, or `Timeouts`. ``on_attempt`` is told of every
-    attempt. ::
+    attempt. ``gate`` holds requests back after a 429: give several clients one `LocalGate`, or one that many machines
+    share, where the service counts their requests together; without it the client has one of its own. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -54,6 +56,7 @@ class SigningClient:
         timeout: float | Timeouts = _DEFAULT_TIMEOUTS,
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
         on_attempt: Callable[[Attempt], None] | None = None,
+        gate: Gate | None = None,
     ) -> None:
         origin = wire.check_origin(base_url)
         if isinstance(auth, str):
@@ -68,11 +71,13 @@ class SigningClient:
         del auth
         if session is not None and not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"session: must be an aiohttp.ClientSession, not {type(session).__name__}")
+        if gate is not None and (isinstance(gate, type) or not isinstance(gate, Gate)):
+            raise ConfigurationError(f"gate: must be a Gate, such as LocalGate(), not {gate!r}")
         options = _options(retry, timeout, assumptions, on_attempt)
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):
             bearer.lend(sessions)
-        self._set_up(Shared(origin, bearer, sessions), Ledger(), options)
+        self._set_up(Shared(origin, bearer, sessions, gate), Ledger(), options)
         self._owns = True
 
     def _set_up(self, shared: Shared, ledger: Ledger, options: Options) -> None:

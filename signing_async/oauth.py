@@ -43,7 +43,7 @@ from .errors import (
 from .models import Token
 from .redaction import redact
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
-from .throttle import Gate
+from .throttle import LocalGate
 from .token_stores import MemoryTokenStore, TokenStore
 
 __all__ = ["AuthorizationRequest", "OAuth"]
@@ -119,7 +119,7 @@ class OAuth:
         self._retry = retry
         self._timeout = timeout
         self._assumptions = assumptions
-        self._gate = Gate()
+        self._gate = LocalGate()
         self._token: Token | None = None
         self._fresh_until = 0.0
         self._tasks: set[asyncio.Task[Token]] = set()

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Budget", "Gate"]
+__all__ = ["Budget", "Gate", "LocalGate"]
 
 
-class Gate:
-    """Closed until a point in time of the event loop's clock. A timestamp: nobody can reopen it early by mistake."""
+@runtime_checkable
+class Gate(Protocol):
+    """What lets a client's requests go out: shared by all calls of a client, or of many clients, or of many machines.
+
+    For each request `passed` is awaited first. Where it says True, `left` follows exactly once, however the request
+    ends; for a 429 `close` comes after it. All times are of the event loop's clock. Only `passed` may wait, and being
+    cancelled while it does must leave no trace. None of them may raise.
+    """
+
+    @property
+    def opens_at(self) -> float:
+        """When a request that came now could go out, as far as is known; a time gone by where it could at once."""
+
+    def close(self, seconds: float) -> None:
+        """A 429 asked to wait: let nothing pass for at least this long from now."""
+
+    async def passed(self, deadline: float) -> bool:
+        """Wait for one request's turn; False, as soon as that is known, where it does not come before the deadline."""
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        """A request that had passed at ``since`` is over.
+
+        ``admitted`` is False for a 429, True for any other answer, and None where no answer came.
+        """
+
+
+class LocalGate:
+    """The `Gate` of one process: closed until a point in time.
+
+    A timestamp: nobody can reopen it early by mistake. One gate may serve many clients of one event loop. ::
+
+        gate = LocalGate()
+        SigningClient(base_url, token, gate=gate)
+    """
 
     def __init__(self) -> None:
         self._opens_at = 0.0
@@ -30,6 +63,9 @@ class Gate:
                 return False
             await asyncio.sleep(wait)
         return True
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        """A request is over."""
 
 
 class Budget:

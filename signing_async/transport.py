@@ -19,7 +19,7 @@ from .convert import Unreadable, parse
 from .models import Token
 from .redaction import redact
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
-from .throttle import Budget, Gate
+from .throttle import Budget, Gate, LocalGate
 
 __all__ = ["Attempt", "Auth", "Bearer", "Done", "Operation", "Options", "Shared", "Timeouts", "Transport", "Undecided"]
 
@@ -151,11 +151,11 @@ class Options:
 class Shared:
     """What all views of a client share."""
 
-    def __init__(self, origin: str, auth: Auth, sessions: wire.Sessions) -> None:
+    def __init__(self, origin: str, auth: Auth, sessions: wire.Sessions, gate: Gate | None = None) -> None:
         self.origin = origin
         self.auth = auth
         self.sessions = sessions
-        self.gate: Gate = Gate()
+        self.gate: Gate = LocalGate() if gate is None else gate
         self.budget: Budget = Budget()
 
 
@@ -358,10 +358,10 @@ class _Call(Generic[T]):
         self.body = None
         if not await self.shared.gate.passed(self.deadline):
             raise self._gated()
+        since = asyncio.get_running_loop().time()
         limit = self.deadline
         if self.operation.repeat is Repeat.CHECKED and self.options.retry.max_attempts > 1:
-            left = self.deadline - asyncio.get_running_loop().time()
-            limit -= min(left * _CHECK_SHARE, _CHECK_MOST)
+            limit -= min((self.deadline - since) * _CHECK_SHARE, _CHECK_MOST)
         try:
             async with asyncio.timeout_at(limit) as bound:
                 while True:
@@ -373,6 +373,8 @@ class _Call(Generic[T]):
         except TimeoutError:
             if not bound.expired():
                 raise
+        finally:
+            self.shared.gate.left(since, None if self.status is None else self.status != 429)
         return self._timed_out()
 
     def _forget_answer(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from signing_async import ConfigurationError, RetryPolicy
 from signing_async.retry import Again, Outcome, Repeat, Step, decide, read_retry_after, run, step
-from signing_async.throttle import Budget, Gate
+from signing_async.throttle import Budget, LocalGate
 
 NOW = 1_800_000_000.0
 
@@ -199,7 +199,7 @@ def test_the_budget_lets_a_lone_call_try_everything() -> None:
 
 async def test_the_gate_opens_when_it_was_said() -> None:
     """A later, shorter closing does not open it early; a longer one while waiting is honoured."""
-    gate, loop = Gate(), asyncio.get_running_loop()
+    gate, loop = LocalGate(), asyncio.get_running_loop()
     assert await gate.passed(0.0)
     began = loop.time()
     gate.close(0.2)
@@ -212,7 +212,7 @@ async def test_the_gate_opens_when_it_was_said() -> None:
 
 async def test_the_gate_turns_away_who_cannot_wait() -> None:
     """At once where it is closed past the deadline, and as soon as it is closed for longer meanwhile."""
-    gate, loop = Gate(), asyncio.get_running_loop()
+    gate, loop = LocalGate(), asyncio.get_running_loop()
     gate.close(0.05)
     loop.call_later(0.02, gate.close, 60)
     began = loop.time()
