@@ -8,12 +8,14 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 import attrs
 
 from .errors import ConfigurationError
+from .toml_files import closest, read_toml
 
 __all__ = ["Assumptions"]
 
@@ -133,3 +135,25 @@ class Assumptions:
 
     max_answer_bytes: int = attrs.field(default=32 * 1024 * 1024, validator=_check_count)
     """The largest JSON answer that is read."""
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Those of a TOML file, whose keys are the names above; what it does not name keeps its default. ::
+
+        client = SigningClient(base_url, token, assumptions=Assumptions.from_file("assumptions.toml"))
+        """
+        return cls.from_mapping(read_toml(path), os.fspath(path))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], place: str) -> Self:
+        """Those of a table that stands at ``place``, which an error names."""
+        names = [field.name for field in attrs.fields(cls)]
+        for name, value in values.items():
+            if name not in names:
+                raise ConfigurationError(f"{place}: there is no assumption {name!r}{closest(name, names)}")
+            if isinstance(value, Mapping):
+                raise ConfigurationError(f"{place}: {name} must not be a table")
+        try:
+            return cls(**values)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{place}: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -21,9 +20,9 @@ from .models import User
 from .oauth import OAuth
 from .recipients import Recipients
 from .retry import Repeat, RetryPolicy
+from .settings import Settings
 from .signings import Signings
 from .throttle import Gate
-from .token_stores import FileTokenStore
 from .transport import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
 
 __all__ = ["SigningClient"]
@@ -90,26 +89,18 @@ class SigningClient:
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
-        """A client by the environment: ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of
-        ``SIGNING_CLIENT_ID``, ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE``.
+        """A client by the environment and the configuration file, of which the environment wins.
 
-        ``options`` are the constructor's.
+        ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
+        ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE`` (which may be left out where
+        ``signing-async login`` has made the token); for the rest see `signing_async.settings`. ``options`` are the
+        constructor's, and win over both.
         """
-        base_url = _required("SIGNING_BASE_URL")
-        access_token = os.environ.get("SIGNING_ACCESS_TOKEN")
-        if access_token:
-            return cls(base_url, access_token, **options)
-        if not os.environ.get("SIGNING_CLIENT_ID"):
-            raise ConfigurationError("neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set")
-        oauth = OAuth(
-            base_url,
-            client_id=_required("SIGNING_CLIENT_ID"),
-            client_secret=_required("SIGNING_CLIENT_SECRET"),
-            redirect_uri=_required("SIGNING_REDIRECT_URI"),
-            store=FileTokenStore(_required("SIGNING_TOKEN_FILE")),
-            assumptions=options.get("assumptions", _DEFAULT_ASSUMPTIONS),
-        )
-        return cls(base_url, oauth, **options)
+        settings = Settings.load()
+        found = {"retry": settings.retry, "timeout": settings.timeouts, "assumptions": settings.assumptions}
+        chosen = {**found, **options}
+        auth = attrs.evolve(settings, assumptions=chosen["assumptions"]).auth()
+        return cls(settings.origin, auth, **chosen)
 
     def with_options(
         self,
@@ -186,10 +177,3 @@ def _options(
     if not isinstance(timeout, Timeouts):
         timeout = attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
     return Options(retry, timeout, assumptions, on_attempt)
-
-
-def _required(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigurationError(f"{name} is not set")
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
@@ -14,6 +15,16 @@ import pytest
 
 from signing_async import RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_settings_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test, and no process that it starts, reads the settings or the token of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in [name for name in os.environ if name.startswith("SIGNING_")]:
+            patched.delenv(name)
+        patched.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,54 @@
+"""Reads a TOML file of settings; what is wrong with it is told with the file's name and without its content."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigurationError
+
+__all__ = ["closest", "read_toml"]
+
+
+def read_toml(path: str | os.PathLike[str], *, private_if: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The file's table. With a key of ``private_if`` in it, it is refused where everybody on the machine may read it.
+
+    The owner's group may: that is how a service is handed its secrets.
+    """
+    import tomllib
+
+    path = Path(path)
+    content: dict[str, Any] = {}
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = tomllib.loads(file.read().decode())
+        problem = None
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = "is not UTF-8"
+    except tomllib.TOMLDecodeError as error:
+        problem = f"is not TOML: {error}"
+    # Out here the parser's error, which holds the text, is not the context of this one.
+    if problem is not None:
+        raise ConfigurationError(f"{path} {problem}")
+    secrets = sorted(private_if & content.keys())
+    if secrets and sys.platform != "win32" and mode & stat.S_IROTH:
+        raise ConfigurationError(
+            f"{path} holds {' and '.join(secrets)}, and everybody on this machine may read it"
+            f" (mode {stat.S_IMODE(mode):04o}): run chmod 600 {path}"
+        )
+    return content
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A hint at the name that was meant; nothing where none is close."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    return f"; is {near[0]} meant?" if near else ""
