@@ -1,0 +1,233 @@
+"""Much work with few hands: items are pulled as workers become free, results are given in the order of completion."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import attrs
+
+from .errors import InvalidRequest
+
+__all__ = ["Progress", "Results", "Teller"]
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+
+@attrs.frozen
+class Progress:
+    """How far a transfer has come; totals are None while they are unknown. A repeat takes its bytes back first."""
+
+    files_done: int
+    files_total: int | None
+    bytes_done: int
+    bytes_total: int | None
+
+
+class Teller:
+    """Tells a listener of progress. One that fails is logged, and not called again: the work goes on without it."""
+
+    def __init__(self, listener: Callable[[Progress], None] | None) -> None:
+        if listener is not None and not callable(listener):
+            raise InvalidRequest(f"on_progress: must be callable, not {listener!r}")
+        self._listener = listener
+
+    @property
+    def listening(self) -> bool:
+        return self._listener is not None
+
+    def tell(self, progress: Progress) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(progress)
+        except Exception:
+            log.exception("on_progress failed; the work goes on without it")
+            self._listener = None
+
+
+class Results(Generic[R]):
+    """The results of ``work`` on each of ``items``, as they come: an async iterator that is also a context manager.
+
+    Nothing happens before the first result is asked for. Then at most ``concurrency`` items are worked on at once, each
+    pulled when there is a worker for it: a plain iterable on the event loop, which stands still where that blocks. A
+    slow consumer slows the work down: no more than twice ``concurrency`` items are pulled ahead of what was taken.
+
+    What ``work`` can make a result of, it returns as one. An exception that it raises, or that ``items`` raises, stops
+    the pulling; what is under way is finished and its results are given before that exception is.
+
+    To leave early is to cancel what is under way: at the end of ``async with``, by `aclose`, which return when that is
+    done, or by dropping the object, as ``break`` does in ``async for result in make_results()``. ``around`` is entered
+    before the first item is pulled and left when no work is under way any more, whichever way it ends.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[S] | AsyncIterable[S],
+        work: Callable[[S], Awaitable[R]],
+        concurrency: int,
+        *,
+        around: AbstractAsyncContextManager[object] | None = None,
+    ) -> None:
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise InvalidRequest(f"concurrency: must be a whole number from 1, not {concurrency!r}")
+        # What the workers hold is not this object, so that nothing keeps it once it is dropped.
+        self._run: _Run[Any, R] = _Run(items, work, concurrency, around or nullcontext())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R:
+        return await self._run.take()
+
+    async def aclose(self) -> None:
+        """Cancel what is under way, and return when it has come to its end."""
+        await self._run.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # A constructor that raised leaves nothing to cancel.
+        if hasattr(self, "_run"):
+            self._run.abandon()
+
+
+class _Run(Generic[S, R]):
+    """The work under way, apart from the object that it is watched through."""
+
+    def __init__(
+        self,
+        items: Iterable[S] | AsyncIterable[S],
+        work: Callable[[S], Awaitable[R]],
+        concurrency: int,
+        around: AbstractAsyncContextManager[object],
+    ) -> None:
+        self._items: Iterable[S] | AsyncIterable[S] | None = items
+        self._work = work
+        self._concurrency = concurrency
+        self._around = around
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._exhausted = False
+        self._failure: BaseException | None = None
+        self._outbox: asyncio.Queue[tuple[R] | None] = asyncio.Queue()
+        """None is its end."""
+        self._room = asyncio.Semaphore(2 * concurrency)
+        self._turn = asyncio.Lock()
+
+    async def take(self) -> R:
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._all(), name="signing_async bulk")
+        taken = None if self._closed else await self._outbox.get()
+        if taken is not None and not self._closed:
+            self._room.release()
+            return taken[0]
+        self._outbox.put_nowait(None)
+        failure, self._failure = self._failure, None
+        if failure is None or self._closed:
+            raise StopAsyncIteration
+        raise failure
+
+    async def close(self) -> None:
+        if self._task is not None and not self._closed:
+            self._task.cancel()
+        self._closed = True
+        self._outbox.put_nowait(None)
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        self._items = None
+
+    def abandon(self) -> None:
+        """From whatever thread the garbage collector runs in."""
+        task = self._task
+        if task is None or task.done() or self._closed:
+            return
+        self._closed = True
+        loop = task.get_loop()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(task.cancel)
+
+    async def _all(self) -> None:
+        try:
+            async with self._around:
+                await self._workers()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            # As at the end of a loop: a generator that nobody else holds is closed.
+            self._items = None
+            self._outbox.put_nowait(None)
+
+    async def _workers(self) -> None:
+        items, self._items = self._items, None
+        assert items is not None
+        following = aiter(items).__anext__ if isinstance(items, AsyncIterable) else _stepping(iter(items))
+        pull = partial(self._pull, following)
+        del items, following
+        workers = [asyncio.create_task(self._worker(pull)) for _ in range(self._concurrency)]
+        try:
+            await asyncio.wait(workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+
+    async def _worker(self, pull: Callable[[], Awaitable[tuple[S] | None]]) -> None:
+        try:
+            while True:
+                await self._room.acquire()
+                item = await pull()
+                if item is None:
+                    return
+                self._outbox.put_nowait((await self._work(item[0]),))
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._exhausted = True
+            self._room.release()
+
+    async def _pull(self, following: Callable[[], Awaitable[S]]) -> tuple[S] | None:
+        """The next item; None when there are no more. One at a time: an async generator cannot be asked twice."""
+        async with self._turn:
+            if self._exhausted:
+                return None
+            try:
+                return (await following(),)
+            except StopAsyncIteration:
+                self._exhausted = True
+                return None
+            except BaseException:
+                self._exhausted = True
+                raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+
+def _stepping(items: Iterator[S]) -> Callable[[], Awaitable[S]]:
+    """A plain iterator, asked as an async one is."""
+
+    async def following() -> S:
+        for item in items:
+            return item
+        raise StopAsyncIteration
+
+    return following
