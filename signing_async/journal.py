@@ -1,0 +1,409 @@
+"""The journal of a dispatch: what was begun and what came of it, package by package, and who is at work on which."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import glob
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+from weakref import WeakSet
+
+import attrs
+
+from .errors import ConfigurationError, InvalidRequest, SigningError
+from .token_stores import sync_folder
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
+
+__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "SqliteJournal"]
+
+_APPLICATION = 0x5369676E
+_VERSION = 1
+_TABLE = (
+    "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
+    " updated_at REAL NOT NULL) WITHOUT ROWID"
+)
+
+
+class JournalError(SigningError):
+    """The journal cannot be read or written. A run stops at it, since nothing may be sent without being written down.
+
+    What the journal holds stays true: the next run goes on from there.
+    """
+
+
+class ClaimLost(Exception):
+    """Somebody else has taken the package over. What was to be written was not; ``key`` names the package."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"the claim on package {self.key!r} was lost: another run has taken it over"
+
+
+@attrs.frozen
+class Claim:
+    """A package that was taken for working on it."""
+
+    key: str
+    state: str | None
+    """What was written last for this key; None if nothing ever was."""
+    fence: int
+    """Grows with every claim of the key: what an earlier holder still tries to write is told from it, and refused."""
+
+
+class Journal(Protocol):
+    """Keeps one text for each package, and lets one run at a time work on a package.
+
+    Any failure of its own is a `JournalError`. ``signing_async.testing`` has a suite that implementations should pass.
+    """
+
+    async def claim(self, key: str) -> Claim | None:
+        """Take a package; None while it is taken, here or in another run that is alive.
+
+        A claim of a run that has died is free.
+        """
+
+    async def write(self, claim: Claim, state: str) -> None:
+        """Keep this text for the package; when it returns, neither a crash nor a power cut loses it.
+
+        `ClaimLost`, and nothing is kept, where somebody else has taken the package over.
+        """
+
+    async def release(self, claim: Claim) -> None:
+        """Let go of the package; what was written stays. `ClaimLost` where somebody else has taken it over."""
+
+    async def aclose(self) -> None:
+        """Let go of everything."""
+
+
+class SqliteJournal:
+    """A journal in a SQLite file, for any number of runs and processes on one machine.
+
+    What is written is on disk when ``write`` returns (WAL, ``synchronous=FULL``); what many packages write at once is
+    committed together. Each journal object holds a lock of its own in a file beside the journal for as long as it
+    lives: a claim is free the moment its process is dead, however it died, and never before. ::
+
+        async with SqliteJournal("leases.journal") as journal:
+            signing = await client.dispatch(package, journal)
+
+    The file has to be on a local disk. ``timeout`` is for how many seconds another program may keep it locked.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
+        if fcntl is None:
+            raise ConfigurationError("SqliteJournal needs POSIX file locks, which this system does not have")
+        if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+            raise ConfigurationError(f"journal: must be a path, not {path!r}")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
+            raise ConfigurationError(f"SqliteJournal: timeout must be seconds above 0, at most 3600, not {timeout!r}")
+        # Through symbolic links, so that all who share the file look for locks in the same folder.
+        self.path: Path = Path(os.path.realpath(Path(path).expanduser()))
+        self._timeout = timeout
+        self._connection: sqlite3.Connection | None = None
+        self._owner = ""
+        self._lock: IO[bytes] | None = None
+        self._in_use = threading.Lock()
+        """Held while the connection is worked with."""
+        self._process = os.getpid()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="signing-journal")
+        self._queue = threading.Lock()
+        self._waiting: list[_Step] = []
+        self._writing = False
+        self._closing: Future[None] | None = None
+        _journals.add(self)
+
+    def __repr__(self) -> str:
+        return f"SqliteJournal({str(self.path)!r})"
+
+    async def claim(self, key: str) -> Claim | None:
+        done = self._submit(_text("key", key), lambda connection: self._claim(connection, key))
+        try:
+            claim: Claim | None = await asyncio.shield(asyncio.wrap_future(done))
+        except asyncio.CancelledError:
+            done.add_done_callback(self._give_back)
+            raise
+        return claim
+
+    async def write(self, claim: Claim, state: str) -> None:
+        changes = "state = ?, updated_at = ?", (_text("state", state), time.time())
+        await asyncio.shield(asyncio.wrap_future(self._change(claim, *changes)))
+
+    async def release(self, claim: Claim) -> None:
+        await asyncio.shield(asyncio.wrap_future(self._change(claim, "owner = NULL", ())))
+
+    async def aclose(self) -> None:
+        """Finish what was asked for, close the file, and let go of all claims."""
+        if self._process != os.getpid():
+            return  # it is the parent's
+        with self._queue:
+            if self._closing is None:
+                self._closing = self._writer.submit(self._close)
+                self._writer.shutdown(wait=False)
+            closing = self._closing
+        await asyncio.shield(asyncio.wrap_future(closing))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # What is asked for, from any thread
+
+    def _change(self, claim: Claim, changes: str, values: tuple[object, ...]) -> Future[Any]:
+        # A claim of a run that was taken for dead, or that was let go of, changes nothing.
+        statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # own words
+
+        def run(connection: sqlite3.Connection) -> ClaimLost | None:
+            changed = connection.execute(statement, (*values, claim.key, claim.fence, self._owner))
+            return None if changed.rowcount else ClaimLost(claim.key)
+
+        return self._submit(claim.key, run)
+
+    def _submit(self, key: str, run: Callable[[sqlite3.Connection], object]) -> Future[Any]:
+        if self._process != os.getpid():
+            raise JournalError(f"the journal {self.path} was opened before a fork: open it anew in the child process")
+        step = _Step(run)
+        with self._queue:
+            if self._closing is not None:
+                raise JournalError(f"the journal {self.path} is closed")
+            self._waiting.append(step)
+            if not self._writing:
+                self._writing = True
+                self._writer.submit(self._write_all)
+        return step.done
+
+    def _give_back(self, done: Future[Claim | None]) -> None:
+        """Nobody waits for this claim any more."""
+        if done.exception() is None and (claim := done.result()) is not None:
+            with self._queue:
+                if self._closing is not None:
+                    return  # and that frees it
+            self._change(claim, "owner = NULL", ())
+
+    # What is done, in the writer's thread
+
+    def _write_all(self) -> None:
+        """Commit what waits, all of it at once, until nothing does."""
+        while True:
+            with self._queue:
+                steps, self._waiting = self._waiting, []
+                self._writing = bool(steps)
+            if not steps:
+                return
+            outcomes = self._commit(steps)
+            for step, outcome in zip(steps, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    step.done.set_exception(outcome)
+                else:
+                    step.done.set_result(outcome)
+
+    def _commit(self, steps: list[_Step]) -> list[object]:
+        with self._in_use:
+            try:
+                connection = self._opened()
+                connection.execute("BEGIN IMMEDIATE")
+                outcomes = [step.run(connection) for step in steps]
+                connection.execute("COMMIT")
+                return outcomes
+            except JournalError as error:
+                failure = error
+            except Exception as error:  # whatever it is: somebody waits to be told
+                failure = JournalError(f"the journal {self.path}: {_words(error)}")
+            # What was not committed is undone by this.
+            self._disconnect()
+        return [copy.copy(failure) for _ in steps]
+
+    def _claim(self, connection: sqlite3.Connection, key: str) -> Claim | None:
+        row = connection.execute("SELECT state, owner, fence FROM packages WHERE key = ?", (key,)).fetchone()
+        state, owner, fence = row or (None, None, 0)
+        if owner is not None and self._is_alive(owner):
+            return None
+        connection.execute(
+            "INSERT INTO packages (key, state, owner, fence, updated_at) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, fence = excluded.fence",
+            (key, state, self._owner, fence + 1, time.time()),
+        )
+        return Claim(key, state, fence + 1)
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._lock is None:
+            self._take_lock()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            # For its owner only. Never opened when it is there: to close it would undo SQLite's locks on it.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            sync_folder(self.path.parent)
+        except FileExistsError:
+            pass
+        connection = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False)
+        try:
+            self._patiently(lambda: self._prepare(connection))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Where a file is made by two at once, SQLite does not itself wait for the other."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return step()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.02)
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        def value(statement: str) -> int:
+            found: int = connection.execute(statement).fetchone()[0]
+            return found
+
+        is_ours = value("PRAGMA application_id") == _APPLICATION
+        if not is_ours and value("SELECT count(*) FROM sqlite_master"):
+            raise JournalError(f"the journal {self.path} is the database of another program; it was left as it is")
+        if is_ours and value("PRAGMA user_version") > _VERSION:
+            raise JournalError(f"the journal {self.path} was made by a newer version of signing-async")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if not is_ours:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                if not value("SELECT count(*) FROM sqlite_master"):
+                    connection.execute(_TABLE)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def _close(self) -> None:
+        with self._in_use:
+            self._disconnect()
+            if self._lock is not None:
+                self._lock_path(self._owner).unlink(missing_ok=True)
+                self._lock.close()
+                self._lock = None
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # Who is alive
+
+    def _lock_path(self, owner: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{owner}.lock")
+
+    def _take_lock(self) -> None:
+        """Be somebody, for as long as this lock is held."""
+        for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.lock"):
+            self._is_alive(left.name[len(self.path.name) + 1 : -len(".lock")])
+        while True:
+            owner = secrets.token_hex(8)
+            lock = os.fdopen(os.open(self._lock_path(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)
+            # Somebody who looked at it before it was locked may have taken it for a dead one's, and removed it.
+            if _locked(lock.fileno(), exclusively=True) and os.fstat(lock.fileno()).st_nlink:
+                break
+            lock.close()
+        self._owner, self._lock = owner, lock
+
+    def _is_alive(self, owner: str) -> bool:
+        """Whether the lock is held that an owner holds all its life; a dead one's is removed."""
+        try:
+            lock = os.open(self._lock_path(owner), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if not _locked(lock, exclusively=False):
+                return True
+            self._lock_path(owner).unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(lock)
+
+    # Forks
+
+    def _before_fork(self) -> None:
+        """A connection that is carried across a fork undoes the locks on the file. The next use opens a new one."""
+        self._in_use.acquire()
+        self._disconnect()
+
+    def _after_fork(self, *, child: bool) -> None:
+        if child and self._lock is not None:
+            # Else the child would keep the claims of a parent that is dead. It stays locked by the parent.
+            self._lock.close()
+            self._lock = None
+        self._in_use.release()
+
+
+class _Step:
+    """Something to do with the database, and who waits for what comes of it."""
+
+    def __init__(self, run: Callable[[sqlite3.Connection], object]) -> None:
+        self.run = run
+        self.done: Future[Any] = Future()
+
+
+def _text(name: str, value: object) -> str:
+    """A text that a database can hold."""
+    if not isinstance(value, str) or not value or "\0" in value or value.encode("utf-8", "replace").decode() != value:
+        raise InvalidRequest(f"{name}: must be a text that is not empty, without null characters, not {value!r}")
+    return value
+
+
+def _words(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def _locked(handle: int, *, exclusively: bool) -> bool:
+    """Whether the lock could be taken. flock, not lockf: it also tells two owners in one process apart."""
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+_journals: WeakSet[SqliteJournal] = WeakSet()
+
+
+_at_rest: list[SqliteJournal] = []
+
+
+def _all_before_fork() -> None:
+    _at_rest.extend(_journals)
+    for journal in _at_rest:
+        journal._before_fork()
+
+
+def _all_after_fork(*, child: bool) -> None:
+    while _at_rest:
+        _at_rest.pop()._after_fork(child=child)
+
+
+_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork
+_at_fork(
+    before=_all_before_fork,
+    after_in_parent=lambda: _all_after_fork(child=False),
+    after_in_child=lambda: _all_after_fork(child=True),
+)
