@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SigningError
 
@@ -13,14 +15,34 @@ try:
 except ModuleNotFoundError:  # the extra is not installed: say so in a sentence, not in a traceback
     sys.exit("signing-async: the command line needs its extra: pip install 'signing-async[cli]'")
 
+from .command import common_options
+from .exits import CODES, FAILED, INTERRUPTED, PIPE_CLOSED, code_of, facts_of
+from .output import Output, discard_output
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
 COMMANDS = {
-    "demo": ("demo", "The whole story on this machine, in seconds: from a new app to a sealed PDF."),
-    "sandbox": ("sandbox", "Run the whole service on this machine."),
-    "webhook": ("webhook", "Verify, diagnose and check webhook deliveries."),
+    "add-recipient": ("recipients:add_recipient", "Add somebody who has to sign to a draft."),
+    "completion": ("completion:completion", "Print the script that completes commands in your shell."),
+    "create": ("signings:create", "Create a draft."),
+    "demo": ("demo:demo", "The whole story on this machine, in seconds: from a new app to a sealed PDF."),
+    "download": ("documents:download", "Download sealed PDFs."),
+    "list": ("signings:list_signings", "List signings, newest page first as the service gives them."),
+    "login": ("account:login", "Log in with the browser, and keep the token."),
+    "logout": ("account:logout", "Remove the token from this machine."),
+    "me": ("account:me", "Show who is logged in."),
+    "remind": ("recipients:remind", "Remind recipients."),
+    "sandbox": ("sandbox:sandbox", "Run the whole service on this machine."),
+    "send": ("signings:send", "Send a draft to its recipients."),
+    "show": ("signings:show", "Show a signing, its documents and its recipients."),
+    "upload": ("documents:upload", "Upload PDFs to a draft."),
+    "watch": ("watch:watch", "Follow a signing until it is completed."),
+    "webhook": ("webhook:webhook", "Verify, diagnose and check webhook deliveries."),
 }
+"""Name: where the command is, and its line in the help."""
+
+_CHANGING = frozenset({"add-recipient", "create", "dispatch", "remind", "send", "upload"})
 
 
 class _Lazy(click.Group):
@@ -32,29 +54,91 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, _ = COMMANDS[name]
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(_missing(name, error)) from None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(self._rows()))
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        for name in sorted(COMMANDS):
-            yield name, COMMANDS[name][1]
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in CODES.items()])
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+def _missing(name: str, error: ModuleNotFoundError) -> str:
+    return f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, params=list(common_options()))
 @click.version_option(package_name="signing-async")
 def group() -> None:
-    """Work with the electronic signing service from the terminal."""
+    """Work with the electronic signing service from the terminal.
+
+    Settings come from the environment (SIGNING_BASE_URL, SIGNING_ACCESS_TOKEN, ...) and from a file; "signing-async
+    login" makes the token. Secrets are never arguments.
+
+    \b
+    Example:
+      signing-async list --state sent
+    """
 
 
 def main() -> None:
-    """Run the command; an error of the package ends it with one sentence and exit code 1."""
+    """Run the command, and end with its exit code; an error is one sentence."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments; its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # Text that the terminal's encoding lacks is shown as well as it can be.
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # not every stream has it
+    out = Output(json="--json" in arguments)
     try:
-        group(prog_name="signing-async")
+        code = _invoke(arguments, out)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        code = PIPE_CLOSED if error.errno == errno.EPIPE else FAILED
+        discard_output()
+        if code == FAILED:
+            _tell(out, error, code, f"{error.filename or 'the output cannot be written'}: {error.strerror}")
+    return code
+
+
+def _invoke(arguments: Sequence[str], out: Output) -> int:
+    try:
+        returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False)
+        return returned if isinstance(returned, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        return _interrupted(out, changing=not _CHANGING.isdisjoint(arguments))
     except SigningError as error:
-        click.echo(f"signing-async: {error}", err=True)
-        sys.exit(1)
+        return _tell(out, error, code_of(error))
+    except click.ClickException as error:
+        return _told(out, error)
+
+
+def _interrupted(out: Output, *, changing: bool) -> int:
+    words = "interrupted" + ("; a request that was under way may have taken effect" if changing else "")
+    out.error(words, {"type": "Interrupted", "message": words, "exit_code": INTERRUPTED})
+    return INTERRUPTED
+
+
+def _told(out: Output, error: click.ClickException) -> int:
+    """An error of click's, which knows how to show itself to people."""
+    if not out.json:
+        error.show()
+        return error.exit_code
+    return _tell(out, error, error.exit_code, error.format_message())
+
+
+def _tell(out: Output, error: BaseException, code: int, words: str | None = None) -> int:
+    facts = facts_of(error, code)
+    out.error(words or str(error), facts if words is None else {**facts, "message": words})
+    return code

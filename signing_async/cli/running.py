@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+import click
+
+from .exits import TERMINATED
 
 T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like ``asyncio.run``."""
+    """Like ``asyncio.run``: Ctrl-C, and SIGTERM too, let what is open be closed before the command ends."""
     try:
         import uvloop
     except ModuleNotFoundError:  # the extra `speed` is not installed
@@ -18,4 +24,25 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     else:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)
+        return runner.run(_until_terminated(main))
+
+
+async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
+    loop, work = asyncio.get_running_loop(), asyncio.current_task()
+    assert work is not None
+    cancel, terminated = work.cancel, False
+
+    def stop() -> None:
+        nonlocal terminated
+        terminated = True
+        cancel()
+
+    # Windows' loops know no handlers, and only the main thread may have any.
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+        loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if terminated:
+            raise click.exceptions.Exit(TERMINATED) from None
+        raise

@@ -1,0 +1,231 @@
+"""What a command prints: sentences, tables and progress for people, a JSON object a line for machines.
+
+Standard output carries what was asked for; all else goes to standard error. On a terminal tables are styled and fitted
+to its width; anywhere else they are plain, and nothing is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .exits import PIPE_CLOSED
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress
+
+__all__ = ["Output", "ago", "clean", "discard_output", "iso"]
+
+# Controls, and the marks that turn the direction of text: a name from a server must not drive the terminal.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_STYLES = {
+    "draft": "yellow",
+    "sent": "cyan",
+    "completed": "green",
+    "cancelled": "red",
+    "signed": "green",
+    "pending": "yellow",
+}
+
+
+class Output:
+    """Where a command's words go; ``json`` is whether machines read them."""
+
+    def __init__(self, *, json: bool = False) -> None:
+        self.json = json
+
+    @cached_property
+    def console(self) -> Console:
+        """Rich's console of standard output."""
+        return _console(sys.stdout)
+
+    @cached_property
+    def errors(self) -> Console:
+        """Rich's console of standard error."""
+        return _console(sys.stderr)
+
+    @property
+    def live(self) -> bool:
+        """Whether standard error can show something that moves."""
+        return not self.json and _is_terminal(sys.stderr) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+    def result(self, facts: Mapping[str, Any], text: str | None = None) -> None:
+        """What was asked for: the facts as a line of JSON, or the text; nothing where that is None."""
+        if self.json:
+            self._write(json.dumps(facts, default=_as_json) + "\n")
+        elif text is not None:
+            self._write(clean(text) + "\n")
+
+    def say(self, text: str, **facts: Any) -> None:
+        """A remark for people, on standard error; for machines its facts, if it has any."""
+        if not self.json:
+            self._print(clean(text))
+        elif facts:
+            self._tell(facts)
+
+    def warn(self, text: str) -> None:
+        """Something that may matter, on standard error."""
+        if self.json:
+            self._tell({"warning": text})
+        else:
+            self._print(f"Warning: {clean(text)}", "yellow")
+
+    def error(self, text: str, facts: Mapping[str, Any]) -> None:
+        """What went wrong, on standard error."""
+        if self.json:
+            self._tell({"error": facts})
+        else:
+            self._print(f"Error: {clean(text)}", "red")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
+        """Rows for people; the first column is never cut off."""
+        self.show(self.table_of(columns, rows, title=title))
+
+    def table_of(
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
+    ) -> RenderableType:
+        """The table, to be shown by `show` or in a live display."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left"
+        )
+        for number, column in enumerate(columns):
+            table.add_column(column, no_wrap=True, overflow="ignore" if number == 0 else "ellipsis")
+        for row in rows:
+            cells = [clean(str(cell)) for cell in row]
+            table.add_row(*(Text(cell, _STYLES.get(cell.split(" ")[0], "")) for cell in cells))
+        return table
+
+    def show(self, renderable: RenderableType) -> None:
+        """Something of rich's, on standard output."""
+        with self.console.capture() as captured:
+            self.console.print(renderable)
+        text = captured.get()
+        if not self.console.is_terminal:
+            text = "".join(line.rstrip() + "\n" for line in text.splitlines())
+        self._write(text)
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int | None, int, int | None], None]]:
+        """A bar on standard error while something moves; it is told files done and in all, bytes done and in all.
+
+        Where nothing can move there is none.
+        """
+        if not self.live:
+            yield lambda files, files_total, size, size_total: None
+            return
+        with _bar(self.errors) as bar:
+            task = bar.add_task(what, total=None, files="")
+
+            def tell(files: int, files_total: int | None, size: int, size_total: int | None) -> None:
+                count = f"{files}/{'?' if files_total is None else files_total}"
+                bar.update(task, completed=size, total=size_total, files=count)
+
+            yield tell
+
+    def _tell(self, facts: Mapping[str, Any]) -> None:
+        click.echo(json.dumps(facts, default=_as_json), err=True)
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        colour = style if _is_terminal(sys.stderr) and "NO_COLOR" not in os.environ else None
+        if colour and os.environ.get("TERM") != "dumb":
+            head, colon, rest = text.partition(":")
+            text = click.style(head + colon, fg=colour, bold=True) + rest
+        click.echo(text, err=True)
+
+    def _write(self, text: str) -> None:
+        try:
+            click.echo(text, nl=False, color=True)
+        except BrokenPipeError:
+            # Whoever read has seen enough: what is still in the buffer goes nowhere, also at the end.
+            discard_output()
+            raise click.exceptions.Exit(PIPE_CLOSED) from None
+
+
+def clean(text: str) -> str:
+    """Without what would steer a terminal: a name may come from anywhere."""
+    return "\n".join(_CONTROLS.sub("\ufffd", line) for line in text.split("\n"))
+
+
+def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
+    """A moment as people say it; the day where it is long ago or to come."""
+    if moment is None:
+        return ""
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    if not -60 < seconds < 30 * 86_400:
+        return f"{moment.astimezone():%Y-%m-%d}"
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return "just now"
+
+
+def iso(moment: datetime | None) -> str:
+    """A moment to the second, in this machine's time zone."""
+    return "" if moment is None else moment.astimezone().isoformat(" ", "seconds")
+
+
+def _as_json(value: object) -> object:
+    """What JSON does not know: records and moments."""
+    import attrs
+
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if attrs.has(type(value)):
+        return attrs.asdict(value, recurse=False)  # type: ignore[arg-type]  # has() says so
+    return str(value)
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    is_terminal = _is_terminal(stream)
+    return Console(
+        file=stream or io.StringIO(),
+        width=None if is_terminal else 10_000,
+        force_terminal=is_terminal,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _bar(console: Console) -> Progress:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[files]}"),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def _is_terminal(stream: Any) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def discard_output() -> None:
+    """Let what is still to be written to standard output go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    finally:
+        os.close(nowhere)
