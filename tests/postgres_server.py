@@ -1,0 +1,256 @@
+"""A real PostgreSQL on a free loopback port, as a child process with a data folder of its own, and ways to hurt it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from tests.needs import missing
+
+PASSWORD = "pa55word-of-the-database"
+# What a test waits for is never the disk, and a server that is killed here leaves the machine running.
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "shared_buffers": "16MB",
+    "max_connections": "80",
+    "max_wal_senders": "0",
+    "wal_level": "minimal",
+    "autovacuum": "off",
+    "log_min_messages": "fatal",
+}
+
+
+def programs() -> Path:
+    """Where the newest PostgreSQL's programs are: Debian keeps them off the PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    if on_path is not None:
+        found.append(Path(on_path).resolve())
+    if not found:
+        missing("the program initdb")
+    return found[-1].parent
+
+
+def _unprivileged() -> dict[str, Any]:
+    """Settings of a subprocess: PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return {}
+    users = {user.pw_name: user for user in pwd.getpwall()}
+    user = users.get("postgres") or users.get("nobody") or missing("a user other than root, to run PostgreSQL as")
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class PostgresServer:
+    """Use it as a context manager; between `start` and `stop` it may be frozen, killed and started again."""
+
+    def __init__(self) -> None:
+        self._programs = programs()
+        self._as = _unprivileged()
+        self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    def __enter__(self) -> Self:
+        try:
+            self._create()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def dsn(self, *, schema: str = "public", port: int | None = None, user: str = "signing") -> str:
+        """Where it is, with the password; what is created goes into the schema."""
+        place = f"127.0.0.1:{port or self.port}/postgres"
+        return f"postgresql://{user}:{PASSWORD}@{place}?search_path={schema}"
+
+    def start(self) -> None:
+        """Start it on its port, and return when it takes connections."""
+        options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self.port), *options],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env={"LC_ALL": "C", "TZ": "UTC"},
+                **self._as,
+            )
+        until = time.monotonic() + 60
+        while not self._ready():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"PostgreSQL did not start: {(self._folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def _ready(self) -> bool:
+        """Whether its status file says so: asking over the network would be another connection in a test's count."""
+        with contextlib.suppress(OSError, IndexError):
+            return (self._folder / "data" / "postmaster.pid").read_text().splitlines()[7].strip() == "ready"
+        return False
+
+    def stop(self) -> None:
+        """Stop it at once, as a crash would be for whoever is connected; the data stays."""
+        if self._process is not None:
+            self.thaw()
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(60)
+            self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes."""
+        if self._process is not None:
+            for each in self._freeze():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+            self._process.wait(60)
+            self._process = None
+            # The orphans go at once too; what they leave in the data folder would stop the next start.
+            (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
+    def restart(self) -> None:
+        """Stop it and start it again on the same port."""
+        self.stop()
+        self.start()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP to all of its processes for as long as the block runs: connections stay, and nothing answers."""
+        self._freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
+
+    def _freeze(self) -> list[int]:
+        stopped: list[int] = []
+        # Again until there is no new one: it may be forking.
+        while fresh := [each for each in self._processes() if each not in stopped]:
+            for each in fresh:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGSTOP)
+            stopped += fresh
+        return stopped
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        for each in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGCONT)
+
+    def _processes(self) -> list[int]:
+        """The server and its children; each of those leads a session of its own, so no group holds them."""
+        if self._process is None:
+            return []
+        found = [self._process.pid]
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == self._process.pid:
+                    found.append(int(folder.name))
+        return found
+
+    def close(self) -> None:
+        """Stop it and remove its data."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _create(self) -> None:
+        password = self._folder / "password"
+        password.write_text(PASSWORD)
+        for each in (self._folder, password):
+            if self._as:
+                os.chown(each, self._as["user"], self._as["group"])
+        made = subprocess.run(
+            [
+                self._programs / "initdb",
+                *("-D", self._folder / "data", "-U", "signing", f"--pwfile={password}", "--auth=scram-sha-256"),
+                *("--no-sync", "--no-locale", "--encoding=UTF8"),
+            ],
+            capture_output=True,
+            text=True,
+            cwd=self._folder,
+            check=False,
+            **self._as,
+        )
+        if made.returncode:
+            raise RuntimeError(f"initdb failed: {made.stderr}")
+
+
+class Wire:
+    """A way to a server that can be slow, or be cut: what is sent through it, both ways, arrives later."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.delay = 0.0
+        self.port = 0
+
+    def cut(self) -> None:
+        """Break every connection; new ones are let through."""
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            self._writers.add(back)
+            await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
+        except (OSError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._tasks.discard(task)
+
+    async def _carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                await asyncio.sleep(self.delay)
+                target.write(data)
+                await target.drain()
+        target.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def wire_to(port: int) -> AsyncIterator[Wire]:
+    """A `Wire` that listens on a port of its own."""
+    wire = Wire(port)
+    server = await asyncio.start_server(wire._serve, "127.0.0.1", 0)
+    wire.port = server.sockets[0].getsockname()[1]
+    try:
+        yield wire
+    finally:
+        server.close()
+        wire.cut()
+        for task in tuple(wire._tasks):
+            task.cancel()
+        await asyncio.gather(*tuple(wire._tasks), return_exceptions=True)
+        await server.wait_closed()
