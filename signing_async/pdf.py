@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import io
-import mmap
 import os
 import secrets
 import stat
@@ -19,15 +17,15 @@ from typing import IO, Any
 
 from . import wire
 from .errors import InvalidRequest, PdfRejected
-from .pdf_preflight import Verdict, preflight
+from .pdf_preflight import Verdict, glance, preflight
 
 __all__ = ["OpenPdf", "PdfSource", "Source"]
 
 # Read and written at once, in one reused buffer: a larger one is slower, since it falls out of the processor's cache.
 _BLOCK = 256 * 1024
-_SCRATCH = 1024 * 1024
 _JOINED = 64 * 1024
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
+_one_at_a_time = threading.Lock()
 _REASONS = {
     "not_pdf": "it is not a PDF",
     "protected": "it is password protected",
@@ -61,14 +59,12 @@ class PdfSource:
         """The file, opened; the caller closes it.
 
         With ``most``, a larger file is a `PdfRejected`, and so is one that the service is sure to refuse. A path is
-        opened here and now, and read at once if it is small and the system has it in memory, at a fifth of what a
-        thread costs; what may wait for a disk is read in a thread, while the event loop goes on.
+        opened here and now, and read at once as far as the system has it in memory, at a fifth of what a thread
+        costs; what may wait for a disk is read in a thread, while the event loop goes on.
         """
         source = self.source
         if isinstance(source, str | os.PathLike):
             pdf = _open_path(source, self.filename)
-            if pdf.looked_through(most):
-                return pdf
             known = pdf.load_now()
         elif isinstance(source, bytes | bytearray | memoryview):
             pdf = _open_memory(source, self.filename)
@@ -77,6 +73,8 @@ class PdfSource:
             return await self._open_stream(source, most)
         else:
             return await asyncio.to_thread(_checked, lambda: _open_file(source, self.filename, most), most)
+        if pdf.passes_now(most):
+            return pdf
         return _checked(lambda: pdf, most) if known else await asyncio.to_thread(_checked, lambda: pdf, most)
 
     async def _open_stream(self, source: AsyncIterable[bytes], most: float | None) -> OpenPdf:
@@ -99,22 +97,32 @@ class OpenPdf:
         self._start = start
         self.size: int = len(content) if isinstance(content, memoryview) else max(0, content.status.st_size - start)
 
-    def looked_through(self, most: float | None) -> bool:
-        """Do the preflight of a file of middle size at once, if that waits for no disk; it is read again to be sent.
-
-        Where it is read to is used for every file, since fresh memory costs more than the reading.
-        """
-        if most is None or not _BLOCK < self.size <= min(_SCRATCH, most):
+    def passes_now(self, most: float | None) -> bool:
+        """Whether what is larger than a block needs no more than a glance now, which does not wait for a disk."""
+        if self.size <= _BLOCK:
             return False
-        scratch = _scratch()[: self.size]
-        if not _read_now(self._file, scratch, self._start):
-            return False
+        if most is None or self.size > most:
+            return most is None
         try:
-            self._refuse(preflight(scratch))
-        except BaseException:
-            self.close()
-            raise
-        return True
+            return glance(self._peek_now, self.size)
+        except BlockingIOError:
+            return False
+
+    def _peek_now(self, at: int, size: int) -> bytearray | memoryview:
+        if isinstance(self._content, memoryview):
+            return self._content[at : at + size]
+        block = bytearray(size)
+        if not _read_now(self._file, memoryview(block), self._start + at):
+            raise BlockingIOError
+        return block
+
+    def _peek(self, at: int, size: int) -> bytearray:
+        block = bytearray(size)
+        with _told(f"{self.filename} cannot be read"):
+            whole = _read(self._file, memoryview(block), self._start + at)
+        if not whole:
+            raise self._changed()
+        return block
 
     def load_now(self) -> bool:
         """Read the file if that does not wait for a disk."""
@@ -131,13 +139,9 @@ class OpenPdf:
     def load(self) -> None:
         """Read the file at once if it is small, to be run in a thread."""
         if isinstance(self._content, _File) and self.size <= _BLOCK:
-            block = memoryview(bytearray(self.size))
-            with _told(f"{self.filename} cannot be read"):
-                whole = _read(self._content, block, self._start)
-            if not whole:
-                raise self._changed()
+            block = self._peek(0, self.size)
             self._content.close()
-            self._content = block
+            self._content = memoryview(block)
 
     def __enter__(self) -> OpenPdf:
         return self
@@ -166,11 +170,9 @@ class OpenPdf:
     def _verdict(self) -> Verdict | None:
         if isinstance(self._content, memoryview):
             return preflight(self._content)
-        with _told(f"{self.filename} cannot be read"):
-            _fetch(self._file)
-            mapped = mmap.mmap(self._file.number, self._start + self.size, access=mmap.ACCESS_READ)
-        with mapped, memoryview(mapped) as whole, whole[self._start :] as view:
-            return preflight(view)
+        with _one_at_a_time:
+            # The whole of it in memory is seldom needed, and never of more than one file at a time.
+            return None if glance(self._peek, self.size) else preflight(self._peek(0, self.size))
 
     def body(self, sent: Callable[[int], None]) -> wire.Body:
         """The form with this file as ``selected_file``, made anew for each attempt; ``sent`` is told of its bytes."""
@@ -396,34 +398,6 @@ def _read_aside(source: IO[bytes], filename: str, spool: _Spool) -> None:
             spool.flush()
         if not chunk:
             return
-
-
-def _fetch(file: _File) -> None:
-    """Have the system read the whole file into its memory.
-
-    A page of a mapped file that is not there stops every thread while it is read, since whoever touches it holds the
-    interpreter. Sent to the null device, the file is read but not copied.
-    """
-    at = 0
-    while at < file.status.st_size and (got := os.sendfile(_nowhere(), file.number, at, file.status.st_size - at)):
-        at += got
-
-
-@functools.cache
-def _nowhere() -> int:
-    """The null device, open for good."""
-    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-
-
-_memory = threading.local()
-
-
-def _scratch() -> memoryview:
-    """Memory of this thread that nobody keeps hold of."""
-    if not hasattr(_memory, "scratch"):
-        _memory.scratch = memoryview(bytearray(_SCRATCH))
-    scratch: memoryview = _memory.scratch
-    return scratch
 
 
 def _read_now(file: _File, block: memoryview, at: int) -> bool:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import mmap
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 Verdict: TypeAlias = Literal["not_pdf", "protected", "already_signed"]
+
+_Bytes: TypeAlias = bytes | bytearray | memoryview
+Read: TypeAlias = Callable[[int, int], _Bytes]
+"""The bytes of a file from an offset on, just so many."""
 
 HEADER_WINDOW: Final = 1024
 """Readers look for `%PDF-` within so many first bytes."""
@@ -26,9 +30,17 @@ TAIL_WINDOW: Final = 1054
 BUDGET: Final = 2 * 2**20
 """What one file may cost: 1 for each byte that is read or inflated, and `STEP` for each thing that is read."""
 
+GLANCE_BUDGET: Final = 128 * 2**10
+"""What a glance may cost, which is two milliseconds at the most: it is taken where others wait."""
+
 STEP: Final = 80
 VERIFY_COST: Final = 16
 MAX_DEPTH: Final = 100
+WINDOW: Final = 2048
+"""How much of a file a glance reads at a time."""
+
+ROOM: Final = 512
+"""More than any of the patterns below can match, but for those that have no end of their own."""
 
 _SPACE = rb"[\x00\t\n\f\r ]"
 _REGULAR = rb"[^\x00\t\n\f\r ()<>\[\]{}/%]"
@@ -51,6 +63,9 @@ _START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})(?!%b)" % (_SPACE, _REGULA
 _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
+_ENDLESS = (_TOKEN, _STRING_PART, _ROWS)
+_NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of a token; the third are marks
+_CLOSED_BY = {b"[": b"]", b"<<": b">>"}
 
 
 class _Ref(NamedTuple):
@@ -99,20 +114,36 @@ def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | Non
         return _judge_wreck(_Text(view, budget))
 
 
+def glance(read: Read, size: int) -> bool:
+    """Whether a look at a few places of a file finds all in order, so that `preflight` would have nothing against it.
+
+    False says nothing: then `preflight` has to see the whole file.
+    """
+    header = bytes(read(0, min(size, HEADER_WINDOW))).find(b"%PDF-")
+    if header < 0:
+        return False
+    text = _Text(b"", _Budget(GLANCE_BUDGET), size - header, lambda at, least: read(header + at, least))
+    try:
+        return _verdict(_Document(text)) is None
+    except _UnreadableError:
+        return False
+
+
 def _judge(document: _Document) -> Verdict | None:
     """The verdict on a file whose newest trailer can be read; raises when it cannot."""
-    trailer = document.trailer
     try:
-        if isinstance(document.get(trailer, b"/Encrypt"), dict):
-            verdict: Verdict = "protected"
-        elif _is_signed(document, document.get_dict(trailer, b"/Root")):
-            verdict = "already_signed"
-        else:
-            return None
-        document.verify()  # a reader that rebuilds a damaged file may come to see another document
+        verdict = _verdict(document)
+        if verdict:
+            document.verify()  # a reader that rebuilds a damaged file may come to see another document
     except _UnreadableError:
         return None
     return verdict
+
+
+def _verdict(document: _Document) -> Verdict | None:
+    if isinstance(document.get(document.trailer, b"/Encrypt"), dict):
+        return "protected"
+    return "already_signed" if _is_signed(document, document.get_dict(document.trailer, b"/Root")) else None
 
 
 def _is_signed(document: _Document, catalog: _Dict) -> bool:
@@ -192,80 +223,122 @@ class _Budget:
             raise _UnreadableError
 
 
-@dataclass
 class _Text:
-    """Bytes in PDF's syntax: the file's own or an object stream's."""
+    """Bytes in PDF's syntax, the file's own or an object stream's: all of them, or a window that moves over a file."""
 
-    data: memoryview | bytes
-    budget: _Budget
+    def __init__(
+        self, data: memoryview | bytes, budget: _Budget, size: int | None = None, read: Read | None = None
+    ) -> None:
+        self.data: _Bytes = data
+        self.budget = budget
+        self.size: int = len(data) if size is None else size
+        self._base = 0
+        self._read = read
+        self._sure = self.size + 1
+        """Matches that end in the window before here stay as they are, whatever comes after the window."""
 
-    def match(self, pattern: re.Pattern[bytes], at: int) -> re.Match[bytes] | None:
-        """The pattern's match at an offset, never longer than the budget."""
-        end = min(len(self.data), at + self.budget.left)
-        found = pattern.match(self.data, at, end)
-        self.budget.spend(STEP + (found.end() - at if found else 0))
-        return found
+    def part(self, at: int, least: int) -> _Bytes:
+        """The bytes from an offset on, so many of them; fewer only at the end."""
+        if self._read is None:
+            return self.data[at : at + least]
+        self.budget.spend(STEP)
+        least = min(least, self.size - at)
+        return self._read(at, least) if least > 0 else b""
 
-    def need(self, pattern: re.Pattern[bytes], at: int) -> re.Match[bytes]:
+    def _here(self, at: int, room: int) -> int:
+        """Where an offset is in the window, which is moved if too little comes after it."""
+        if at < 0:
+            raise _UnreadableError
+        here = at - self._base
+        if self._read is None or (here >= 0 and (len(self.data) - here >= room or self._sure > len(self.data) >= here)):
+            return here
+        self.data, self._base = self.part(at, max(WINDOW, room)), at
+        self._sure = len(self.data) + (1 if at + len(self.data) >= self.size else -2)
+        return 0
+
+    def match(self, pattern: re.Pattern[bytes], at: int) -> tuple[re.Match[bytes], int] | None:
+        """The pattern's match at an offset, never longer than the budget, and where it ends."""
+        room = ROOM
+        while True:
+            here = self._here(at, room)
+            found = pattern.match(self.data, here, here + self.budget.left)
+            if self._sure > len(self.data) or (found.end() <= self._sure if found else pattern not in _ENDLESS):
+                break
+            room *= 4
+            self.budget.spend(room)
+        length = found.end() - here if found else 0
+        self.budget.spend(STEP + length)
+        return (found, at + length) if found else None
+
+    def need(self, pattern: re.Pattern[bytes], at: int) -> tuple[re.Match[bytes], int]:
         if found := self.match(pattern, at):
             return found
         raise _UnreadableError
 
     def value(self, at: int) -> tuple[_Value, int]:
         """The value that starts at an offset, and where it ends. An outermost reference is read as its number alone."""
-        levels: list[list[_Value]] = [[]]
-        opened: list[bytes] = []
-        while not levels[0]:
-            token = self.need(_TOKEN, at)
-            at = token.end()
-            name, number, mark, string, word = token.groups()
-            items = levels[-1]
-            if name:
-                items.append(_unescaped(name))
-            elif number:
-                items.append(int(number))
-            elif string:
-                items.append("")
-            elif word:
+        items: list[_Value] = []
+        levels: list[tuple[list[_Value], bytes]] = []
+        budget = self.budget
+        while levels or not items:
+            # As `need` does it, but for what is rare: most of all time is spent here.
+            here = at - self._base
+            token = _TOKEN.match(self.data, here, here + budget.left)
+            if token and (end := token.end()) <= self._sure:
+                at += end - here
+                budget.spend(STEP + end - here)
+            else:
+                token, at = self.need(_TOKEN, at)
+            kind = token.lastindex
+            word: bytes = token[kind or 0]
+            if kind == _NAME:
+                items.append(_unescaped(word))
+            elif kind == _NUMBER:
+                items.append(int(word))
+            elif kind == _WORD:
                 _read_word(word, items)
-            elif mark == b"(":
+            elif kind == _STRING:
+                items.append("")
+            elif word == b"(":
                 at = self._string_end(at)
                 items.append("")
-            elif mark in (b"[", b"<<") and len(levels) < MAX_DEPTH:
-                opened.append(mark)
-                levels.append([])
-            elif opened and opened.pop() + mark in (b"[]", b"<<>>"):
-                levels.pop()
-                levels[-1].append(items if mark == b"]" else _dictionary(items))
+            elif word in _CLOSED_BY:
+                if len(levels) >= MAX_DEPTH - 1:
+                    raise _UnreadableError
+                levels.append((items, _CLOSED_BY[word]))
+                items = []
+            elif levels and levels[-1][1] == word:
+                inner = items if word == b"]" else _dictionary(items)
+                items = levels.pop()[0]
+                items.append(inner)
             else:
                 raise _UnreadableError
-        return levels[0][0], at
+        return items[0], at
 
     def _string_end(self, at: int) -> int:
         depth = 1
         while depth:
-            part = self.need(_STRING_PART, at)
+            part, at = self.need(_STRING_PART, at)
             depth += {b"(": 1, b")": -1, None: 0}[part[1]]
-            at = part.end()
         return at
 
     def numbered(self, at: int, ref: _Ref) -> tuple[_Value, int]:
         """The value of the object that starts at an offset and must be the one meant."""
-        found = self.need(_OBJECT, at)
+        found, end = self.need(_OBJECT, at)
         if (int(found[1]), int(found[2])) != ref:
             raise _UnreadableError
-        value, end = self.value(found.end())
+        value, end = self.value(end)
         self.need(_OBJECT_END, end)
         return value, end
 
     def stream(self, at: int, length: _Value) -> bytes:
         """The bytes of the stream whose dictionary ends at an offset."""
-        start = self.need(_STREAM, at).end()
-        if not isinstance(length, int) or not 0 <= length <= len(self.data) - start:
+        _, start = self.need(_STREAM, at)
+        if not isinstance(length, int) or not 0 <= length <= self.size - start:
             raise _UnreadableError
         self.budget.spend(length)
         self.need(_STREAM_END, start + length)
-        return bytes(self.data[start : start + length])
+        return bytes(self.part(start, length))
 
 
 def _unescaped(name: bytes) -> bytes:
@@ -328,7 +401,7 @@ class _Section:
         self.rows: _Rows | None = None
         self.hidden: _Section | None = None
         if keyword := text.match(_TABLE, at):
-            self.trailer = self._read_table(keyword.end())
+            self.trailer = self._read_table(keyword[1])
         else:
             self.trailer = self._read_stream(at)
 
@@ -348,15 +421,15 @@ class _Section:
             self.hidden.verify()
 
     def _table_places(self, start: int) -> Iterator[_Place]:
-        end = self.text.need(_ROWS, start).end()
+        _, end = self.text.need(_ROWS, start)
         return map(_row_place, _ROW.finditer(self.text.data, start, end))
 
     def _read_table(self, at: int) -> _Dict:
         while not (end := self.text.match(_TABLE_END, at)):
-            head = self.text.need(_SUBSECTION, at)
-            self.runs.append((int(head[1]), int(head[2]), head.end()))
-            at = head.end() + 20 * int(head[2])
-        trailer = _expect_dict(self.text.value(end.end())[0])
+            head, start = self.text.need(_SUBSECTION, at)
+            self.runs.append((int(head[1]), int(head[2]), start))
+            at = start + 20 * int(head[2])
+        trailer = _expect_dict(self.text.value(end[1])[0])
         if isinstance(hidden := trailer.get(b"/XRefStm"), int):
             if self.text.match(_TABLE, hidden):
                 raise _UnreadableError  # it has to be a stream, which hides nothing further
@@ -364,8 +437,8 @@ class _Section:
         return trailer
 
     def _read_stream(self, at: int) -> _Dict:
-        found = self.text.need(_OBJECT, at)
-        value, end = self.text.value(found.end())
+        _, end = self.text.need(_OBJECT, at)
+        value, end = self.text.value(end)
         entries = _expect_dict(value)
         if entries.get(b"/Type") != b"/XRef" or not isinstance(entries.get(b"/Size"), int):
             raise _UnreadableError
@@ -395,7 +468,7 @@ class _Section:
     def _row(self, index: int, start: int) -> _Place:
         if self.rows:
             return self.rows.place(start + index)
-        return _row_place(self.text.need(_ROW, start + 20 * index))
+        return _row_place(self.text.need(_ROW, start + 20 * index)[0])
 
 
 def _row_place(row: re.Match[bytes]) -> _Place:
@@ -491,7 +564,7 @@ class _Document:
 
     def __init__(self, text: _Text) -> None:
         self.text = text
-        tail = bytes(text.data[-TAIL_WINDOW:])
+        tail = bytes(text.part(max(0, text.size - TAIL_WINDOW), TAIL_WINDOW))
         start = _START.match(tail, max(0, tail.rfind(b"startxref")))
         if not start:
             raise _UnreadableError
