@@ -14,8 +14,14 @@ from .errors import *  # noqa: F403  # the whole tree is public, and needs the s
 if TYPE_CHECKING:
     from .assumptions import Assumptions as Assumptions
     from .client import SigningClient as SigningClient
+    from .dispatch import DispatchResult as DispatchResult
+    from .dispatch import NewRecipient as NewRecipient
+    from .dispatch import SigningPackage as SigningPackage
     from .documents import Progress as Progress
     from .documents import SealedFile as SealedFile
+    from .journal import Journal as Journal
+    from .journal import JournalError as JournalError
+    from .journal import SqliteJournal as SqliteJournal
     from .models import Document as Document
     from .models import Language as Language
     from .models import Recipient as Recipient
@@ -43,7 +49,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "assumptions": ("Assumptions",),
     "client": ("SigningClient",),
+    "dispatch": ("DispatchResult", "NewRecipient", "SigningPackage"),
     "documents": ("Progress", "SealedFile"),
+    "journal": ("Journal", "JournalError", "SqliteJournal"),
     "models": (
         "Document",
         "Language",
