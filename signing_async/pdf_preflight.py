@@ -63,6 +63,20 @@ _START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})(?!%b)" % (_SPACE, _REGULA
 _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
+
+
+def _plain_entry(group: bytes) -> bytes:
+    """A name and its value, where both are plain; ``group`` opens what is a key, a reference, a number or a name."""
+    name = rb"%b/[^\x00\t\n\f\r ()<>\[\]{}/%%#]*+)" % group
+    reference = rb"%b[0-9]{1,10}+)%b{1,9}+%b[0-9]{1,5}+)%b{1,9}+R(?!%b)" % (group, _SPACE, group, _SPACE, _REGULAR)
+    number = rb"%b[+-]?[0-9]{1,18}+)(?!%b)" % (group, _REGULAR)
+    strings = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)|\[(?:<[0-9A-Fa-f]*+>%b*+)++\]" % _SPACE
+    return rb"%b%b*+(?:%b|%b|%b|%b)%b*+" % (name, _SPACE, reference, number, name, strings, _SPACE)
+
+
+_PLAIN_ENTRY = re.compile(_plain_entry(rb"("))
+# Python 3.11 loses count of groups within what is possessive.
+_PLAIN_DICTIONARY = re.compile(rb"%b*+<<%b*+(?:%b)*+>>" % (_SPACE, _SPACE, _plain_entry(rb"(?:")))
 _ENDLESS = (_TOKEN, _STRING_PART, _ROWS)
 _NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of a token; the third are marks
 _CLOSED_BY = {b"[": b"]", b"<<": b">>"}
@@ -81,7 +95,8 @@ class _Place(NamedTuple):
     container: int = 0
 
 
-# Names are bytes with their slash. Nothing here depends on strings, reals and booleans: each of them is the empty str.
+# Names are bytes with their slash. Nothing here depends on strings, reals and booleans: each of them is the empty str,
+# and an array of strings may be so too.
 _Value: TypeAlias = "dict[bytes, _Value] | list[_Value] | _Ref | bytes | int | str | None"
 _Dict: TypeAlias = "dict[bytes, _Value]"
 
@@ -277,6 +292,8 @@ class _Text:
 
     def value(self, at: int) -> tuple[_Value, int]:
         """The value that starts at an offset, and where it ends. An outermost reference is read as its number alone."""
+        if plain := self._plain_dictionary(at):
+            return plain
         items: list[_Value] = []
         levels: list[tuple[list[_Value], bytes]] = []
         budget = self.budget
@@ -314,6 +331,18 @@ class _Text:
             else:
                 raise _UnreadableError
         return items[0], at
+
+    def _plain_dictionary(self, at: int) -> tuple[_Value, int] | None:
+        """The same for a dictionary with nothing in it that takes more than a pattern to read, as most of them are."""
+        here = at - self._base
+        found = _PLAIN_DICTIONARY.match(self.data, here, here + self.budget.left)
+        if not found or found.end() > self._sure:
+            return None
+        entries: _Dict = {}
+        for key, number, generation, whole, name in _PLAIN_ENTRY.findall(self.data, found.start(), found.end()):
+            entries[key] = _Ref(int(number), int(generation)) if number else int(whole) if whole else name or ""
+        self.budget.spend(STEP * (1 + len(entries)) + found.end() - here)
+        return entries, at + found.end() - here
 
     def _string_end(self, at: int) -> int:
         depth = 1

@@ -302,6 +302,37 @@ def test_a_glance_agrees_with_the_whole_look(data: bytes) -> None:
     glanced(data)
 
 
+def read(data: bytes) -> object:
+    """What stands at the beginning, and where it ends; an array of strings means no more than a string."""
+    try:
+        value, end = pdf_preflight._Text(data, pdf_preflight._Budget()).value(0)
+    except pdf_preflight._UnreadableError:
+        return None
+    assert isinstance(value, dict)
+    return {
+        key: "" if isinstance(one, list) and all(part == "" for part in one) and one else one
+        for key, one in value.items()
+    }, end
+
+
+PARTS = [
+    b"/Root", b"/ID", b"/V", b"/A#42", b"/", b" ", b"\n", b"1 0 R", b"12", b"-3", b"+4", b"5.", b"1 0 Rx",
+    b"1  0  R", b"7x", b"<00>", b"<0 0>", b"(a)", b"(/Root)", b"(\\))", b"((b))", b"[<00><11>]", b"[<00> <11> ]", b"[]",
+    b"[1]", b"<<>>", b"null", b"true", b"%c\n", b"99999999999999999999", b"12345678901 0 R", b"0 99999 R", b"1 0", b"<<", b">>",
+]  # fmt: skip
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(st.sampled_from(PARTS), max_size=8))
+def test_plain_dictionaries_are_read_as_any_other(parts: list[bytes]) -> None:
+    """What is read by a pattern is what is read word by word."""
+    data = b"<<" + b"".join(parts) + b">>/after"
+    with pytest.MonkeyPatch.context() as patched:
+        quick = read(data)
+        patched.setattr(pdf_preflight, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
+        assert read(data) == quick
+
+
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
     """How many things are read from a file until there is a verdict."""
