@@ -1,91 +1,86 @@
-"""Encryption at rest: AES-256-GCM, bound to the place it is kept in, with keys that can be replaced."""
+"""Encryption of tokens at rest, with keys that the caller keeps: what an engine holds is then of no use alone."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["Encryption", "is_encrypted", "new_key"]
+__all__ = ["Sealer"]
 
-_MARK = "aes256gcm."
+_MARK = b"signing-async:1:"
 _NONCE = 12
 
 
-def new_key() -> str:
-    """A new random key for a store's ``keys``: keep it where secrets are kept, and away from the store."""
-    return base64.urlsafe_b64encode(os.urandom(32)).decode()
+class Sealer:
+    """AES-256-GCM under the first of its keys; whatever any of them sealed is read, so that keys can be changed.
 
+    A key is 32 random bytes, or their base64. What is sealed belongs to a place (the store and the name in it): put
+    elsewhere it is not read. Without keys, `seal` leaves everything as it is.
+    """
 
-class Encryption:
-    """Encrypts with the first key, and reads what any of the keys encrypted."""
-
-    def __init__(self, part: str, keys: str | Sequence[str]) -> None:
-        listed = [keys] if isinstance(keys, str) else list(keys)
+    def __init__(self, keys: str | bytes | Sequence[str | bytes] | None, *, owner: str) -> None:
+        given = [] if keys is None else [keys] if isinstance(keys, str | bytes) else list(keys)
+        found = [_key(key) for key in given]
         # Variables are shown in some tracebacks.
-        del keys
-        cipher = _cipher()
-        if cipher is None:
-            raise ConfigurationError(f"{part}: keys need the package cryptography: pip install cryptography")
-        raw = [_raw_key(key) for key in listed]
-        del listed
-        if not raw or None in raw:
-            raise ConfigurationError(
-                f"{part}: each of keys must be 32 bytes in URL-safe base64, such as new_key() makes"
-            )
-        self._ciphers: list[Any] = [cipher(key) for key in raw if key is not None]
+        del keys, given
+        if None in found:
+            raise ConfigurationError(f"{owner}: an encryption key must be 32 bytes, or their base64")
+        self._ciphers = [_cipher(key, owner) for key in found if key is not None]
 
-    def encrypt(self, data: bytes, place: str) -> str:
-        """The text to keep at this place."""
+    def __repr__(self) -> str:
+        return f"Sealer({len(self._ciphers)} keys)"
+
+    def seal(self, data: bytes, place: str) -> bytes:
+        """The data as it may be kept."""
+        if not self._ciphers:
+            return data
         nonce = os.urandom(_NONCE)
-        sealed: bytes = nonce + self._ciphers[0].encrypt(nonce, data, place.encode())
-        return _MARK + base64.urlsafe_b64encode(sealed).decode()
+        sealed: bytes = self._ciphers[0].encrypt(nonce, data, place.encode())
+        return _MARK + nonce + sealed
 
-    def decrypt(self, text: str, place: str) -> bytes:
-        """What was encrypted for this place; a ValueError says in words why it cannot be had."""
-        if not text.startswith(_MARK):
-            raise ValueError("is not encrypted, though keys are given")
-        try:
-            sealed = base64.urlsafe_b64decode(text.removeprefix(_MARK))
-        except ValueError:
-            sealed = b""
+    def unseal(self, kept: bytes, place: str) -> bytes:
+        """The data again, or a ValueError that says why not. With keys, what was never sealed is not read either."""
+        if not self._ciphers:
+            if kept.startswith(_MARK):
+                raise ValueError("it is encrypted, and no key was given")
+            return kept
+        if not kept.startswith(_MARK):
+            raise ValueError("it is not encrypted, though a key was given")
+        nonce, sealed = kept[len(_MARK) :][:_NONCE], kept[len(_MARK) + _NONCE :]
         for cipher in self._ciphers:
-            data = _opened(cipher, sealed, place)
+            data = _opened(cipher, nonce, sealed, place)
             if data is not None:
                 return data
-        raise ValueError("was encrypted with another key, or altered")
+        raise ValueError("no key that was given opens it")
 
 
-def is_encrypted(text: str) -> bool:
-    """Whether this was made by `Encryption`."""
-    return text.startswith(_MARK)
+def _key(given: object) -> bytes | None:
+    if isinstance(given, str):
+        try:
+            given = base64.b64decode(given.replace("-", "+").replace("_", "/"), validate=True)
+        except ValueError:
+            return None
+    return given if isinstance(given, bytes) and len(given) == 32 else None
 
 
-def _cipher() -> Any:
-    """None where it is not installed."""
+def _cipher(key: bytes, owner: str) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ModuleNotFoundError:
-        return None
-    return AESGCM
+        raise ConfigurationError(f"{owner}: encryption needs cryptography: pip install cryptography") from None
+    return AESGCM(key)
 
 
-def _opened(cipher: Any, sealed: bytes, place: str) -> bytes | None:
+def _opened(cipher: Any, nonce: bytes, sealed: bytes, place: str) -> bytes | None:
     from cryptography.exceptions import InvalidTag
 
-    try:
-        data: bytes = cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], place.encode())
-    except (InvalidTag, ValueError):
-        return None
-    return data
-
-
-def _raw_key(key: object) -> bytes | None:
-    try:
-        raw = base64.b64decode(key, altchars=b"-_", validate=True) if isinstance(key, str) else b""
-    except ValueError:
-        return None
-    return raw if len(raw) == 32 else None
+    # ValueError: too short to be anything.
+    with contextlib.suppress(InvalidTag, ValueError):
+        data: bytes = cipher.decrypt(nonce, sealed, place.encode())
+        return data
+    return None
