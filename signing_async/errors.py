@@ -22,7 +22,8 @@
     │   └── ServerError          5xx
     ├── AuthError                no token could be had
     │   ├── StateMismatch        the callback's state is not the one that was sent
-    │   └── RefreshRejected      the refresh token is not valid any more
+    │   ├── RefreshRejected      the refresh token is not valid any more
+    │   └── TokenSuperseded      a store did not save a token, since it holds a newer one
     ├── DecodeError              a success status with an answer that cannot be read
     ├── ClientClosed             a call after aclose()
     ├── SigningCancelled         waited for a signing that was cancelled
@@ -65,6 +66,7 @@ __all__ = [
     "SigningCancelled",
     "SigningError",
     "StateMismatch",
+    "TokenSuperseded",
     "TransportError",
     "Unauthorized",
     "WaitTimeout",
@@ -307,6 +309,10 @@ class StateMismatch(AuthError):
 
 class RefreshRejected(AuthError):
     """The service refused the refresh token: the user has to authorize again."""
+
+
+class TokenSuperseded(AuthError):
+    """A token store refused to save: its lock was lost, and another worker has saved a newer token, which stays."""
 
 
 class DecodeError(SigningError):

@@ -66,6 +66,7 @@ NAMES = [
     "Timeouts",
     "Token",
     "TokenStore",
+    "TokenSuperseded",
     "TransportError",
     "Unauthorized",
     "User",
