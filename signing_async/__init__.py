@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .assumptions import Assumptions as Assumptions
     from .client import SigningClient as SigningClient
     from .dispatch import DispatchResult as DispatchResult
-    from .dispatch import NewRecipient as NewRecipient
-    from .dispatch import SigningPackage as SigningPackage
     from .documents import Progress as Progress
     from .documents import SealedFile as SealedFile
     from .journal import Journal as Journal
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
     from .models import User as User
     from .oauth import AuthorizationRequest as AuthorizationRequest
     from .oauth import OAuth as OAuth
+    from .packages import NewRecipient as NewRecipient
+    from .packages import SigningPackage as SigningPackage
     from .pagination import Page as Page
     from .pagination import Pager as Pager
     from .pdf import PdfSource as PdfSource
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "assumptions": ("Assumptions",),
     "client": ("SigningClient",),
-    "dispatch": ("DispatchResult", "NewRecipient", "SigningPackage"),
+    "dispatch": ("DispatchResult",),
     "documents": ("Progress", "SealedFile"),
     "journal": ("Journal", "JournalError", "SqliteJournal"),
     "models": (
@@ -64,6 +64,7 @@ _NAMES = {
         "User",
     ),
     "oauth": ("AuthorizationRequest", "OAuth"),
+    "packages": ("NewRecipient", "SigningPackage"),
     "pagination": ("Page", "Pager"),
     "pdf": ("PdfSource",),
     "recipients": ("RemindResult",),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import inspect
 import io
 import os
+import re
 import secrets
 import stat
 import tempfile
 import threading
 from collections.abc import AsyncIterable, Callable, Iterator
-from pathlib import PurePath
 from typing import IO, Any
 
 from . import wire
@@ -38,17 +39,22 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | A
 class PdfSource:
     """A PDF and the name it is uploaded under.
 
-    ``source`` is a path, bytes, a binary file object (from where it stands), or an async iterator of bytes.
+    ``source`` is a path, bytes, a binary file object (from where it stands), or an async iterator of bytes. With
+    ``sha256``, in hexadecimal, nothing is uploaded but what has that hash.
     """
 
-    def __init__(self, source: Source | PdfSource, filename: str | None = None) -> None:
+    def __init__(self, source: Source | PdfSource, filename: str | None = None, *, sha256: str | None = None) -> None:
         if isinstance(source, PdfSource):
             filename = filename or source.filename
+            sha256 = sha256 or source.sha256
             source = source.source
         _check_kind(source)
         if filename is not None and (not isinstance(filename, str) or not filename.strip()):
             raise InvalidRequest(f"filename: must be a name, not {filename!r}")
+        if sha256 is not None and not (isinstance(sha256, str) and re.fullmatch("[0-9a-fA-F]{64}", sha256)):
+            raise InvalidRequest(f"sha256: must be 64 hexadecimal digits, not {sha256!r}")
         self.source: Source = source
+        self.sha256: str | None = None if sha256 is None else sha256.lower()
         # A path may hold what is not UTF-8; the name that is sent, and looked for afterwards, is.
         self.filename: str = (filename or _name_of(source) or "document.pdf").encode("utf-8", "replace").decode()
 
@@ -62,6 +68,11 @@ class PdfSource:
         opened here and now, and read at once as far as the system has it in memory, at a fifth of what a thread
         costs; what may wait for a disk is read in a thread, while the event loop goes on.
         """
+        pdf = await self._open(most)
+        pdf.sha256 = self.sha256
+        return pdf
+
+    async def _open(self, most: float | None) -> OpenPdf:
         source = self.source
         if isinstance(source, str | os.PathLike):
             pdf = _open_path(source, self.filename)
@@ -95,6 +106,8 @@ class OpenPdf:
         self.filename = filename
         self._content: memoryview | _File | None = content
         self._start = start
+        self.sha256: str | None = None
+        """What its hash has to be when it is sent."""
         self.size: int = len(content) if isinstance(content, memoryview) else max(0, content.status.st_size - start)
 
     def passes_now(self, most: float | None) -> bool:
@@ -174,6 +187,20 @@ class OpenPdf:
             # The whole of it in memory is seldom needed, and never of more than one file at a time.
             return None if glance(self._peek, self.size) else preflight(self._peek(0, self.size))
 
+    def blocks(self) -> Iterator[memoryview]:
+        """Its content, in memory that is used again for the next block; to be run in a thread if it is large."""
+        room = memoryview(bytearray(min(_BLOCK, self.size)))
+        for at in range(0, self.size, _BLOCK):
+            size = min(_BLOCK, self.size - at)
+            if isinstance(self._content, memoryview):
+                yield self._content[at : at + size]
+                continue
+            with _told(f"{self.filename} cannot be read"):
+                whole = _read(self._file, room[:size], self._start + at)
+            if not whole:
+                raise self._changed()
+            yield room[:size]
+
     def body(self, sent: Callable[[int], None]) -> wire.Body:
         """The form with this file as ``selected_file``, made anew for each attempt; ``sent`` is told of its bytes."""
         boundary = secrets.token_hex(16)
@@ -186,6 +213,8 @@ class OpenPdf:
 
         async def produce(write: wire.Write) -> None:
             if isinstance(self._content, memoryview) and self.size <= _JOINED:
+                if self.sha256 is not None:
+                    self._check_hash(hashlib.sha256(self._content))
                 await write(b"".join((head, self._content, tail)))
                 sent(self.size)
                 return
@@ -197,6 +226,7 @@ class OpenPdf:
 
     async def _send(self, write: wire.Write, sent: Callable[[int], None]) -> None:
         room = None
+        digest = hashlib.sha256()
         for at in range(0, self.size, _BLOCK):
             size = min(_BLOCK, self.size - at)
             if isinstance(self._content, memoryview):
@@ -205,9 +235,18 @@ class OpenPdf:
                 room = room or memoryview(bytearray(_BLOCK))
                 block = room[:size]
                 await self._fill(block, at)
+            if self.sha256 is not None:
+                digest.update(block)
+                if at + size == self.size:
+                    # Without its last block it is no upload.
+                    self._check_hash(digest)
             if not await write(block):
                 room = None  # some of it still waits to be sent
             sent(size)
+
+    def _check_hash(self, digest: hashlib._Hash) -> None:
+        if digest.hexdigest() != self.sha256:
+            raise InvalidRequest(f"source: {self.filename} has other content than its sha256 tells")
 
     async def _fill(self, block: memoryview, at: int) -> None:
         """Read a block; what the system has not in memory is read in a thread."""
@@ -424,9 +463,9 @@ def _state(status: os.stat_result) -> tuple[int, int]:
 
 def _name_of(source: object) -> str:
     if isinstance(source, str | os.PathLike):
-        return PurePath(os.fsdecode(source)).name
+        return os.path.basename(os.fsdecode(source))
     name = getattr(source, "name", None)
-    return PurePath(name).name if isinstance(name, str) else ""
+    return os.path.basename(name) if isinstance(name, str) else ""
 
 
 def _escaped(filename: str) -> str:

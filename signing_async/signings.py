@@ -29,7 +29,7 @@ from .transport import Done, Operation, Read, Transport, Undecided, log
 if TYPE_CHECKING:
     from .webhooks import Wakeups
 
-__all__ = ["Signings", "reading", "signing_path"]
+__all__ = ["Signings", "check_signing", "reading", "signing_path"]
 
 T = TypeVar("T")
 
@@ -43,9 +43,9 @@ def signing_path(signing_id: str | Signing) -> str:
     return f"{_PATH}/{wire.segment('signing_id', signing_id)}"
 
 
-def reading(signing_id: str | Signing, decode: Callable[[Any, wire.Response], T]) -> Operation[T]:
-    """Reads one signing, for whatever of it is wanted."""
-    return Operation("signings.get", "GET", signing_path(signing_id), Repeat.READ, decode=decode)
+def reading(path: str, decode: Callable[[Any, wire.Response], T]) -> Operation[T]:
+    """Reads the signing of this path, for whatever of it is wanted."""
+    return Operation("signings.get", "GET", path, Repeat.READ, decode=decode)
 
 
 class Signings:
@@ -68,7 +68,7 @@ class Signings:
         signing = await client.signings.create(name="Lease 2031", language="EN", signing_order="parallel")
         """
         fields = {"name": name, "language": language, "signing_order": signing_order, "message": message}
-        _check_fields(fields)
+        check_signing(fields)
         sent = {name: value for name, value in fields.items() if value is not None}
 
         def body() -> wire.Body:
@@ -81,8 +81,9 @@ class Signings:
 
     async def get(self, signing_id: str | Signing) -> Signing:
         """One signing with its documents."""
-        note = self._ledger.looking(signing_path(signing_id))
-        signing = await self._transport.call(reading(signing_id, self._decode))
+        path = signing_path(signing_id)
+        note = self._ledger.looking(path)
+        signing = await self._transport.call(reading(path, self._decode))
         note(signing.documents)
         return signing
 
@@ -98,8 +99,10 @@ class Signings:
         Raises `CannotBeSent` for one without documents or recipients, or that was sent before.
         """
 
+        path = signing_path(signing_id)
+
         async def check(read: Read, since: float) -> Done[None] | None:
-            signing: Signing = await read(reading(signing_id, self._decode))
+            signing: Signing = await read(reading(path, self._decode))
             if signing.is_draft is None:
                 raise Undecided("the service does not say whether the signing is still a draft", [signing])
             return None if signing.is_draft else Done(None)
@@ -108,7 +111,7 @@ class Signings:
             Operation(
                 "signings.send",
                 "POST",
-                f"{signing_path(signing_id)}/send",
+                f"{path}/send",
                 Repeat.CHECKED,
                 check=check,
                 body=wire.bytes_body,
@@ -185,7 +188,7 @@ def _shown(signing_id: str | Signing) -> str:
     return signing_id.id if isinstance(signing_id, Signing) else signing_id
 
 
-def _check_fields(fields: Mapping[str, Any]) -> None:
+def check_signing(fields: Mapping[str, Any]) -> None:
     """Refuse what the specification says is refused; all of it at once."""
     problems = []
     name, message = fields["name"], fields["message"]
