@@ -9,7 +9,6 @@ import secrets
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,12 +88,13 @@ class Documents:
         try:
             async with asyncio.timeout_at(deadline) as preparing:
                 with await PdfSource(source, filename).open(most if preflight else None) as pdf:
-                    listing, sending = self._listing(signing_id), _Sending(pdf, on_progress)
-                    first = partial(transport.call, listing, deadline)
-                    async with self._ledger.upload(path, pdf.filename, first) as upload:
+                    sending = _Sending(pdf, on_progress)
+                    async with self._ledger.upload(
+                        path, pdf.filename, lambda: transport.call(self._listing(path), deadline)
+                    ) as upload:
                         # From here on the call keeps the deadline itself, and tells what was sent.
                         preparing.reschedule(None)
-                        document = await self._send(path, upload, listing, sending, deadline)
+                        document = await self._send(path, upload, sending, deadline)
                     sending.done()
                     return document
         except TimeoutError:
@@ -103,11 +103,9 @@ class Documents:
         # Out here the exception that ended the wait, with all that it has seen, is not the context of this one.
         raise RequestTimeout(f"{_UPLOAD}: its deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
 
-    async def _send(
-        self, path: str, upload: Upload, listing: Operation[Listed], sending: _Sending, deadline: float
-    ) -> Document:
+    async def _send(self, path: str, upload: Upload, sending: _Sending, deadline: float) -> Document:
         async def check(read: Read, since: float) -> Done[Document] | None:
-            return upload.settle(await upload.documents(lambda: read(listing), since))
+            return upload.settle(await upload.documents(lambda: read(self._listing(path)), since))
 
         operation = Operation(
             _UPLOAD,
@@ -208,7 +206,7 @@ class Documents:
         path = f"{signing_path(signing_id)}/documents/{wire.segment('document_id', document_id)}/download-signed"
         return Operation(_DOWNLOAD, "GET", path, Repeat.READ, receive=receive, not_found=NotYetSigned, transfer=True)
 
-    def _listing(self, signing_id: str | Signing) -> Operation[Listed]:
+    def _listing(self, path: str) -> Operation[Listed]:
         """Reads which documents a signing has; None where the answer does not list them."""
         assumptions = self._transport.options.assumptions
 
@@ -217,7 +215,7 @@ class Documents:
             listed = isinstance(found, dict) and isinstance(found.get("documents"), list)
             return structure(found, Signing).documents if listed else None
 
-        return reading(signing_id, decode)
+        return reading(path, decode)
 
     def _decode(self, data: Any, response: wire.Response) -> Document:
         return structure(record(data, self._transport.options.assumptions), Document)

@@ -104,7 +104,9 @@ class Ledger:
                 signing.listed_at, signing.listed = -math.inf, None
 
     def _entry(self, path: str, known: set[str] | None) -> _Signing:
-        signing = self._signings.setdefault(path, _Signing(known))
+        signing = self._signings.get(path)
+        if signing is None:
+            signing = self._signings[path] = _Signing(known)
         self._signings.move_to_end(path)
         if len(self._signings) > self._most:
             idle = next((key for key, entry in self._signings.items() if not entry.under_way), path)

@@ -463,9 +463,9 @@ def _state(status: os.stat_result) -> tuple[int, int]:
 
 def _name_of(source: object) -> str:
     if isinstance(source, str | os.PathLike):
-        return os.path.basename(os.fsdecode(source))
+        return os.path.basename(os.fsdecode(source))  # noqa: PTH119  # a PurePath costs ten times as much
     name = getattr(source, "name", None)
-    return os.path.basename(name) if isinstance(name, str) else ""
+    return os.path.basename(name) if isinstance(name, str) else ""  # noqa: PTH119  # as above
 
 
 def _escaped(filename: str) -> str:
