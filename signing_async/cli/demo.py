@@ -25,24 +25,25 @@ from ..oauth import OAuth
 from ..sandbox import Sandbox
 from ..token_stores import FileTokenStore
 from ..webhooks import Event, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
-from .running import run
+from .command import State, command
 
 _SECRET = "whsec-of-the-demo"  # it guards nothing but the demo
 _PEOPLE = (("Anna", "Berg", "bankid"), ("Bo", "Ek", "email"))
 _FILES = (("lease.pdf", "Lease of the boat house"), ("inventory.pdf", "Inventory of the boat house"))
 
 
-@click.command()
+@command()
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the sealed PDFs go; by default a new folder for temporary files.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what came out as JSON, and nothing else.")
-def demo(folder: Path | None, as_json: bool) -> None:
+def demo(state: State, folder: Path | None) -> None:
     """Run the whole story against a sandbox on this machine, in seconds.
 
-    Example: signing-async demo --folder ./signed
+    \b
+    Example:
+      signing-async demo --folder ./signed
     """
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="signing-demo-"))
@@ -50,7 +51,7 @@ def demo(folder: Path | None, as_json: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.ClickException(f"--folder: {error.strerror}: {str(folder)!r}") from None
-    run(_tell(folder, as_json))
+    state.run(_tell(folder, state.json))
 
 
 async def _tell(folder: Path, as_json: bool) -> None:
@@ -175,12 +176,12 @@ class _Story:
 
     def _further(self, path: Path) -> None:
         self._console.print("\n[bold]Look further[/]")
-        for command, why in (
+        for line, why in (
             (f"xdg-open {path}", "the sealed file, with its page of signatures"),
             (f"pdfsig {path}", "its signature, by another program"),
             ("signing-async sandbox", "the service to click through, at http://127.0.0.1:8080/sandbox"),
         ):
-            self._console.print(f"  [cyan]{escape(command)}[/]  {escape(why)}")
+            self._console.print(f"  [cyan]{escape(line)}[/]  {escape(why)}")
 
 
 def _refusal() -> str:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .exits import PIPE_CLOSED
+from .exits import PIPE_CLOSED, facts_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
+    from rich.text import Text
 
 __all__ = ["Output", "ago", "clean", "discard_output", "iso"]
 
@@ -74,6 +75,13 @@ class Output:
         elif facts:
             self._tell(facts)
 
+    def failed(self, name: str, error: BaseException, facts: Mapping[str, Any]) -> None:
+        """One piece of work that failed, among others: for machines it is a result like theirs."""
+        if self.json:
+            self.result({**facts, "error": facts_of(error)})
+        else:
+            self.error(f"{name}: {error}", {})
+
     def warn(self, text: str) -> None:
         """Something that may matter, on standard error."""
         if self.json:
@@ -88,25 +96,20 @@ class Output:
         else:
             self._print(f"Error: {clean(text)}", "red")
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
-        """Rows for people; the first column is never cut off."""
-        self.show(self.table_of(columns, rows, title=title))
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Rows for people; the first column is never cut off, and one named STATE is in colour."""
+        self.show(self.table_of(columns, rows))
 
-    def table_of(
-        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
-    ) -> RenderableType:
+    def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
         """The table, to be shown by `show` or in a live display."""
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(
-            box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left"
-        )
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for number, column in enumerate(columns):
-            table.add_column(column, no_wrap=True, overflow="ignore" if number == 0 else "ellipsis")
+            table.add_column(Text(clean(column)), no_wrap=number == 0)
         for row in rows:
-            cells = [clean(str(cell)) for cell in row]
-            table.add_row(*(Text(cell, _STYLES.get(cell.split(" ")[0], "")) for cell in cells))
+            table.add_row(*(_cell(column, str(cell)) for column, cell in zip(columns, row, strict=True)))
         return table
 
     def show(self, renderable: RenderableType) -> None:
@@ -115,7 +118,7 @@ class Output:
             self.console.print(renderable)
         text = captured.get()
         if not self.console.is_terminal:
-            text = "".join(line.rstrip() + "\n" for line in text.splitlines())
+            text = re.sub(" +$", "", text, flags=re.MULTILINE)
         self._write(text)
 
     @contextlib.contextmanager
@@ -176,6 +179,14 @@ def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
 def iso(moment: datetime | None) -> str:
     """A moment to the second, in this machine's time zone."""
     return "" if moment is None else moment.astimezone().isoformat(" ", "seconds")
+
+
+def _cell(column: str, text: str) -> Text:
+    """One line, cut where there is no room for it."""
+    from rich.text import Text
+
+    style = _STYLES.get(text.split(" ")[0], "") if column == "STATE" else ""
+    return Text(clean(text).replace("\n", " "), style, no_wrap=True, overflow="ellipsis")
 
 
 def _as_json(value: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from pathlib import Path
@@ -12,12 +13,12 @@ import click
 
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.accounts import is_loopback
-from .running import run
+from .command import State, command
 
 PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
 
-@click.command()
+@command()
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -32,6 +33,7 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
 )
 @click.option("--allow-remote-webhooks", is_flag=True, help="Also deliver events to other machines.")
 def sandbox(
+    state: State,
     port: int,
     host: str,
     data: Path | None,
@@ -42,7 +44,11 @@ def sandbox(
 ) -> None:
     """Run the whole service on this machine, until Ctrl-C. It is no legal signing service.
 
-    Example: signing-async sandbox --port 8080 --data ./sandbox
+    --json prints one object when it is ready: base_url, access_token, and the webhooks with their secrets.
+
+    \b
+    Example:
+      signing-async sandbox --port 8080 --data ./sandbox
     """
     try:
         server = Sandbox(
@@ -56,7 +62,7 @@ def sandbox(
             allow_remote_webhooks=allow_remote_webhooks,
             keep_requests=2000,
         )
-        run(_run(server))
+        state.run(_run(server, as_json=state.json))
     except Refused as error:
         said = "; ".join(message for messages in error.errors.values() for message in messages) or str(error)
         raise click.ClickException(said.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
@@ -64,23 +70,29 @@ def sandbox(
         raise click.ClickException(str(error)) from error
 
 
-async def _run(server: Sandbox) -> None:
+async def _run(server: Sandbox, *, as_json: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows' loops know no handlers; there Ctrl-C raises
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with server:
-        _tell(server)
+        _tell(server, as_json=as_json)
         await stop.wait()
-    click.echo("Stopped.")
+    if not as_json:
+        click.echo("Stopped.")
 
 
-def _tell(server: Sandbox) -> None:
+def _tell(server: Sandbox, *, as_json: bool = False) -> None:
+    token = server.access_token(lifetime=86_400)
+    if as_json:
+        endpoints = [{"url": endpoint.url, "secret": endpoint.secret} for endpoint in server.webhooks.endpoints()]
+        click.echo(json.dumps({"base_url": server.base_url, "access_token": token, "webhooks": endpoints}))
+        return
     click.echo(f"Signing sandbox on {server.base_url} (for trying and testing: no legal signing service)")
     click.echo(f"  In a browser      {server.base_url}/")
     click.echo(f"  Register an app   {server.base_url}/developer/my-apps")
     click.echo(f"  API description   {server.base_url}/openapi.json")
-    click.echo(f"  An access token   {server.access_token(lifetime=86_400)} (a day)")
+    click.echo(f"  An access token   {token} (a day)")
     if "SIGNING_WEBHOOK_SECRET" not in os.environ:
         for endpoint in server.webhooks.endpoints():
             click.echo(f"  Webhook secret    {endpoint.secret} (for {endpoint.url})")

@@ -16,6 +16,7 @@ import click
 
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
+from .command import State, command
 
 if TYPE_CHECKING:
     from ..webhooks.check import CheckResult
@@ -38,8 +39,8 @@ Command = Callable[..., None]
 def webhook() -> None:
     """Verify, diagnose and check webhook deliveries.
 
-    The secret is read from the variable SIGNING_WEBHOOK_SECRET, from where --secret says, or asked for. It is never
-    an argument, since every process on the machine can read those.
+    The secret is read from the variable SIGNING_WEBHOOK_SECRET, from the settings file (webhook_secret), from where
+    --secret says, or asked for. It is never an argument, since every process on the machine can read those.
     """
 
 
@@ -62,10 +63,6 @@ def _scheme_option(command: Command) -> Command:
     )(command)
 
 
-def _json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-
-
 def _delivery_options(command: Command) -> Command:
     command = click.option(
         "-H",
@@ -79,20 +76,19 @@ def _delivery_options(command: Command) -> Command:
     return click.argument("body", type=click.Path(exists=True, dir_okay=False, allow_dash=True))(command)
 
 
-@webhook.command()
+@command()
 @_delivery_options
 @_secret_option
 @_scheme_option
 @click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age, as a saved delivery has.")
-@_json_option
 def verify(
+    state: State,
     body: str,
     signature: str | None,
     headers: tuple[str, ...],
     source: str | None,
     scheme: str,
     any_age: bool,
-    as_json: bool,
 ) -> None:
     """Verify the delivery saved in the file BODY (- for standard input).
 
@@ -103,34 +99,34 @@ def verify(
     Exit code 0: the signature is valid. 1: it is not. 2: the call itself is wrong.
     """
     chosen = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
-    verifier = _usage(lambda: WebhookVerifier(_secret(source, body), chosen))
+    verifier = _usage(lambda: WebhookVerifier(_secret(state, source, body), chosen))
     content = _read(body)
     pairs = _pairs(headers)
     try:
         verifier.verify(content, signature, headers=pairs)
     except InvalidSignature as error:
-        _print(as_json, {"valid": False, "reason": error.reason, "message": str(error)}, f"not valid: {error}", "red")
+        _print(state, {"valid": False, "reason": error.reason, "message": str(error)}, f"not valid: {error}", "red")
         sys.exit(1)
     try:
         event = verifier.parse(content, signature, headers=pairs)
     except MalformedEvent as error:
-        _print(
-            as_json, {"valid": True, "event": None, "message": str(error)}, f"valid, but no event: {error}", "yellow"
-        )
+        _print(state, {"valid": True, "event": None, "message": str(error)}, f"valid, but no event: {error}", "yellow")
         return
     found = {"id": event.id, "type": event.type}
     _print(
-        as_json, {"valid": True, "event": found}, f"valid: event {event.id} of type {event.type or 'unknown'}", "green"
+        state,
+        {"valid": True, "event": found},
+        f"valid: event {event.id} of type {event.type or 'unknown'}",
+        "green",
     )
 
 
-@webhook.command()
+@command()
 @_delivery_options
 @_secret_option
 @_scheme_option
-@_json_option
 def doctor(
-    body: str, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str, as_json: bool
+    state: State, body: str, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str
 ) -> None:
     """Say in words why the delivery saved in the file BODY (- for standard input) does not verify.
 
@@ -143,14 +139,14 @@ def doctor(
     Exit code 0: it verifies. 1: it does not, and the words say why. 2: the call itself is wrong. 3: nothing
     matches.
     """
-    secret = _secret(source, body, keep_line_end=True)
+    secret = _secret(state, source, body, keep_line_end=True)
     found = diagnose(secret, _read(body), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
-    _print(as_json, facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
+    _print(state, facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
     sys.exit(0 if found.accepted else 1 if found.explained else 3)
 
 
-@webhook.command()
+@command()
 @click.argument("url")
 @_secret_option
 @_scheme_option
@@ -166,8 +162,8 @@ def doctor(
     "--over-long", type=click.IntRange(1, 2**30), default=16 * 2**20, show_default=True, help="Bytes that are too many."
 )
 @click.option("--plain-http", is_flag=True, help="Allow http to another machine.")
-@_json_option
 def check(
+    state: State,
     url: str,
     source: str | None,
     scheme: str,
@@ -175,7 +171,6 @@ def check(
     slow_limit: float,
     over_long: int,
     plain_http: bool,
-    as_json: bool,
 ) -> None:
     """Send deliveries, good and bad, to your own endpoint URL, and report which it handles rightly.
 
@@ -202,22 +197,26 @@ def check(
             plain_http=plain_http,
         ):
             results.append(result)
-            if not as_json:
+            if not state.json:
                 _print_result(result)
         return results
 
-    secret = _secret(source)
+    secret = _secret(state, source)
     try:
         results = _usage(lambda: asyncio.run(run()))
     except TransportError as error:
         _print(
-            as_json, {"url": url, "ok": False, "message": str(error)}, f"signing-async: {error}", None, err=not as_json
+            state,
+            {"url": url, "ok": False, "message": str(error)},
+            f"signing-async: {error}",
+            None,
+            err=not state.json,
         )
         sys.exit(3)
     wrong = sum(not result.ok for result in results)
     facts = {"url": url, "ok": not wrong, "checks": [result.as_dict() for result in results]}
     words = f"{wrong} of {len(results)} are handled wrongly" if wrong else f"all {len(results)} are handled rightly"
-    _print(as_json, facts, words, "red" if wrong else "green")
+    _print(state, facts, words, "red" if wrong else "green")
     sys.exit(1 if wrong else 0)
 
 
@@ -231,8 +230,8 @@ def _print_result(result: CheckResult) -> None:
         click.echo(f"       expected {result.expected}: {result.advice}")
 
 
-def _print(as_json: bool, facts: dict[str, Any], words: str, colour: str | None, *, err: bool = False) -> None:
-    click.echo(json.dumps(facts) if as_json else click.style(words, fg=colour), color=_colour(), err=err)
+def _print(state: State, facts: dict[str, Any], words: str, colour: str | None, *, err: bool = False) -> None:
+    click.echo(json.dumps(facts) if state.json else click.style(words, fg=colour), color=_colour(), err=err)
 
 
 def _colour() -> bool | None:
@@ -265,14 +264,14 @@ def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
     return pairs
 
 
-def _secret(source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
+def _secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
     kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
     if source == "-":
         return _secret_from_stdin(body, keep_line_end)
     if kind == "file" and rest:
         return _secret_from_file(rest, keep_line_end)
     if kind == "env" and rest:
-        return _secret_from_variable(rest)
+        return _secret_from_variable(state, rest)
     raise click.BadParameter(
         "a secret on the command line can be read by every process: use env:NAME, file:PATH, or -",
         param_hint="--secret",
@@ -293,9 +292,12 @@ def _secret_from_file(path: str, keep_line_end: bool) -> str:
         raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint="--secret") from None
 
 
-def _secret_from_variable(name: str) -> str:
+def _secret_from_variable(state: State, name: str) -> str:
     if name in os.environ:
         return os.environ[name]
+    kept = state.settings.webhook_secret if name == SECRET_VARIABLE else None
+    if kept is not None:
+        return kept
     if name == SECRET_VARIABLE and _on_a_terminal():
         secret: str = click.prompt("Webhook secret", hide_input=True, err=True)
         return secret
@@ -308,3 +310,7 @@ def _on_a_terminal() -> bool:
 
 def _ended(text: str, keep_line_end: bool) -> str:
     return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")
+
+
+for _command in (verify, doctor, check):
+    webhook.add_command(_command)

@@ -1,0 +1,98 @@
+"""The service's records as facts for machines, and as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, ago, iso
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..models import Document, Recipient, Signing
+
+__all__ = ["document_facts", "recipient_facts", "show_signing", "signing_facts", "tables_of"]
+
+
+def signing_facts(signing: Signing) -> dict[str, Any]:
+    """All that is known of a signing but its documents."""
+    return {
+        **signing.extra,
+        "id": signing.id,
+        "name": signing.name,
+        "state": signing.state.value,
+        "language": signing.language,
+        "signing_order": signing.signing_order,
+        "message": signing.message,
+        "is_draft": signing.is_draft,
+        "is_completed": signing.is_completed,
+        "cancelled_at": signing.cancelled_at,
+        "updated_at": signing.updated_at,
+    }
+
+
+def document_facts(document: Document) -> dict[str, Any]:
+    """All that is known of a document."""
+    facts = {"id": document.id, "name": document.name, "completed_at": document.completed_at}
+    return {**document.extra, **facts, "signed_file_path": document.signed_file_path}
+
+
+def recipient_facts(recipient: Recipient, done_fields: Iterable[str]) -> dict[str, Any]:
+    """All that is known of a recipient, and whether they have finished."""
+    return {
+        **recipient.extra,
+        "id": recipient.id,
+        "email": recipient.email,
+        "first_name": recipient.first_name,
+        "last_name": recipient.last_name,
+        "signing_method": recipient.signing_method,
+        "order": recipient.order,
+        "finished": is_done(recipient, done_fields),
+    }
+
+
+def is_done(recipient: Recipient, done_fields: Iterable[str]) -> bool:
+    return any(recipient.extra.get(field) for field in done_fields)
+
+
+def show_signing(out: Output, signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]) -> None:
+    """A signing with its documents and recipients."""
+    facts = [
+        ("id", signing.id),
+        ("state", signing.state.value),
+        ("language", signing.language or ""),
+        ("order", signing.signing_order or ""),
+        ("updated", f"{iso(signing.updated_at)} ({ago(signing.updated_at)})" if signing.updated_at else ""),
+        ("cancelled", iso(signing.cancelled_at)),
+        ("message", signing.message or ""),
+    ]
+    out.table((signing.name or "(without a name)", ""), [row for row in facts if row[1]])
+    for part in tables_of(out, signing, recipients, done_fields):
+        out.show("")
+        out.show(part)
+
+
+def tables_of(
+    out: Output, signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]
+) -> list[RenderableType]:
+    """What is in a signing, and how far it is."""
+    documents = [
+        (document.name, f"signed {iso(document.completed_at)}" if document.completed_at else "pending", document.id)
+        for document in signing.documents
+    ]
+    people = [
+        (
+            recipient.email,
+            " ".join(part for part in (recipient.first_name, recipient.last_name) if part),
+            "" if recipient.order is None else recipient.order,
+            recipient.signing_method or "",
+            "signed" if is_done(recipient, done_fields) else "pending",
+            recipient.id,
+        )
+        for recipient in sorted(recipients, key=lambda one: one.order or 0)
+    ]
+    return [
+        out.table_of(("DOCUMENT", "STATE", "ID"), documents),
+        out.table_of(("RECIPIENT", "NAME", "ORDER", "METHOD", "STATE", "ID"), people),
+    ]

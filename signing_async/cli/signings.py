@@ -1,0 +1,242 @@
+"""`list`, `show`, `create` and `send`: signings from the terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InvalidRequest
+from .command import State, command
+from .output import ago, iso
+from .records import document_facts, recipient_facts, show_signing, signing_facts
+
+if TYPE_CHECKING:
+    from ..client import SigningClient
+    from ..models import Signing
+
+_STATES = ("draft", "sent", "completed", "cancelled")
+_SPAN = re.compile(r"(\d{1,6})(min|h|d|w)")
+_UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def moment(text: str) -> datetime:
+    """A day, a moment, or a span of time before now."""
+    span = _SPAN.fullmatch(text)
+    try:
+        if span:
+            return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        words = f"{text!r} is neither a span such as 90min, 12h, 7d or 2w nor a day or moment such as 2031-03-31"
+        raise click.BadParameter(words) from None
+
+
+@command("list")
+@click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Only those; repeatable.")
+@click.option("--name", metavar="TEXT", help="Only those with this text in their name, in any case.")
+@click.option("--updated-since", "since", type=moment, help="Only those updated since: 7d, 12h, 2031-03-31, ...")
+@click.option("--updated-before", "before", type=moment, help="Only those updated before.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after so many.  [default: 50; with --all: no limit]")
+@click.option("--all", "everything", is_flag=True, help="Do not stop before the end.")
+@click.option("--cursor", help="Go on from where a list stopped, as it said.")
+def list_signings(
+    state: State,
+    states: tuple[str, ...],
+    name: str | None,
+    since: datetime | None,
+    before: datetime | None,
+    limit: int | None,
+    everything: bool,
+    cursor: str | None,
+) -> None:
+    """List signings, in the service's own order.
+
+    The service's documentation names no filters, so they are applied here, to what it lists. Where the list stops at
+    its limit, it says on standard error how to go on. --json prints an object a line.
+
+    \b
+    Example:
+      signing-async list --state sent --updated-since 7d
+      signing-async list --all --json
+    """
+    most = limit or (None if everything else 50)
+    wanted = _Wanted(states, name, since, before)
+    state.run(_list(state, wanted, most, _Cursor.read(cursor)))
+
+
+class _Wanted:
+    """What the filters let through."""
+
+    def __init__(
+        self, states: tuple[str, ...], name: str | None, since: datetime | None, before: datetime | None
+    ) -> None:
+        self._states = states
+        self._name = (name or "").casefold()
+        self._since = since
+        self._before = before
+
+    def __contains__(self, signing: Signing) -> bool:
+        if self._states and signing.state.value not in self._states:
+            return False
+        if self._name not in signing.name.casefold():
+            return False
+        return self._in_time(signing.updated_at)
+
+    def _in_time(self, updated: datetime | None) -> bool:
+        if self._since is None and self._before is None:
+            return True
+        if updated is None:
+            return False
+        return (self._since is None or updated >= self._since) and (self._before is None or updated < self._before)
+
+
+class _Cursor:
+    """Where a list stands: the service's cursor of a page, and how many of the items from there on are done."""
+
+    def __init__(self, page: str | None = None, done: int = 0) -> None:
+        self.page = page
+        self.done = done
+
+    @classmethod
+    def read(cls, text: str | None) -> _Cursor:
+        if text is None:
+            return cls()
+        done, dot, page = text.partition(".")
+        if not dot or not (done.isascii() and done.isdigit()) or len(done) > 9:
+            raise InvalidRequest(f"--cursor: must be as a list said it, not {text!r}")
+        return cls(page or None, int(done))
+
+    def __str__(self) -> str:
+        return f"{self.done}.{self.page or ''}"
+
+
+async def _list(state: State, wanted: _Wanted, most: int | None, start: _Cursor) -> None:
+    rows: list[tuple[object, ...]] = []
+    shown, stopped = 0, None
+    async with state.client() as client, aclosing(_walk(client, start)) as walk:
+        async for signing, cursor in walk:
+            if shown == most:
+                stopped = cursor
+                break
+            if signing not in wanted:
+                continue
+            shown += 1
+            if state.json:
+                state.out.result(signing_facts(signing))
+            else:
+                rows.append((signing.id, signing.state.value, _when(state, signing.updated_at), signing.name))
+    if not state.json and rows:
+        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows)
+    if stopped is not None:
+        state.out.say(f"There may be more: --cursor '{stopped}' goes on.", next_cursor=str(stopped))
+    elif not shown:
+        state.out.say("There are none.")
+
+
+async def _walk(client: SigningClient, start: _Cursor) -> AsyncGenerator[tuple[Signing, _Cursor], None]:
+    """The signings from here on, each with the cursor that a list which begins with it would need."""
+    at = _Cursor(start.page)
+    async with aclosing(client.signings.list(cursor=start.page).pages()) as pages:
+        async for page in pages:
+            for signing in page.items:
+                if at.page != start.page or at.done >= start.done:
+                    yield signing, _Cursor(at.page, at.done)
+                at.done += 1
+            at = _Cursor(page.next_cursor)
+
+
+def _when(state: State, moment: datetime | None) -> str:
+    return ago(moment) if state.out.console.is_terminal else iso(moment)
+
+
+@command()
+@click.argument("signing")
+def show(state: State, signing: str) -> None:
+    """Show a signing by its id, with its documents and recipients.
+
+    \b
+    Example:
+      signing-async show $SIGNING
+    """
+    state.run(_show(state, signing))
+
+
+async def _show(state: State, signing_id: str) -> None:
+    async with state.client() as client:
+        signing = await client.signings.get(signing_id)
+        recipients = [recipient async for recipient in client.recipients.list(signing_id)]
+    done_fields = state.settings.assumptions.recipient_done_fields
+    if state.json:
+        people = [recipient_facts(recipient, done_fields) for recipient in recipients]
+        documents = [document_facts(document) for document in signing.documents]
+        state.out.result({**signing_facts(signing), "documents": documents, "recipients": people})
+    else:
+        show_signing(state.out, signing, recipients, done_fields)
+
+
+@command()
+@click.argument("name")
+@click.option("--language", default="EN", show_default=True, type=click.Choice(("EN", "SV"), case_sensitive=False))
+@click.option("--signing-order", "order", type=click.Choice(("sequential", "parallel")), help="Who signs when.")
+@click.option("--message", metavar="TEXT", help="For the recipients, at most 400 characters.")
+@click.option("--message-file", type=click.Path(dir_okay=False, allow_dash=True), help="The same, from a file.")
+def create(
+    state: State, name: str, language: str, order: str | None, message: str | None, message_file: str | None
+) -> None:
+    """Create a draft called NAME. Its id alone goes to standard output, so that a script can keep it.
+
+    \b
+    Example:
+      signing-async create "Lease 2031" --signing-order parallel --message "Please sign by Friday."
+    """
+    if message is not None and message_file is not None:
+        raise click.UsageError("--message and --message-file exclude each other")
+    if message_file is not None:
+        message = read_text(message_file, "--message-file").strip()
+    state.run(_create(state, {"name": name, "language": language, "signing_order": order, "message": message}))
+
+
+async def _create(state: State, fields: Mapping[str, Any]) -> None:
+    async with state.client() as client:
+        signing = await client.signings.create(**fields)
+    state.out.say(f"A draft was created: {signing.name or fields['name']}")
+    state.out.result(signing_facts(signing), signing.id)
+
+
+def read_text(path: str, option: str) -> str:
+    """The text of a file that an option names, - for standard input."""
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read().decode()
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint=option) from None
+
+
+@command()
+@click.argument("signing")
+def send(state: State, signing: str) -> None:
+    """Send a draft: its recipients are notified, and it can be edited no more.
+
+    After a lost answer the service is read before anything is repeated: it is never sent twice. Exit code 3 says that
+    it cannot be told whether it was sent.
+
+    \b
+    Example:
+      signing-async send $SIGNING
+    """
+    state.run(_send(state, signing))
+
+
+async def _send(state: State, signing_id: str) -> None:
+    async with state.client() as client:
+        await client.signings.send(signing_id)
+    state.out.result({"id": signing_id, "sent": True}, f"{signing_id} was sent")
