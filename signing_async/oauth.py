@@ -38,6 +38,7 @@ from .errors import (
     RequestTimeout,
     SigningError,
     StateMismatch,
+    TokenSuperseded,
     TransportError,
 )
 from .models import Token
@@ -260,6 +261,14 @@ class OAuth:
         return token
 
     async def _refresh(self, rejected: Token | None) -> Token:
+        try:
+            return await self._refresh_once(rejected)
+        except TokenSuperseded:
+            # A worker that took this one for dead has saved a newer token: that is the one to go on with.
+            self._unsaved = None
+        return await self._refresh_once(rejected)
+
+    async def _refresh_once(self, rejected: Token | None) -> Token:
         async with self._locked():
             current = await self._store.load() or self._token
             if current is None:
