@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
 import re
@@ -13,7 +14,7 @@ from .assumptions import Assumptions
 from .convert import Unreadable, parse
 from .redaction import redact, redact_bytes
 
-__all__ = ["error_from", "look_up", "record", "request_id"]
+__all__ = ["error_from", "look_up", "one_line", "record", "request_id"]
 
 _MOST_MESSAGES = 50
 _LONGEST = 500
@@ -96,7 +97,7 @@ def request_id(headers: Mapping[str, str], data: Any, assumptions: Assumptions) 
     """The id that identifies the request to the service's support: from a header, else from the body."""
     found = [headers.get(name) for name in assumptions.request_id_headers]
     found += [look_up(data, path) for path in _REQUEST_ID_PATHS]
-    return next((str(value)[:_LONGEST] for value in found if _is_text(value) and value), None)
+    return next((str(value) for value in found if _is_identity(value)), None)
 
 
 def error_from(
@@ -116,7 +117,7 @@ def error_from(
 
     def line(text: str) -> str:
         # Redacted before it is cut, so that no half of a secret stays.
-        return _line(redact(text, secrets))[:_LONGEST]
+        return one_line(redact(text, secrets))[:_LONGEST]
 
     try:
         data = parse(body)
@@ -134,7 +135,7 @@ def error_from(
     code = "cannot_be_sent" if kind is errors.CannotBeSent else next((code for code in codes if " " not in code), None)
     known_id = request_id(headers, data, assumptions)
     return kind(
-        line(next(iter(said), "")) or line(_meaning(kind, status, reason)),
+        line(next(iter(said), "")) or line(_meaning(kind, status, reason)) or _meaning(kind, status, ""),
         status=status,
         operation=operation,
         code=None if code is None else line(code),
@@ -178,13 +179,18 @@ def _meaning(kind: type[errors.APIError], status: int, reason: str) -> str:
     return reason or ("the service failed" if status >= 500 else "the service refused the request")
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
     """A text of one line, without what controls terminals or turns the direction of writing."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _is_identity(value: Any) -> bool:
+    # Whole or not at all: half of a secret that a server echoes would not be recognised as one.
+    return _is_text(value) and bool(value) and len(str(value)) <= _LONGEST and str(value).isprintable()
 
 
 def _codes(data: Any) -> Iterator[str]:
@@ -251,5 +257,8 @@ def _plain(body: bytes) -> str:
         text = title[1]
     elif text.lstrip().startswith("<"):
         text = re.sub(r"<[^<>]*>", " ", text)
-    words = _line(html.unescape(text))
+    # Python refuses to read a character's number of thousands of digits.
+    with contextlib.suppress(ValueError):
+        text = html.unescape(text)
+    words = one_line(text)
     return "" if "\ufffd" in words[:200] else words

@@ -7,10 +7,11 @@ and leaves the rest as ``extra``; it is registered as the class's structure hook
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache
@@ -33,6 +34,7 @@ __all__ = ["Unreadable", "converter", "parse", "structure", "structure_all", "ti
 T = TypeVar("T")
 
 _BOM = b"\xef\xbb\xbf"
+_DEEPEST = 64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ANY_DAY = "2000-01-01T00:00"
@@ -104,6 +106,24 @@ def structure(data: Any, cls: type[T]) -> T:
 def structure_all(items: Any, cls: type[T]) -> tuple[T, ...]:
     """Make a record of each object of a list."""
     return _made(items, _hook(cls))  # type: ignore[arg-type]  # a class is hashable
+
+
+def _check_depth(extra: Mapping[str, Any]) -> None:
+    """Refuse what nests so deeply that a record that holds it could not be printed, copied or pickled."""
+    level = _containers(extra.values())
+    for _ in range(_DEEPEST + 1):
+        if not level:
+            return
+        level = _containers(itertools.chain.from_iterable(map(_members, level)))
+    raise Unreadable("nested too deeply")
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [each for each in values if type(each) is dict or type(each) is list]
+
+
+def _members(container: Any) -> Iterable[Any]:
+    return container.values() if type(container) is dict else container
 
 
 def _made(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
@@ -221,6 +241,7 @@ def _generate(cls: type[T], hooks: Mapping[Any, Callable[[Any, Any], Any]]) -> C
         "read_iso": datetime.fromisoformat,
         "odd_timestamp": _odd_timestamp,
         "made_all": _made,
+        "check_depth": _check_depth,
         "hooks": hooks,
     }
     record: Any = attrs.resolve_types(cls)  # type: ignore[type-var]  # every class given here is one of attrs
@@ -242,7 +263,7 @@ def _generate(cls: type[T], hooks: Mapping[Any, Callable[[Any, Any], Any]]) -> C
             f"  fill[{field.name!r}] = value",
         ]
     lines += [" except Unreadable as error: raise error.under(names[at]) from None"]
-    lines += [" fill['extra'] = data", " return made"]
+    lines += [" if data: check_depth(data)", " fill['extra'] = data", " return made"]
     exec("\n".join(lines), scope)  # noqa: S102  # the source is made of the field names of this package's own classes
     make: Callable[[Any, Any], T] = scope["make"]
     return make

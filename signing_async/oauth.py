@@ -25,7 +25,7 @@ import aiohttp
 import attrs
 
 from . import retry, wire
-from .answers import error_from, look_up, request_id
+from .answers import error_from, look_up, one_line, request_id
 from .assumptions import Assumptions
 from .convert import Unreadable, parse
 from .errors import (
@@ -44,7 +44,7 @@ from .errors import (
 from .models import Token
 from .redaction import redact
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
-from .throttle import LocalGate
+from .throttle import Pause
 from .token_stores import MemoryTokenStore, TokenStore
 
 __all__ = ["AuthorizationRequest", "OAuth"]
@@ -120,7 +120,7 @@ class OAuth:
         self._retry = retry
         self._timeout = timeout
         self._assumptions = assumptions
-        self._gate = LocalGate()
+        self._gate = Pause()
         self._token: Token | None = None
         self._fresh_until = 0.0
         self._tasks: set[asyncio.Task[Token]] = set()
@@ -511,7 +511,7 @@ class _TokenRequest:
         )
         # OAuth's own place for the code comes first.
         named = look_up(data, "error")
-        code = redact(named, secrets)[:100] if isinstance(named, str) and named else said.code
+        code = one_line(redact(named, secrets))[:100] if isinstance(named, str) and named else said.code
         refused = code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
             str(said), code=code, status=said.status, request_id=said.request_id, retry_after=said.retry_after
@@ -584,8 +584,8 @@ def _read_callback(given: str, state: str | None) -> str | SigningError:
     codes = query.get("code", [])
     if "error" in query:
         secrets = (state, *codes)
-        code = redact(query["error"][0], secrets)[:100]
-        said = redact(" ".join(query.get("error_description", [])), secrets)[:500]
+        code = one_line(redact(query["error"][0], secrets))[:100]
+        said = one_line(redact(" ".join(query.get("error_description", [])), secrets))[:500]
         return AuthError(f"authorization was refused: {said or code} (code {code})", code=code)
     if len(codes) != 1:
         return AuthError("the callback carries more than one code" if codes else "the callback carries no code")

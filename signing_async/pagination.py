@@ -22,6 +22,7 @@ from .transport import Operation, Read, Transport
 __all__ = ["Page", "Pager"]
 
 T = TypeVar("T")
+_LONGEST_CURSOR = 16 * 1024  # of what could be sent in a request's first line
 _LINK = re.compile(r"<([^<>]*)>([^<]*)")
 # An opaque cursor may begin with a slash, as Base64 does; but it holds no question mark, and names no host.
 _ADDRESS = re.compile(r"https?:|//[^/?#]*[.:@\[]|\?|/[^?]*\?", re.IGNORECASE)
@@ -104,12 +105,13 @@ class Pager(Generic[T]):
 
     async def pages(self) -> AsyncGenerator[Page[T], None]:
         """All pages from here on."""
-        seen = {self._cursor}
+        # Hashes, since a list may have many pages and their cursors be long.
+        seen = {hash(self._cursor)}
         parsed = await self._fetch(self._cursor)
         while parsed.next_cursor is not None:
-            if parsed.next_cursor in seen:
+            if hash(parsed.next_cursor) in seen:
                 raise self._repeated(parsed.next_cursor)
-            seen.add(parsed.next_cursor)
+            seen.add(hash(parsed.next_cursor))
             if not self._read_ahead:
                 yield self._page(parsed)
                 parsed = await self._fetch(parsed.next_cursor)
@@ -125,11 +127,12 @@ class Pager(Generic[T]):
         yield self._page(parsed)
 
     def _repeated(self, cursor: str) -> DecodeError:
+        shown = self._transport.redacted(cursor)[:80]
         text = (
-            f"{self._name}: the service gave the cursor {cursor[:80]!r} a second time; does it take it as"
+            f"{self._name}: the service gave the cursor {shown!r} a second time; does it take it as"
             f" {self._transport.options.assumptions.cursor_param!r}? See Assumptions.cursor_param"
         )
-        return DecodeError(self._transport.redacted(text), operation=self._name)
+        return DecodeError(text, operation=self._name)
 
     async def _fetch(self, cursor: str | None) -> _Parsed:
         assumptions = self._transport.options.assumptions
@@ -157,6 +160,8 @@ class Pager(Generic[T]):
         cursor = _next_cursor(data, response.headers, last_id, assumptions)
         if cursor is not None and not _can_be_sent(cursor):
             raise Unreadable("the next cursor is no text that can be sent")
+        if cursor is not None and len(cursor) > _LONGEST_CURSOR:
+            raise Unreadable(f"the next cursor has {len(cursor)} characters: no request can carry it")
         if cursor is not None and self._is_address(cursor) and self._address(cursor) is None:
             raise Unreadable("the address of the next page is not on the tenant's origin, and is not followed")
         return _Parsed(items, found, cursor, response.status, request_id(response.headers, data, assumptions))

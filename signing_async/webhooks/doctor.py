@@ -17,6 +17,7 @@ from .scheme import Scheme, Secret, around, decode_base64
 from .verifier import Headers, Pairs, WebhookVerifier, as_bytes, header_pairs, header_values
 
 MAX_DEVIATIONS = 2
+MAX_FOUND = 8  # timestamps and ids to try: every pair of them is
 TEMPLATES = (
     "{timestamp}.{body}",
     "{timestamp}{body}",
@@ -220,10 +221,11 @@ def _encoded_again(body: bytes) -> Iterator[bytes]:
 def _contents(header: str, pairs: Pairs, scheme: Scheme) -> list[Content]:
     stamps = [(value, 'timestamp_label="t="') for value in re.findall(r"\bt=([0-9.]+)", header)]
     stamps += [(value, f'timestamp_header="{name}"') for name, value in pairs if re.fullmatch(r"[0-9]{9,13}", value)]
-    ids = [(value, f'id_header="{name}"') for name, value in pairs if re.search(r"(^|[_-])(id|delivery)$", name)]
+    named = [(name, value) for name, value in pairs if re.search(r"(^|[_-])(id|delivery)$", name)]
+    ids = [(value, f'id_header="{name}"') for name, value in named if value.isascii()]
     contents: dict[tuple[bytes, bytes], str] = {}
     for template, (stamp, stamp_from), (identifier, id_from) in product(
-        (scheme.signed, "{body}", *TEMPLATES), stamps or [("", "")], ids or [("", "")]
+        (scheme.signed, "{body}", *TEMPLATES), stamps[:MAX_FOUND] or [("", "")], ids[:MAX_FOUND] or [("", "")]
     ):
         settings = [f"signed={template!r}"]
         settings += [stamp_from] if "{timestamp}" in template else []

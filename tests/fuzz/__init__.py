@@ -1,0 +1,1 @@
+"""Everything of this package that reads foreign bytes, under attack: ``python -m tests.fuzz NAME --seconds 60``."""

@@ -1,0 +1,401 @@
+"""What foreign bytes cannot do: raise what is not the package's, take quadratic time or much memory, break a line."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import logging
+import pickle
+import time
+import tracemalloc
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from signing_async import (
+    APIError,
+    Assumptions,
+    AuthError,
+    DecodeError,
+    NotFound,
+    RetryPolicy,
+    Signing,
+    SigningClient,
+)
+from signing_async.answers import error_from
+from signing_async.convert import Unreadable, parse, structure, timestamp
+from signing_async.oauth import _read_callback
+from signing_async.pagination import _linked
+from signing_async.pdf_preflight import preflight
+from signing_async.redaction import redact
+from signing_async.retry import read_retry_after
+from signing_async.token_stores import token_from_json
+from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, Scheme, WebhookError, WebhookVerifier, diagnose, sign
+from tests.fuzz import running
+from tests.fuzz.__main__ import NAMES, load
+from tests.fuzz.promises import check_error
+from tests.fuzz.running import Found, Target, by_mutation
+from tests.oauth_servers import Scripted, oauth_for, says
+from tests.servers import serving
+
+TOKEN = "secret/token+0123456789"
+ESCAPES = "\x1b[31m\r\n\u202e\x9b"
+
+
+# Fuzzing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_short_attack(name: str) -> None:
+    """A moment of what `python -m tests.fuzz` does for as long as one likes."""
+    assert by_mutation(load(name), seconds=1.0, seed=7) >= 100
+
+
+@pytest.mark.parametrize("broken", ["raises", "is slow"])
+def test_a_hole_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner sees what it looks for, and shows the input."""
+    monkeypatch.setattr(running, "SLOW", 0.2)
+
+    def attack(data: bytes) -> None:
+        if b"!" in data and broken == "raises":
+            raise ValueError("a hole")
+        until = time.thread_time() + 0.3
+        while b"!" in data and time.thread_time() < until:
+            pass
+
+    with pytest.raises(Found, match=r"^frail: .*!") as caught:
+        by_mutation(Target("frail", lambda: nullcontext(attack), (b"abc",), (b"!",)), seconds=5, seed=1)
+    assert b"!" in caught.value.data
+
+
+# What was found
+
+
+def _error(body: bytes, reason: str = "Bad Request", **headers: str) -> APIError:
+    return error_from(
+        400,
+        {name.replace("_", "-"): value for name, value in headers.items()},
+        body,
+        reason=reason,
+        operation="signings.create",
+        not_found=NotFound,
+        retry_after=None,
+        secrets=(TOKEN,),
+        assumptions=Assumptions(),
+    )
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0" * 5000 + "65", "x" + "f" * 60_000])
+def test_a_page_with_an_endless_character_number(number: str) -> None:
+    """HTML may number a character with more digits than Python reads; the error is told all the same."""
+    assert _error(f"Bad &#{number}; gateway".encode()).message.startswith("Bad &#" if number[0] != "x" else "Bad")
+
+
+def test_a_request_id_is_whole_or_not_there() -> None:
+    """One that is too long, or no text of one line, is none; no half of an echoed secret is left where it was cut."""
+    body = json.dumps({"request_id": "y" * 482 + TOKEN}).encode()
+    assert _error(body).request_id is None
+    assert "secret" not in str(_error(body))
+    assert _error(b'{"request_id": "r"}', X_Request_Id="a" * 501).request_id == "r"
+    assert _error(b'{"request_id": "r"}', X_Request_Id="a" * 500).request_id == "a" * 500
+    assert _error(json.dumps({"request_id": f"a{ESCAPES}"}).encode()).request_id is None
+    assert _error(b'{"request_id": "r"}', X_Request_Id="\x9b31m").request_id == "r"
+
+
+def test_an_error_always_says_something() -> None:
+    """Even where the server's own reason is made of what cannot be shown."""
+    assert _error(b"", reason="\x1b\x00").message == "the service refused the request"
+
+
+async def test_no_escape_reaches_log_or_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a successful answer holds: its request id, its fields and its cursor break no line."""
+    answers: list[Any] = [
+        {"id": {}, "request_id": ESCAPES, "email": ESCAPES},
+        {"id": "u1", "request_id": f"a{ESCAPES}b"},
+        {"data": [{"id": "s1", "is_draft": ESCAPES}], "request_id": ESCAPES},
+        {"data": [], "next_cursor": ESCAPES, "request_id": ESCAPES},
+    ]
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(answers[0], headers={"Link": "<\x9b31m?>; rel=next"})
+
+    with caplog.at_level(logging.DEBUG, "signing_async"):
+        async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
+            with pytest.raises(DecodeError) as caught:
+                await client.me()
+            check_error(caught.value)
+            del answers[0]
+            assert (await client.me()).id == "u1"
+            del answers[0]
+            for _ in range(2):
+                with pytest.raises(DecodeError) as caught:
+                    [signing async for signing in client.signings.list()]
+                check_error(caught.value)
+                answers[:] = answers[-1:]
+    lines = [record.getMessage() for record in caplog.records if record.name == "signing_async"]
+    assert len(lines) >= 4
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_callback_breaks_no_line() -> None:
+    """What a callback says of an error is shown in one line, without what controls terminals."""
+    found = _read_callback("https://a/?state=s&error=%0aE%1b[31m&error_description=%1b[31m%0d%0aDone", "s")
+    assert isinstance(found, AuthError)
+    check_error(found)
+    assert str(found) == "authorization was refused: [31m Done (code E [31m)"
+    assert found.code == "E [31m"
+
+
+async def test_a_token_endpoint_breaks_no_line() -> None:
+    """Nor does the code of a token request that is refused."""
+    refusal = says({"error": f"no{ESCAPES}", "error_description": ESCAPES}, status=400)
+    async with Scripted(refusal) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as caught:
+            await oauth.exchange("a-code")
+    check_error(caught.value)
+    assert caught.value.code == "no [31m"
+
+
+def _nested(depth: int) -> bytes:
+    odd = depth % 2
+    return (
+        b'{"id": "s1", "x": ' + b"[" * odd + b'{"y": [' * (depth // 2) + b"1" + b"]}" * (depth // 2) + b"]" * odd + b"}"
+    )
+
+
+def test_a_record_can_be_shown_however_deep_its_answer() -> None:
+    """What nests too deeply to be printed or pickled is an answer that cannot be read."""
+    signing = structure(parse(_nested(64)), Signing)
+    assert repr(signing)
+    assert pickle.loads(pickle.dumps(signing)) == copy.deepcopy(signing) == signing
+    for depth in (65, 66, 200, 900):
+        for body in (_nested(depth), b'{"id": "s1", "documents": [' + _nested(depth) + b"]}"):
+            with pytest.raises(Unreadable, match="nested too deeply"):
+                structure(parse(body), Signing)
+
+
+def test_the_doctor_reads_any_header() -> None:
+    """Ids that are no ASCII, and any number of ids and timestamps, are no trouble: each pair would be tried."""
+    assert not diagnose("s", b"{}", "x", headers=[("x-id", "\ud800"), ("y-id", "é")]).accepted
+    stamps = ",".join(f"t={1_700_000_000 + number}" for number in range(400))
+    began = time.thread_time()
+    headers = [(f"x{number}-id", str(number)) for number in range(400)]
+    assert not diagnose("s", b"{}", f"{stamps},v1={'a' * 64}", headers=headers).accepted
+    assert time.thread_time() - began < 5  # a hundredth of what all pairs take
+
+
+async def test_a_cursor_that_no_request_can_carry() -> None:
+    """One of megabytes is an answer that cannot be read, and is not sent."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"data": [], "next_cursor": "c" * length})
+
+    async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
+        length = 16 * 1024 + 1
+        with pytest.raises(DecodeError, match=f"the next cursor has {length} characters: no request can carry it"):
+            await client.signings.list()
+        length = 16 * 1024
+        assert (await client.signings.list()).next_cursor == "c" * length
+
+
+async def test_a_secret_at_a_cursors_cut() -> None:
+    """A cursor that is shown shortened shows no half of a token that it repeats."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"data": [], "next_cursor": "c" * 70 + TOKEN})
+
+    async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
+        with pytest.raises(DecodeError, match=r"a second time") as caught:
+            [signing async for signing in client.signings.list()]
+    assert "secret" not in str(caught.value)
+    assert "c" * 70 in str(caught.value)
+
+
+# Time
+
+VERIFIERS = [WebhookVerifier(b"k", scheme) for scheme in (Scheme(), STRIPE, STANDARD_WEBHOOKS)]
+
+
+def _deliver(body: bytes) -> None:
+    try:
+        VERIFIERS[0].parse(body, sign(b"k", body)["X-Signature"])
+    except WebhookError:
+        return
+
+
+def _verify(header: bytes) -> None:
+    for verifier in VERIFIERS:
+        with pytest.raises(WebhookError):
+            verifier.verify(b"{}", header.decode(), headers={"webhook-id": "m", "webhook-timestamp": "1"})
+
+
+def _read(body: bytes) -> None:
+    try:
+        structure(parse(body), Signing)
+    except Unreadable:
+        return
+
+
+def _time(text: bytes) -> None:
+    try:
+        timestamp(text.decode())
+    except Unreadable:
+        return
+
+
+def _keep(data: bytes) -> None:
+    with pytest.raises(ValueError, match="no token in it"):
+        token_from_json(data)
+
+
+def _link(header: bytes) -> None:
+    _linked(CIMultiDictProxy(CIMultiDict([("Link", header.decode())])))
+
+
+READERS: dict[str, tuple[Callable[[bytes], object], int, tuple[bytes, ...]]] = {
+    "error": (
+        _error,
+        16_000,
+        (
+            *(b"<", b"<title", b"<title>", b"&#", b"&#1;", b"&amp", b"a/", b"bearer+", b"bearer 1", b" ", b"\x1b"),
+            *(b'{"errors":[', b'["a",', b'{"a":', TOKEN.encode(), TOKEN[:-1].encode(), b"\xff", b"\n", b"<a>"),
+        ),
+    ),
+    "error in JSON": (
+        lambda part: _error(b'{"errors": [' + part + b'0], "message": "x"}'),
+        16_000,
+        (b'{"field": [[]]},', b"[[[[]]]],", b'{"loc": ["a", "b"]},', b'"cannot_be_sent ",', b"{},", b'"#/:",'),
+    ),
+    "redaction": (lambda part: redact(part.decode(), [TOKEN, "a", "aa"]), 50_000, (b"a", b"bearer+a", b"%2F", b"\\/")),
+    "record": (
+        lambda part: _read(b'{"id": "s", "x": [' + part + b"0]}"),
+        100_000,
+        (b"[],", b"{},", b"[[[]]],", b"1,", b'"a",', b'{"a":{"a":1}},'),
+    ),
+    "documents": (
+        lambda part: _read(b'{"id": "s", "documents": [' + part + b'{"id": 1}]}'),
+        100_000,
+        (b'{"id": "d"},', b'{"id": 1, "completed_at": "2026-W01-1T01:02:03,5+01"},', b'{"id":"", "x": {}},'),
+    ),
+    "timestamp": (_time, 100_000, (b"1", b" ", b"2026-01-01", b"T", b"-", b".", b":", b"+1")),
+    "Retry-After": (
+        lambda part: read_retry_after("Fri, 31 Dec 1999 23:59:59 GMT", date=part.decode(), now=lambda: 0.0),
+        2_000,
+        (b"(", b")", b",", b" ", b"1", b":", b"Fri, ", b"31 Dec ", b"-", b"\\", b"+1"),
+    ),
+    "Link": (_link, 50_000, (b"<", b">", b"<a>", b"<a>;", b"rel=next;", b"<a>; rel=", b";", b",", b" ", b'"')),
+    "callback": (
+        lambda part: _read_callback("https://a/?" + part.decode(), "s"),
+        50_000,
+        (b"&", b"=", b"%", b"%41", b"+", b"?", b"#", b"state=", b"&state=s", b"/", b"[", b"@"),
+    ),
+    "webhook body": (_deliver, 100_000, (b"[", b"[]", b"{", b'"', b"\\", b'"\\"', b'["a"],', b'"a":1,', b"1", b" ")),
+    "webhook members": (
+        lambda part: _deliver(b'{"id": "e", ' + part + b'"type": 1}'),
+        100_000,
+        (b'"a":[],', b'"\\u0061":1,'),
+    ),
+    "webhook header": (_verify, 4_000, (b"t=1,", b"v1=", b"v1,", b" ", b",", b"v1=" + b"a" * 64 + b",", b"=", b"-_")),
+    "token file": (_keep, 100_000, (b"[", b"1", b'"', b"{", b" ", b'{"access_token":')),
+    "PDF": (
+        lambda part: preflight(b"%PDF-1.7\n1 0 obj" + part + b"\nxref\n0 0\ntrailer\n<<" + part + b">>\nstartxref\n9"),
+        100_000,
+        (b"trailer", b"obj", b"\ntrailer<<", b"startxref ", b"(", b"<<", b"[", b"%", b"/A", b"\n1 0 obj", b"1 0 R "),
+    ),
+}  # fmt: skip
+
+
+def _cost(reader: Callable[[bytes], object], data: bytes) -> float:
+    """Seconds of this thread's own, the least of a few."""
+    costs = []
+    gc.disable()
+    try:
+        for _ in range(3):
+            began = time.thread_time()
+            reader(data)
+            costs.append(time.thread_time() - began)
+    finally:
+        gc.enable()
+    return min(costs)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_time_grows_no_faster_than_the_input(name: str) -> None:
+    """Four times the input takes about four times as long, where a quadratic reader would take sixteen times."""
+    reader, size, parts = READERS[name]
+    for part in parts:
+        small, large = (part * (amount // len(part)) for amount in (size, 4 * size))
+        # So short a time is mostly noise; what is quadratic soon takes longer.
+        limit = 10 * max(_cost(reader, small), 0.002)
+        assert _cost(reader, large) < limit, part
+
+
+def test_a_quadratic_reader_is_noticed() -> None:
+    """The measure above sees what it looks for."""
+
+    def quadratic(data: bytes) -> None:
+        for _ in range(len(data) // 10):
+            data.count(b"a")
+
+    assert _cost(quadratic, b"a" * 20_000) > 10 * _cost(quadratic, b"a" * 5_000)
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("reader", "part", "size"),
+    [
+        (_read, b'{"id": "s", "x": [%s0]}', 300_000),
+        (_error, b'{"errors": [%s0]}', 60_000),
+        (_deliver, b'{"id": "e", "x": [%s0]}', 300_000),
+        (_keep, b"[%s0]", 300_000),
+    ],
+    ids=["record", "error", "webhook", "token file"],
+)
+@pytest.mark.parametrize("inner", [b"[],", b'"a",', b"{},", b"1.5,", b"[[[[]]]],"])
+def test_memory_is_a_few_times_the_input(
+    reader: Callable[[bytes], object], part: bytes, size: int, inner: bytes
+) -> None:
+    """No reader makes much more of an answer than its JSON is."""
+    data = part % (inner * (size // len(inner)))
+    reader(part % inner)
+    tracemalloc.start()
+    try:
+        reader(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * len(data)
+
+
+async def test_a_list_without_end_keeps_nothing() -> None:
+    """Of the pages that were read nothing stays but a number each."""
+    cursor = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal cursor
+        cursor += 1
+        return web.json_response(
+            {"data": [{"id": "s1", "x": "y" * 1_000}], "next_cursor": f"{cursor:08}" + "c" * 5_000}
+        )
+
+    async with serving(handler) as server, SigningClient(server.origin, TOKEN, retry=RetryPolicy.none()) as client:
+        pages = client.signings.list().pages()
+        tracemalloc.start()
+        for _ in range(300):  # aiohttp and yarl remember the last addresses
+            await anext(pages)
+        server.requests.clear()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(400):
+            await anext(pages)
+            server.requests.clear()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        await pages.aclose()
+    assert grown < 500_000  # the cursors alone are 2 MB
