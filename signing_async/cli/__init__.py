@@ -38,6 +38,7 @@ COMMANDS = {
     "show": ("signings:show", "Show a signing, its documents and its recipients."),
     "upload": ("documents:upload", "Upload PDFs to a draft."),
     "watch": ("watch:watch", "Follow a signing until it is completed."),
+    "verify-sealed": ("verify_sealed:verify_sealed", "Say whether a sealed PDF is as it was when it was signed."),
     "webhook": ("webhook:webhook", "Verify, diagnose and check webhook deliveries."),
 }
 """Name: where the command is, and its line in the help."""

@@ -1,0 +1,84 @@
+"""`verify-sealed` as a user runs it: its words, its JSON, its exit codes, and the example of its help."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from signing_async import cli
+from tests import pdfs
+from tests.sealed_pdfs import cms, sealed_by_sandbox, signed_pdf
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files of every sort, in which the command is run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lease-signed.pdf").write_bytes(sealed_by_sandbox())
+    (tmp_path / "changed.pdf").write_bytes(pdfs.update(sealed_by_sandbox(), {5: pdfs.stream_object(b"")}))
+    (tmp_path / "unsigned.pdf").write_bytes(pdfs.make_pdf())
+    (tmp_path / "letter.txt").write_text("Dear Sir or Madam")
+    return tmp_path
+
+
+def test_the_example_of_its_help(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is run as it stands there: a sealed file is sound."""
+    cli.run(["verify-sealed", "--help"])
+    _, _, example = capsys.readouterr().out.partition("Example:\n")
+    line = example.splitlines()[0].strip()
+    assert cli.run(shlex.split(line)[1:]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(
+        "lease-signed.pdf: sound\n  signature by Signing Sandbox Seal (no legal value), 2026-03-04"
+    )
+    assert "the whole file, up to revision 2 of 2" in told.out
+    assert "no legal opinion" in told.err
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "out", "err"),
+    [
+        (["changed.pdf"], 7, "changed.pdf: NOT SOUND\n  wrong: it was changed after the last signature", ""),
+        (["unsigned.pdf"], 7, "unsigned.pdf: NOT SOUND\n  wrong: it is not signed\n", ""),
+        (["letter.txt"], 2, "", "Error: letter.txt: it is not a PDF\n"),
+        (["none.pdf"], 2, "", "Error: none.pdf: cannot be opened: No such file or directory\n"),
+        (["lease-signed.pdf", "letter.txt"], 2, "lease-signed.pdf: sound\n", "it is not a PDF"),
+        (["changed.pdf", "letter.txt", "lease-signed.pdf"], 7, "NOT SOUND", "it is not a PDF"),
+    ],
+)
+def test_what_it_says_and_how_it_ends(
+    files: list[str], code: int, out: str, err: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0: sound. 7: not sound. 2: no PDF. Of several files the worst counts, and each is told of."""
+    assert cli.run(["verify-sealed", *files]) == code
+    told = capsys.readouterr()
+    assert out in told.out
+    assert err in told.err
+
+
+def test_what_it_says_of_a_signature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is right, what is wrong and what was not checked; of a signer without a name too."""
+    (folder / "odd.pdf").write_bytes(signed_pdf(lambda data: cms(b"other", certificates=False), entries=b""))
+    assert cli.run(["verify-sealed", "odd.pdf"]) == 7
+    told = capsys.readouterr().out
+    assert "signature by somebody unknown, 2026-03-04" in told
+    assert "digest  WRONG (sha256)" in told
+    assert "key     not checked" in told
+    (folder / "odd.pdf").write_bytes(pdfs.with_signature_field(b"/V 7 0 R"))
+    cli.run(["verify-sealed", "odd.pdf"])
+    told = capsys.readouterr().out
+    assert "signature by somebody unknown\n    covers  its first 0 of" in told
+    assert "digest  not checked\n" in told
+
+
+def test_for_machines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An object a line for each file, and nothing else on standard output."""
+    assert cli.run(["verify-sealed", "--json", "lease-signed.pdf", "changed.pdf", "letter.txt"]) == 7
+    sound, changed, letter = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (sound["file"], sound["sound"], sound["problems"]) == ("lease-signed.pdf", True, [])
+    assert "no legal opinion" in sound["note"]
+    assert (changed["sound"], changed["revisions"]) == (False, 3)
+    assert (letter["sound"], letter["error"]["reason"]) == (None, "not_pdf")
