@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Budget", "Gate", "LocalGate"]
+from .limit import Limit
+
+__all__ = ["Budget", "Gate", "LocalGate", "Pause"]
 
 
 @runtime_checkable
@@ -34,14 +37,8 @@ class Gate(Protocol):
         """
 
 
-class LocalGate:
-    """The `Gate` of one process: closed until a point in time.
-
-    A timestamp: nobody can reopen it early by mistake. One gate may serve many clients of one event loop. ::
-
-        gate = LocalGate()
-        SigningClient(base_url, token, gate=gate)
-    """
+class Pause:
+    """Closed until a point in time of the event loop's clock. A timestamp: nobody can reopen it early by mistake."""
 
     def __init__(self) -> None:
         self._opens_at = 0.0
@@ -64,8 +61,109 @@ class LocalGate:
             await asyncio.sleep(wait)
         return True
 
+
+class LocalGate:
+    """The `Gate` of one process: after a 429 nothing goes out until its Retry-After, then as much as is let through.
+
+    It learns how many requests a second the service allows, and spaces them evenly, in the order in which they came.
+    Before the first 429 it lets few requests out at once, and soon as many as come. One gate may serve many clients of
+    one event loop, where the service counts their requests together. ::
+
+        gate = LocalGate()
+        one = SigningClient(base_url, token, gate=gate)
+        other = SigningClient(base_url, other_token, gate=gate)
+    """
+
+    def __init__(self) -> None:
+        self._limit = Limit()
+        self._waiting: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
+        """The turns that requests wait for, and until when they do."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        rate = "no limit seen" if self.rate is None else f"{self.rate:.3g} requests a second"
+        return f"<LocalGate: {rate}, {len(self._waiting)} waiting>"
+
+    @property
+    def rate(self) -> float | None:
+        """How many requests a second go out at present; None while no 429 has come."""
+        return self._limit.rate
+
+    @property
+    def opens_at(self) -> float:
+        """When a request that came now could go out, as far as is known."""
+        rate = self._limit.rate
+        if rate is None:
+            return self._limit.closed_until
+        return self._limit.ready_at(asyncio.get_running_loop().time()) + len(self._waiting) / rate
+
+    def close(self, seconds: float) -> None:
+        """Let nothing pass for at least this long."""
+        self._limit.close(asyncio.get_running_loop().time(), seconds)
+        if self._waiting:
+            self._wake(0.0)
+
+    async def passed(self, deadline: float) -> bool:
+        """Wait for one request's turn; False, as soon as that is known, where it does not come before the deadline."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if not self._waiting and self._limit.ready_at(now) <= now:
+            self._limit.go(now)
+            return True
+        if self._limit.closed_until >= deadline:
+            return False
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._waiting[turn] = deadline
+        if self._timer is None:
+            self._wake(self._limit.ready_at(now) - now)
+        expiry = loop.call_at(deadline, _answer, turn, False)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled() and turn.result():
+                # Its turn had come already.
+                self.left(now, None)
+            raise
+        finally:
+            expiry.cancel()
+            self._waiting.pop(turn, None)
+
     def left(self, since: float, admitted: bool | None) -> None:
-        """A request is over."""
+        """A request that had passed at ``since`` is over."""
+        self._limit.left(asyncio.get_running_loop().time(), since, admitted)
+        if self._waiting:
+            # Not before a 429 has closed the gate.
+            self._wake(0.0)
+
+    def _wake(self, seconds: float) -> None:
+        """Look whose turn it is, so many seconds from now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._let_through)
+
+    def _let_through(self) -> None:
+        """Let go all whose turn it is, and turn away who cannot wait until the gate opens."""
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        closed_until = self._limit.closed_until
+        if now < closed_until:
+            for turn, deadline in self._waiting.items():
+                if deadline <= closed_until:
+                    _answer(turn, False)
+        while self._waiting and (ready_at := self._limit.ready_at(now)) <= now:
+            turn, _ = self._waiting.popitem(last=False)
+            if _answer(turn, True):
+                self._limit.go(now)
+        if self._waiting:
+            self._wake(ready_at - now)
+
+
+def _answer(turn: asyncio.Future[bool], go: bool) -> bool:
+    """Say whether a request may go, unless that was said, or nobody waits for it any more."""
+    if turn.done():
+        return False
+    turn.set_result(go)
+    return True
 
 
 class Budget:

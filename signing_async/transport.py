@@ -156,6 +156,8 @@ class Shared:
         self.auth = auth
         self.sessions = sessions
         self.gate: Gate = LocalGate() if gate is None else gate
+        self.let_through = 0
+        """How many requests were answered otherwise than with a 429."""
         self.budget: Budget = Budget()
 
 
@@ -205,6 +207,9 @@ class _Call(Generic[T]):
         self.operation = operation
         self.deadline = deadline
         self.attempts = 0
+        self.spared = 0
+        """Attempts that do not count, since others were let through meanwhile: the service is there, and busy."""
+        self.let_through = 0
         self.trouble: Trouble | None = None
         self.failed_at = 0.0
         self.in_doubt = False
@@ -279,15 +284,24 @@ class _Call(Generic[T]):
             return retry.Decision(None, "a repeat could take effect twice")
         if not trouble.passing:
             return retry.Decision(None)
+        throttled = trouble.outcome is Outcome.THROTTLED
+        if throttled and self.options.retry.max_attempts > 1:
+            self.spared += self.shared.let_through > self.let_through
+        attempt = max(1, self.attempts - self.spared)
+        if throttled and trouble.retry_after and attempt == 1:
+            # The gate spreads those that wait for it.
+            chance = 0.0
+        else:
+            # Before a check more than a moment has to pass: what is still under way should show by then.
+            chance = random.uniform(0.5, 1.0) if following is Step.CHECK else random.random()
         decision = retry.decide(
             self.options.retry,
-            attempt=self.attempts,
+            attempt=attempt,
             retry_after=trouble.retry_after,
             remaining=self.deadline - asyncio.get_running_loop().time(),
-            # Before a check more than a moment has to pass: what is still under way should show by then.
-            chance=random.uniform(0.5, 1.0) if following is Step.CHECK else random.random(),
+            chance=chance,
         )
-        if trouble.outcome is Outcome.THROTTLED:
+        if throttled:
             # Every call of the client waits, this one's own delay included.
             wait = decision.delay if decision.delay is not None else trouble.retry_after
             self.shared.gate.close(min(wait or 0.0, self.options.retry.max_retry_after))
@@ -357,8 +371,9 @@ class _Call(Generic[T]):
         self._forget_answer()
         self.body = None
         if not await self.shared.gate.passed(self.deadline):
-            raise self._gated()
+            return self._gated()
         since = asyncio.get_running_loop().time()
+        self.let_through = self.shared.let_through
         limit = self.deadline
         if self.operation.repeat is Repeat.CHECKED and self.options.retry.max_attempts > 1:
             limit -= min((self.deadline - since) * _CHECK_SHARE, _CHECK_MOST)
@@ -374,14 +389,20 @@ class _Call(Generic[T]):
             if not bound.expired():
                 raise
         finally:
-            self.shared.gate.left(since, None if self.status is None else self.status != 429)
+            self._leave(since)
         return self._timed_out()
+
+    def _leave(self, since: float) -> None:
+        admitted = None if self.status is None else self.status != 429
+        if admitted:
+            self.shared.let_through += 1
+        self.shared.gate.left(since, admitted)
 
     def _forget_answer(self) -> None:
         self.status = self.data = self.rejected_as = None
         self.headers = {}
 
-    def _timed_out(self) -> Trouble:
+    def _timed_out(self, *, sent: bool = True) -> Trouble:
         timeouts = self.options.timeouts
         seconds = timeouts.transfer if self.operation.transfer else timeouts.call
         error = errors.RequestTimeout(
@@ -393,11 +414,14 @@ class _Call(Generic[T]):
         )
         # A request of an operation with a body sends nothing before the body's first bytes.
         lost = self.operation.body is None or (self.body is not None and self.body.started)
-        return Trouble(Outcome.LOST if lost else Outcome.UNSENT, error, passing=False)
+        return Trouble(Outcome.LOST if sent and lost else Outcome.UNSENT, error, passing=False)
 
-    def _gated(self) -> errors.RateLimited:
+    def _gated(self) -> Trouble:
         wait = self.shared.gate.opens_at - asyncio.get_running_loop().time()
-        return errors.RateLimited(
+        if wait <= 0:
+            # No limit is known of: those that went out before are not answered.
+            return self._timed_out(sent=False)
+        raise errors.RateLimited(
             "the service asked all calls to wait for longer than this call may take; nothing was sent",
             status=429,
             operation=self.operation.name,
