@@ -1,4 +1,4 @@
-"""A pytest plugin: the sandbox as fixtures.
+"""A pytest plugin: the sandbox as fixtures; and suites of tests for implementations of this package's protocols.
 
 Example::
 
@@ -8,23 +8,47 @@ Example::
 
     @pytest.mark.signing_sandbox(profile=Profile.laravel(), seed=1)
     async def test_with_other_settings(signing_sandbox): ...
+
+A suite is a class to be subclassed where pytest collects tests, with a fixture that makes what is to be tested::
+
+    class TestMyStore(TokenStoreConformance):
+        @pytest.fixture
+        def open_store(self, tmp_path):
+            return lambda: MyStore(tmp_path / "token")
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from .client import SigningClient
-    from .sandbox import Sandbox
+    from ..client import SigningClient
+    from ..sandbox import Sandbox
+    from .seen_events import SeenEventsConformance as SeenEventsConformance
+    from .token_stores import FencedTokenStoreConformance as FencedTokenStoreConformance
+    from .token_stores import TokenStoreConformance as TokenStoreConformance
 
 try:
     from pytest_asyncio import fixture as async_fixture
 except ModuleNotFoundError:  # there are no async fixtures then; pytest says so when one is asked for
     async_fixture = pytest.fixture  # type: ignore[assignment]  # it is used in the one way that both have
+
+_HOME = {
+    "FencedTokenStoreConformance": "token_stores",
+    "SeenEventsConformance": "seen_events",
+    "TokenStoreConformance": "token_stores",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Every run of pytest loads this module, and few want the suites.
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @async_fixture
 async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """A sandbox of this test's own, started; its settings come from the marker `signing_sandbox`."""
-    from .sandbox import Sandbox
+    from ..sandbox import Sandbox
 
     marker = request.node.get_closest_marker("signing_sandbox")
     async with Sandbox(**(marker.kwargs if marker else {})) as sandbox:
@@ -45,8 +69,8 @@ async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandb
 @async_fixture
 async def signing_client(signing_sandbox: Sandbox) -> AsyncIterator[SigningClient]:
     """A client of this test's sandbox, for its default user, that does not wait long between attempts."""
-    from .client import SigningClient
-    from .retry import RetryPolicy
+    from ..client import SigningClient
+    from ..retry import RetryPolicy
 
     quick = RetryPolicy(base_delay=0.01)
     async with SigningClient(signing_sandbox.base_url, signing_sandbox.access_token(), retry=quick) as client:
