@@ -1,50 +1,65 @@
-"""Small calls one after the other: what `me()` costs above bare aiohttp with the same settings, and httpx."""
+"""Small calls one after the other: what `me()` costs above bare aiohttp with the same settings; httpx and niquests."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest import mock
 
 import aiohttp
-import httpx
 import orjson
 
 from signing_async import SigningClient
 
-from .measure import COMPARED, Table, compared, interleaved, quick, ratio, show
+from .charts import Chart
+from .measure import MISSING, comparison, interleaved, panel, quick, ratio
+from .report import OURS, Table, draw, judge, show
+from .rivals import HEADERS, TOKEN, aiohttp_session, httpx, httpx_client, niquests, niquests_session
 from .server import Server, running
 
-_TOKEN = "benchmark"
 _PATH = "/api/1.0/me"
-_HEADERS = {"Accept": "application/json", "Authorization": f"Bearer {_TOKEN}"}
-_CALLS, _ROUNDS = (20, 1) if quick() else (200, 101)
+_CALLS = 20 if quick() else 200
+_ROUNDS, _SECONDS = 101, 30.0
+_TENANTS = 5 if quick() else 50
+_BARE, _UNBOUNDED, _HTTPX, _NIQUESTS = "bare aiohttp", "bare aiohttp, no deadline", "httpx", "niquests"
 
 
 def main() -> None:
     with running() as server:
         asyncio.run(_compare(server))
+        asyncio.run(_count_contexts(server))
 
 
 async def _compare(server: Server) -> None:
-    # As the client makes its own session: no cookies.
-    session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-    unlimited = aiohttp.ClientTimeout(total=None)
-    async with session, httpx.AsyncClient() as peer, SigningClient(server.plain, _TOKEN, session=session) as client:
-        calls = {
-            "bare aiohttp": lambda: _bare(session, server.plain + _PATH, session.timeout),
-            "bare aiohttp, no deadline": lambda: _bare(session, server.plain + _PATH, unlimited),
-            "signing_async": lambda: _typed(client),
-            "httpx": lambda: _peer(peer, server.plain + _PATH),
+    url = server.plain + _PATH
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp_session())
+        client = await stack.enter_async_context(SigningClient(server.plain, TOKEN, session=session))
+        # No call of this package goes without a deadline, and a deadline of aiohttp's has its cost.
+        deadline = aiohttp.ClientTimeout(total=300, sock_connect=30)
+        calls: dict[str, Callable[[], Awaitable[str]] | None] = {
+            OURS: lambda: _typed(client),
+            _BARE: lambda: _bare(session, url, deadline),
+            _UNBOUNDED: lambda: _bare(session, url, session.timeout),
+            _HTTPX: None,
+            _NIQUESTS: None,
         }
-        candidates = {name: _repeated(call) for name, call in calls.items()}
-        samples = await interleaved(candidates, rounds=_ROUNDS, expect=_CALLS * len("ada@example.com"))
-    above = ratio(samples, "signing_async", "bare aiohttp", "cpu") - 1
-    unbounded = ratio(samples, "signing_async", "bare aiohttp, no deadline", "cpu") - 1
-    note = (
-        f"CPU time of a call above bare aiohttp: {above:.1%} (target: at most 15 %), "
-        f"and {unbounded:.1%} above one without any deadline, which no call of this package goes without."
-    )
-    show(Table(f"me(), {_CALLS} calls a round", COMPARED, compared(samples, "bare aiohttp", count=_CALLS), note))
+        if httpx is not None:
+            other = await stack.enter_async_context(httpx_client())
+            calls[_HTTPX] = lambda: _getting(other, url)
+        if niquests is not None:
+            third = await stack.enter_async_context(niquests_session())
+            calls[_NIQUESTS] = lambda: _getting(third, url)
+        runs = {name: _repeated(call) if call else None for name, call in calls.items()}
+        expect = _CALLS * len("ada@example.com")
+        samples = await interleaved(runs, rounds=_ROUNDS, seconds=_SECONDS, expect=expect, server=server.cpu)
+    show(comparison(f"me(), {_CALLS} calls one after the other (a piece is a call)", samples, _BARE, count=_CALLS))
+    judge("small calls: CPU, of bare aiohttp", ratio(samples, OURS, _BARE, "cpu"), at_most=1.15)
+    axis = "CPU time relative to bare aiohttp; shorter is better"
+    draw(Chart("calls", "A small call", axis, [panel("me()", samples, _BARE, "cpu", target=1.15)]))
 
 
 def _repeated(call: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[int]]:
@@ -62,14 +77,43 @@ async def _typed(client: SigningClient) -> str:
 
 
 async def _bare(session: aiohttp.ClientSession, url: str, timeout: aiohttp.ClientTimeout) -> str:
-    async with session.get(url, headers=_HEADERS, timeout=timeout) as response:
+    async with session.get(url, headers=HEADERS, timeout=timeout) as response:
         response.raise_for_status()
         email: str = orjson.loads(await response.read())["email"]
         return email
 
 
-async def _peer(client: httpx.AsyncClient, url: str) -> str:
-    response = await client.get(url, headers=_HEADERS)
+async def _getting(client: Any, url: str) -> str:
+    response = await client.get(url)
     response.raise_for_status()
     email: str = orjson.loads(response.content)["email"]
     return email
+
+
+async def _count_contexts(server: Server) -> None:
+    """How many TLS contexts are made when many clients, each with a session of its own, make a call."""
+    own = await _contexts(_own_sessions, server)
+    other = MISSING if httpx is None else str(await _contexts(_httpx_clients, server))
+    rows = [[f"{OURS}, each with its own session", str(own)], ["httpx.AsyncClient()", other]]
+    note = "Beyond the one that importing aiohttp makes. Loading the authorities takes some 10 ms and 0.5 MB for each."
+    show(Table(f"TLS contexts that {_TENANTS} clients make", ("clients", "contexts"), rows, note))
+    judge("TLS contexts for all clients, with the one of aiohttp", 1 + own, at_most=1)
+
+
+async def _contexts(make: Callable[[Server], Awaitable[None]], server: Server) -> int:
+    with mock.patch("ssl.create_default_context", side_effect=ssl.create_default_context) as counted:
+        await make(server)
+    return counted.call_count
+
+
+async def _own_sessions(server: Server) -> None:
+    for _ in range(_TENANTS):
+        async with SigningClient(server.plain, TOKEN) as client:
+            await client.me()
+
+
+async def _httpx_clients(server: Server) -> None:
+    assert httpx is not None
+    for _ in range(_TENANTS):
+        async with httpx.AsyncClient() as client:
+            await client.get(server.plain + _PATH, headers=HEADERS)

@@ -1,39 +1,44 @@
-"""Decoding a page of 100 signings, each with two documents, as typed records: ours beside what else one would use.
+"""Decoding pages of 100 and 1000 signings, with two documents each, as typed records, beside what else one would use.
 
-Every candidate makes records of equal classes, with timestamps parsed and unknown fields kept, except the two that say
-otherwise: orjson alone makes dicts, which is the floor, and msgspec has no way to keep unknown fields.
+Every candidate makes records of equal classes, with timestamps parsed and unknown fields kept, except those that say
+otherwise: orjson alone makes dicts, which is the floor, and msgspec and mashumaro have no way to keep unknown fields.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from functools import partial
+from typing import Any, get_type_hints
 
 import attrs
 import cattrs
 import orjson
-import pydantic
 
 from signing_async import Signing, convert
 from signing_async.convert import parse, structure_all
 
-from .measure import COMPARED, Table, compared, in_process, interleaved, quick, show
+from .charts import Chart
+from .measure import Run, Samples, comparison, in_process, interleaved, panel, peer, quick, ratio
+from .report import OURS, draw, judge, show
 
-try:
-    import msgspec
-except ModuleNotFoundError:  # it is compared with where it is installed
-    msgspec = None  # type: ignore[assignment]  # a module's type does not allow None
+pydantic: Any = peer("pydantic")
+msgspec: Any = peer("msgspec")
+mashumaro: Any = peer("mashumaro.codecs.json")
 
-SIGNINGS = 100
 _NOON = datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)
+_PYDANTIC, _CATTRS, _DICTS = "pydantic v2, validate_json", "cattrs, defaults", "orjson, dicts only"
+_STRUCTS, _MSGSPEC_ATTRS = "msgspec Struct, unknown fields dropped", "msgspec attrs, unknown fields dropped"
+_MASHUMARO, _WITHOUT = "mashumaro + orjson, unknown fields dropped", f"{OURS} without orjson"
 
 
-def page() -> bytes:
+def page(signings: int) -> bytes:
     """The answer that is decoded: a bare list, so that every candidate does nothing but decode."""
-    return json.dumps([_signing(number) for number in range(SIGNINGS)]).encode()
+    return json.dumps([_signing(number) for number in range(signings)]).encode()
 
 
 def _signing(number: int) -> dict[str, Any]:
@@ -53,29 +58,7 @@ def _signing(number: int) -> dict[str, Any]:
     }
 
 
-# The rivals' classes: the same fields.
-
-
-class PydanticDocument(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
-    id: str
-    name: str = ""
-    completed_at: datetime | None = None
-    signed_file_path: str | None = None
-
-
-class PydanticSigning(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
-    id: str
-    name: str = ""
-    language: str | None = None
-    signing_order: str | None = None
-    message: str | None = None
-    is_draft: bool | None = None
-    is_completed: bool | None = None
-    cancelled_at: datetime | None = None
-    updated_at: datetime | None = None
-    documents: tuple[PydanticDocument, ...] = ()
+# The rivals' classes: the same fields. Only those of attrs can keep unknown fields, in `extra`.
 
 
 @attrs.frozen
@@ -100,6 +83,44 @@ class PlainSigning:
     updated_at: datetime | None = None
     documents: tuple[PlainDocument, ...] = ()
     extra: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@dataclass(frozen=True)
+class DataDocument:
+    id: str
+    name: str = ""
+    completed_at: datetime | None = None
+    signed_file_path: str | None = None
+
+
+@dataclass(frozen=True)
+class DataSigning:
+    id: str
+    name: str = ""
+    language: str | None = None
+    signing_order: str | None = None
+    message: str | None = None
+    is_draft: bool | None = None
+    is_completed: bool | None = None
+    cancelled_at: datetime | None = None
+    updated_at: datetime | None = None
+    documents: tuple[DataDocument, ...] = ()
+
+
+@attrs.frozen
+class DroppingSigning:
+    """msgspec takes attrs classes, but one with a mapping for the rest would only look for a member of that name."""
+
+    id: str
+    name: str = ""
+    language: str | None = None
+    signing_order: str | None = None
+    message: str | None = None
+    is_draft: bool | None = None
+    is_completed: bool | None = None
+    cancelled_at: datetime | None = None
+    updated_at: datetime | None = None
+    documents: tuple[DataDocument, ...] = ()
 
 
 def ours(body: bytes) -> tuple[Signing, ...]:
@@ -133,73 +154,96 @@ def _keeping_extra(converter: cattrs.Converter, cls: type[Any]) -> Callable[[Any
     return hook
 
 
-def _msgspec() -> Callable[[bytes], Any]:
-    document = msgspec.defstruct("Document", _fields(PlainDocument), frozen=True)
-    fields = [field for field in _fields(PlainSigning) if field[0] != "documents"]
-    signing = msgspec.defstruct("Signing", [*fields, ("documents", tuple[document, ...], ())], frozen=True)  # type: ignore[valid-type]  # it is made right here
-    return cast("Callable[[bytes], Any]", msgspec.json.Decoder(list[signing]).decode)  # type: ignore[valid-type]  # the same
+def _pydantic() -> Callable[[bytes], Any]:
+    keeping = pydantic.ConfigDict(extra="allow", frozen=True)
+    document = pydantic.create_model("Document", __config__=keeping, **_fields(DataDocument))
+    fields = {**_fields(DataSigning), "documents": (tuple[document, ...], ())}
+    signing = pydantic.create_model("Signing", __config__=keeping, **fields)
+    decode: Callable[[bytes], Any] = pydantic.TypeAdapter(list[signing]).validate_json
+    return decode
 
 
-def _fields(cls: type[Any]) -> list[Any]:
-    kinds = {"is_draft": bool | None, "is_completed": bool | None}
-    return [
-        (field.name, str)
-        if field.name == "id"
-        else (field.name, datetime | None if field.name.endswith("_at") else kinds.get(field.name, str | None), None)
-        for field in attrs.fields(cls)
-        if field.name != "extra"
-    ]
+def _structs() -> Callable[[bytes], Any]:
+    document = msgspec.defstruct("Document", _listed(_fields(DataDocument)), frozen=True)
+    fields = {**_fields(DataSigning), "documents": (tuple[document, ...], ())}
+    signing = msgspec.defstruct("Signing", _listed(fields), frozen=True)
+    decode: Callable[[bytes], Any] = msgspec.json.Decoder(list[signing]).decode
+    return decode
 
 
-def candidates() -> dict[str, Callable[[bytes], Any]]:
-    """Name and function of each."""
-    found: dict[str, Callable[[bytes], Any]] = {
-        "signing_async": ours,
-        "pydantic v2, validate_json": pydantic.TypeAdapter(list[PydanticSigning]).validate_json,
-        "cattrs, defaults": _cattrs_defaults(),
-        "signing_async without orjson": _ours_without_orjson,
-        "orjson, dicts only": orjson.loads,
+def _fields(cls: type[Any]) -> dict[str, Any]:
+    """Type and default of each field; a default of ``...`` is none."""
+    kinds = get_type_hints(cls)
+    return {
+        field.name: (kinds[field.name], ... if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(cls)
     }
-    if msgspec is not None:
-        found["msgspec, unknown fields dropped"] = _msgspec()
-    return found
 
 
-def check(name: str, made: Any) -> None:
+def _listed(fields: dict[str, Any]) -> list[Any]:
+    return [(name, kind) if default is ... else (name, kind, default) for name, (kind, default) in fields.items()]
+
+
+def _mashumaro() -> Callable[[bytes], Any]:
+    decoder = mashumaro.JSONDecoder(list[DataSigning], pre_decoder_func=orjson.loads)
+    decode: Callable[[bytes], Any] = decoder.decode
+    return decode
+
+
+def candidates() -> dict[str, Callable[[bytes], Any] | None]:
+    """Name and function of each; None for one that is not installed."""
+    return {
+        OURS: ours,
+        _PYDANTIC: _pydantic() if pydantic else None,
+        _MASHUMARO: _mashumaro() if mashumaro else None,
+        _CATTRS: _cattrs_defaults(),
+        _STRUCTS: _structs() if msgspec else None,
+        _MSGSPEC_ATTRS: msgspec.json.Decoder(list[DroppingSigning]).decode if msgspec else None,
+        _DICTS: orjson.loads,
+        _WITHOUT: _ours_without_orjson,
+    }
+
+
+def check(name: str, made: Any, signings: int) -> None:
     """Every candidate has to have done its work: the last signing, its documents, timestamps and unknown fields."""
-    last = made[-1]
-    if name.startswith("orjson"):
-        assert last == _signing(SIGNINGS - 1)
+    last, expected = made[-1], _signing(signings - 1)
+    if name == _DICTS:
+        assert last == expected
         return
-    assert (len(made), last.id, last.is_completed, last.updated_at) == (SIGNINGS, _signing(99)["id"], True, _NOON)
+    assert (len(made), last.id, last.is_completed, last.updated_at) == (signings, expected["id"], True, _NOON)
     assert [document.completed_at for document in last.documents] == [_NOON, _NOON]
-    if not name.startswith("msgspec"):
-        extra = last.model_extra if name.startswith("pydantic") else last.extra
+    if name in (OURS, _PYDANTIC, _CATTRS, _WITHOUT):
+        extra = last.model_extra if name == _PYDANTIC else last.extra
         assert extra == {"created_at": "2026-01-30T08:00:00Z"}
 
 
 def main() -> None:
-    body = page()
-    times = 1 if quick() else 50
-    rounds = 1 if quick() else 31
-    runs = {}
+    panels = []
+    for signings, times in ((10, 1),) if quick() else ((100, 50), (1000, 5)):
+        samples = asyncio.run(_sampled(signings, times))
+        title = f"{signings} signings with two documents each"
+        base = _PYDANTIC if samples[_PYDANTIC] else OURS
+        show(comparison(f"Decoding {title} (a piece is a signing)", samples, base, count=signings * times))
+        if samples[_PYDANTIC]:
+            judge(f"decoding {signings} signings: CPU, of pydantic v2", ratio(samples, OURS, base, "cpu"), at_most=1)
+        panels.append(panel(title, samples, base, "cpu"))
+    draw(Chart("decoding", "Decoding", f"CPU time relative to {base.partition(',')[0]}; shorter is better", panels))
+
+
+async def _sampled(signings: int, times: int) -> Samples:
+    body = page(signings)
+    runs: dict[str, Run | None] = {}
     for name, decode in candidates().items():
-        check(name, decode(body))
-        runs[name] = in_process(_repeated(decode, body, times))
-    samples = asyncio.run(interleaved(runs, rounds=rounds, expect=SIGNINGS))
-    rows = compared(samples, "pydantic v2, validate_json", count=SIGNINGS * times)
-    title = f"Decoding {SIGNINGS} signings with two documents each (relative to pydantic v2; a piece is a signing)"
-    show(Table(title, COMPARED, rows))
+        runs[name] = in_process(partial(_repeated, name, decode, body, signings, times)) if decode else None
+    return await interleaved(runs, rounds=31, seconds=12.0, expect=signings)
 
 
-def _repeated(decode: Callable[[bytes], Any], body: bytes, times: int) -> Callable[[], int]:
-    def run() -> int:
-        made: Any = ()
-        for _ in range(times):
-            made = decode(body)
-        return len(made)
-
-    return run
+def _repeated(name: str, decode: Callable[[bytes], Any], body: bytes, signings: int, times: int) -> int:
+    made: Any = ()
+    for _ in range(times):
+        made = decode(body)
+    check(name, made, signings)
+    return len(made)
 
 
 if __name__ == "__main__":

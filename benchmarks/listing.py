@@ -1,91 +1,97 @@
-"""Lists 100 pages of 100 signings: against hand-written loops that give plain dicts, and what reading ahead brings."""
+"""Lists 100 pages of 100 signings: against loops that give plain dicts, and what reading ahead brings."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import aiohttp
-import httpx
 import orjson
 
 from signing_async import SigningClient
 
-from .measure import COMPARED, Table, compared, interleaved, quick, ratio, show
+from .charts import Chart, Panel
+from .measure import Samples, comparison, interleaved, panel, quick, ratio
+from .report import OURS, draw, judge, show
+from .rivals import HEADERS, TOKEN, aiohttp_session, httpx, httpx_client, niquests, niquests_session
 from .server import Server, running
 
-_TOKEN = "benchmark"
 _PATH = "/api/1.0/signings"
-_HEADERS = {"Accept": "application/json", "Authorization": f"Bearer {_TOKEN}"}
-_PAGES, _PAGE_SIZE, _ROUNDS = (3, 10, 1) if quick() else (100, 100, 15)
+_PAGES, _PAGE_SIZE = (3, 10) if quick() else (100, 100)
+_ROUNDS, _SECONDS = 21, 25.0
 _LATENCY = _WORK = 0.005
+_BARE, _HTTPX, _NIQUESTS = "aiohttp + orjson, dicts", "httpx + orjson, dicts", "niquests + orjson, dicts"
+_NOT_AHEAD = f"{OURS}, no read-ahead"
 
 Pages = Callable[[], AsyncGenerator[Sequence[object], None]]
 
 
 def main() -> None:
     with running() as server:
-        asyncio.run(_compare(server))
+        panels = asyncio.run(_compare(server))
+    axis = "time relative to a loop written by hand with aiohttp and orjson; shorter is better"
+    draw(Chart("listing", f"Lists of {_PAGES} pages of {_PAGE_SIZE} signings", axis, panels))
 
 
-async def _compare(server: Server) -> None:
-    session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-    async with session, httpx.AsyncClient() as peer, SigningClient(server.plain, _TOKEN, session=session) as client:
-        url = server.plain + _PATH
-        everyone: dict[str, Pages] = {
-            "aiohttp + orjson, dicts": lambda: _bare(session, url),
-            "signing_async": lambda: _typed(client, read_ahead=True),
-            "signing_async, no read-ahead": lambda: _typed(client, read_ahead=False),
-            "httpx + orjson, dicts": lambda: _peer(peer, url),
+async def _compare(server: Server) -> list[Panel]:
+    url = server.plain + _PATH
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp_session())
+        client = await stack.enter_async_context(SigningClient(server.plain, TOKEN, session=session))
+        everyone: dict[str, Pages | None] = {
+            OURS: lambda: _typed(client, read_ahead=True),
+            _NOT_AHEAD: lambda: _typed(client, read_ahead=False),
+            _BARE: lambda: _bare(session, url),
+            _HTTPX: None,
+            _NIQUESTS: None,
         }
-        server.configure(pages=_PAGES, page_size=_PAGE_SIZE)
-        await _without_latency(everyone)
-        server.configure(pages=_PAGES, page_size=_PAGE_SIZE, latency=_LATENCY)
-        await _with_latency(everyone)
+        if httpx is not None:
+            other = await stack.enter_async_context(httpx_client())
+            everyone[_HTTPX] = lambda: _getting(other, url)
+        if niquests is not None:
+            third = await stack.enter_async_context(niquests_session())
+            everyone[_NIQUESTS] = lambda: _getting(third, url)
+        samples = await _sampled(server, everyone, latency=0, work=0)
+        without = f"{_PAGES} pages of {_PAGE_SIZE} signings, no latency"
+        show(comparison(f"{without} (a piece is a signing)", samples, _BARE, count=_PAGES * _PAGE_SIZE))
+        if samples[_HTTPX]:
+            judge("listing: records, times as fast as httpx with dicts", ratio(samples, _HTTPX, OURS), at_least=1)
+        judge("listing: what reading ahead costs without latency", ratio(samples, OURS, _NOT_AHEAD), at_most=1.05)
+        late = await _sampled(server, everyone, latency=_LATENCY, work=_WORK)
+        both = f"{_LATENCY * 1000:g} ms of latency and {_WORK * 1000:g} ms of work on each page"
+        show(comparison(f"the same, with {both}", late, _BARE, count=_PAGES * _PAGE_SIZE))
+        what = "listing: times as fast as the loop by hand, with latency and work (2 is the bound)"
+        judge(what, ratio(late, _BARE, OURS), at_least=1.8)
+    return [panel("no latency", samples, _BARE), panel(both, late, _BARE)]
 
 
-async def _without_latency(everyone: dict[str, Pages]) -> None:
-    candidates = {name: _read(pages, work=0) for name, pages in everyone.items()}
-    samples = await interleaved(candidates, rounds=_ROUNDS, expect=_PAGES * _PAGE_SIZE)
-    cost = ratio(samples, "signing_async", "signing_async, no read-ahead") - 1
-    ahead = ratio(samples, "httpx + orjson, dicts", "signing_async")
-    show(
-        Table(
-            f"{_PAGES} pages of {_PAGE_SIZE} signings, no latency (a piece is a signing)",
-            COMPARED,
-            compared(samples, "aiohttp + orjson, dicts", count=_PAGES * _PAGE_SIZE),
-            f"Reading ahead costs {cost:+.1%} (target: nothing measurable). "
-            f"Records take {ahead:.2f} times less than httpx's dicts (target: above 1).",
-        )
+async def _sampled(server: Server, everyone: dict[str, Pages | None], *, latency: float, work: float) -> Samples:
+    server.configure(pages=_PAGES, page_size=_PAGE_SIZE, latency=latency)
+    runs = {name: _read(pages, work) if pages else None for name, pages in everyone.items()}
+    return await interleaved(
+        runs, rounds=_ROUNDS, seconds=_SECONDS, expect=(_PAGES * _PAGE_SIZE, _last()), server=server.cpu
     )
 
 
-async def _with_latency(everyone: dict[str, Pages]) -> None:
-    candidates = {name: _read(pages, work=_WORK) for name, pages in everyone.items()}
-    samples = await interleaved(candidates, rounds=_ROUNDS, expect=_PAGES * _PAGE_SIZE)
-    gain = ratio(samples, "aiohttp + orjson, dicts", "signing_async")
-    show(
-        Table(
-            f"the same, with {_LATENCY * 1000:g} ms of latency and {_WORK * 1000:g} ms of work on each page",
-            COMPARED,
-            compared(samples, "aiohttp + orjson, dicts", count=_PAGES * _PAGE_SIZE),
-            f"{gain:.2f} times as fast as the hand-written loop (target: at least 1.8; 2 is the bound).",
-        )
-    )
+def _last() -> str:
+    return f"Lease {_PAGES * _PAGE_SIZE - 1}"
 
 
-def _read(pages: Pages, work: float) -> Callable[[], Awaitable[int]]:
-    """Read all pages, wait on each as a consumer that awaits something does, and count the signings."""
+def _read(pages: Pages, work: float) -> Callable[[], Awaitable[object]]:
+    """Read all pages, wait on each as a consumer that awaits something does; how many signings, and the last name."""
 
-    async def run() -> int:
-        count = 0
+    async def run() -> object:
+        count, last = 0, None
         async with aclosing(pages()) as read:
             async for items in read:
                 count += len(items)
+                last = items[-1]
                 if work:
                     await asyncio.sleep(work)
-        return count
+        return count, last["name"] if isinstance(last, dict) else getattr(last, "name", None)
 
     return run
 
@@ -99,17 +105,18 @@ async def _typed(client: SigningClient, *, read_ahead: bool) -> AsyncGenerator[S
 async def _bare(session: aiohttp.ClientSession, url: str) -> AsyncGenerator[Sequence[object], None]:
     cursor: str | None = "0"
     while cursor is not None:
-        async with session.get(url, params={"cursor": cursor}, headers=_HEADERS) as response:
+        async with session.get(url, params={"cursor": cursor}, headers=HEADERS) as response:
             response.raise_for_status()
             data = orjson.loads(await response.read())
         yield data["data"]
         cursor = data["meta"]["next_cursor"]
 
 
-async def _peer(client: httpx.AsyncClient, url: str) -> AsyncGenerator[Sequence[object], None]:
+async def _getting(client: Any, url: str) -> AsyncGenerator[Sequence[object], None]:
+    """httpx and niquests are used alike."""
     cursor: str | None = "0"
     while cursor is not None:
-        response = await client.get(url, params={"cursor": cursor}, headers=_HEADERS)
+        response = await client.get(url, params={"cursor": cursor})
         response.raise_for_status()
         data = orjson.loads(response.content)
         yield data["data"]

@@ -1,12 +1,13 @@
-"""Measures candidates side by side: interleaved rounds, medians of paired ratios, tables, peak memory of a process.
+"""Measures candidates side by side: interleaved rounds, medians of paired ratios, peak memory of a process.
 
 Machines differ and are noisy, so nothing here is judged by its seconds: a candidate runs in turn with its rivals
 (ABAB...), each round gives one ratio of two runs made next to each other, and the median of those ratios counts. ::
 
-    samples = await interleaved({"ours": ours, "theirs": theirs}, rounds=11, expect=100)
-    show(Table("calls", ("candidate", "wall", "CPU"), compared(samples, "theirs")))
+    samples = await interleaved({OURS: ours, "theirs": theirs}, rounds=11, expect=100)
+    show(comparison("calls", samples, "theirs", count=100))
 
-A benchmark module has a ``main()`` that measures and calls `show`; it does little where `quick` says so, for the tests.
+A peer that is not installed is a candidate ``None``, and is shown as missing. A benchmark module has a ``main()`` that
+measures and calls `report.show`; it does little where `quick` says so, for the tests.
 """
 
 from __future__ import annotations
@@ -24,16 +25,24 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import attrs
 
+from .charts import Bar, Panel
+from .report import OURS, Table
+
 __all__ = [
     "COMPARED",
+    "MISSING",
+    "Candidates",
     "Child",
+    "Run",
     "Sample",
-    "Table",
+    "Samples",
     "compared",
+    "comparison",
     "in_child",
     "in_process",
     "in_thread",
@@ -41,16 +50,22 @@ __all__ = [
     "median",
     "other_core",
     "own_core",
+    "panel",
     "peak_memory",
+    "peer",
     "pin",
+    "process_cpu",
     "quick",
     "ratio",
+    "resident",
     "set_quick",
-    "show",
-    "shown",
+    "set_rounds",
+    "spread",
 ]
 
 _QUICK = "SIGNING_BENCHMARKS_QUICK"
+_ROUNDS = "SIGNING_BENCHMARKS_ROUNDS"
+_FEWEST = 3
 
 
 def quick() -> bool:
@@ -61,6 +76,19 @@ def quick() -> bool:
 def set_quick() -> None:
     """From now on, and in the processes that are started, only a small part is done."""
     os.environ[_QUICK] = "1"
+
+
+def set_rounds(rounds: int) -> None:
+    """From now on every comparison takes so many rounds, however long they take."""
+    os.environ[_ROUNDS] = str(rounds)
+
+
+def peer(module: str) -> ModuleType | None:
+    """A module of something to compare with; None where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        return None
 
 
 # Cores
@@ -86,6 +114,8 @@ def pin(core: int) -> None:
 # Time
 
 Time = Literal["wall", "cpu"]
+Run = Callable[[], Awaitable[object]]
+Candidates = Mapping[str, Run | None]
 
 
 @attrs.frozen
@@ -94,9 +124,21 @@ class Sample:
 
     wall: float
     cpu: float
+    server: float = 0.0
+    """Seconds of the server's CPU time, where it was asked for."""
 
     def seconds(self, what: Time) -> float:
         return self.wall if what == "wall" else self.cpu
+
+
+Samples = Mapping[str, Sequence[Sample]]
+"""By candidate and round; none for one that is missing."""
+
+
+def process_cpu(pid: int) -> float:
+    """Seconds of CPU time that the threads of a process have used so far, to the nanosecond."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def _cpu() -> float:
@@ -105,22 +147,31 @@ def _cpu() -> float:
 
 
 async def interleaved(
-    candidates: Mapping[str, Callable[[], Awaitable[object]]],
+    candidates: Candidates,
     *,
     rounds: int,
     warm_up: int = 1,
     expect: object = None,
+    seconds: float | None = None,
+    server: Callable[[], float] | None = None,
+    prepare: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Sample]]:
     """Run the candidates in turn, in every second round backwards, and give the samples of each, round by round.
 
     What a run returns is its proof of work: it has to equal ``expect`` each time, where that is given.
-    Garbage is collected before a run, not during it.
+    Garbage is collected before a run, not during it. After ``seconds`` no round is begun, but for the first few.
+    ``server`` tells the CPU time that the server has used so far; ``prepare`` is called before a run and not timed.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in candidates}
-    for index in range(-warm_up, rounds):
-        order = list(candidates.items())
-        for name, run in order if index % 2 == 0 else reversed(order):
-            sample, work = await _run(run)
+    present = [(name, run) for name, run in candidates.items() if run is not None]
+    fixed = 1 if quick() else int(os.environ.get(_ROUNDS, 0))
+    end = time.perf_counter() + (seconds if seconds is not None and not fixed else float("inf"))
+    for index in range(-warm_up, fixed or rounds):
+        if index >= _FEWEST and time.perf_counter() > end:
+            break
+        for name, run in present if index % 2 == 0 else reversed(present):
+            prepare()
+            sample, work = await _run(run, server or (lambda: 0.0))
             if expect is not None and work != expect:
                 raise AssertionError(f"{name} did not do its work: expected {expect!r}, got {work!r}")
             if index >= 0:
@@ -128,12 +179,12 @@ async def interleaved(
     return samples
 
 
-async def _run(run: Callable[[], Awaitable[object]]) -> tuple[Sample, object]:
+async def _run(run: Run, server: Callable[[], float]) -> tuple[Sample, object]:
     gc.collect()
     with _no_collection():
-        cpu, wall = _cpu(), time.perf_counter()
+        served, cpu, wall = server(), _cpu(), time.perf_counter()
         work = await run()
-        return Sample(time.perf_counter() - wall, _cpu() - cpu), work
+        return Sample(time.perf_counter() - wall, _cpu() - cpu, server() - served), work
 
 
 @contextlib.contextmanager
@@ -165,10 +216,23 @@ def in_thread(run: Callable[[], object]) -> Callable[[], Awaitable[object]]:
     return candidate
 
 
-def ratio(samples: Mapping[str, Sequence[Sample]], name: str, to: str, what: Time = "wall") -> float:
+def ratio(samples: Samples, name: str, to: str, what: Time = "wall") -> float:
     """The median, over the rounds, of what ``name`` took for each unit that ``to`` took; ``what`` is wall or cpu."""
+    return statistics.median(_ratios(samples, name, to, what))
+
+
+def spread(samples: Samples, name: str, to: str, what: Time = "wall") -> tuple[float, float]:
+    """Between which ratios the middle half of the rounds lies."""
+    ratios = _ratios(samples, name, to, what)
+    if len(ratios) == 1:
+        return ratios[0], ratios[0]
+    first, _, last = statistics.quantiles(ratios, n=4, method="inclusive")
+    return first, last
+
+
+def _ratios(samples: Samples, name: str, to: str, what: Time) -> list[float]:
     pairs = zip(samples[name], samples[to], strict=True)
-    return statistics.median(one.seconds(what) / other.seconds(what) for one, other in pairs)
+    return [one.seconds(what) / other.seconds(what) for one, other in pairs]
 
 
 def median(samples: Sequence[Sample], what: Time = "wall") -> float:
@@ -204,13 +268,18 @@ def in_child(function: Callable[..., Any], *arguments: Any) -> Child:
     return Child(told["work"], Sample(told["wall"], told["cpu"]), told["imported"], told["peak"])
 
 
-def peak_memory() -> int:
-    """The most bytes that were ever resident in this process, or since the peak was last forgotten."""
-    return _status("VmHWM")
+def peak_memory(pid: int | None = None) -> int:
+    """The most bytes that were ever resident in this process or another, or since the peak was last forgotten."""
+    return _status("VmHWM", pid)
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def resident(pid: int | None = None) -> int:
+    """The bytes that are resident in this process or another."""
+    return _status("VmRSS", pid)
+
+
+def _status(field: str, pid: int | None) -> int:
+    for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise LookupError(field)
@@ -221,7 +290,7 @@ def _child(target: str, arguments: str) -> None:
     function = getattr(importlib.import_module(module), name)
     pin(own_core())
     gc.collect()
-    imported = _status("VmRSS")
+    imported = resident()
     # Forgets the peak of importing. Where that is not allowed the peak still is an upper bound.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
@@ -233,36 +302,13 @@ def _child(target: str, arguments: str) -> None:
     print("\n" + json.dumps({**told, "imported": imported, "peak": peak_memory()}))
 
 
-# Tables
+# Tables and charts
+
+MISSING = "not installed"
+COMPARED = ("candidate", "wall, relative", "CPU, relative", "µs a piece", "µs of CPU a piece")
 
 
-@attrs.frozen
-class Table:
-    """Figures to show: the first column names the row."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-    def __str__(self) -> str:
-        lines = [list(self.columns), *(list(row) for row in self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
-        head, *body = (_line(line, widths) for line in lines)
-        rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-        parts = [f"### {self.title}", "", head, rule, *body]
-        return "\n".join([*parts, "", self.note] if self.note else parts)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = (
-        cell.rjust(width) if index else cell.ljust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "| " + " | ".join([first, *others]) + " |"
-
-
-def compared(samples: Mapping[str, Sequence[Sample]], base: str, *, count: int = 1) -> list[list[str]]:
+def compared(samples: Samples, base: str, *, count: int = 1) -> list[list[str]]:
     """Rows for a table: candidate, wall and CPU time relative to ``base``, and µs of wall and CPU time a piece."""
     return [
         [
@@ -272,19 +318,48 @@ def compared(samples: Mapping[str, Sequence[Sample]], base: str, *, count: int =
             f"{median(taken) / count * 1e6:.1f}",
             f"{median(taken, 'cpu') / count * 1e6:.1f}",
         ]
+        if taken
+        else [name, MISSING, "", "", ""]
         for name, taken in samples.items()
     ]
 
 
-COMPARED = ("candidate", "wall, relative", "CPU, relative", "µs a piece", "µs of CPU a piece")
+def comparison(title: str, samples: Samples, base: str, *, count: int = 1, note: str = "") -> Table:
+    """The table of a comparison: `compared`, how many times what this package takes each takes, the spread of that over
+    the rounds, and the share of a core that the server was busy."""
+    rows = compared(samples, base, count=count)
+    columns = ["candidate", "wall", "CPU", "µs", "µs of CPU", f"to {OURS}", "middle half"]
+    served = any(sample.server for taken in samples.values() for sample in taken)
+    for row, (name, taken) in zip(rows, samples.items(), strict=True):
+        row += (
+            [f"{ratio(samples, name, OURS):.2f}", "{:.2f} to {:.2f}".format(*spread(samples, name, OURS))]
+            if taken
+            else ["", ""]
+        )
+        if served:
+            row.append(f"{statistics.median(one.server / one.wall for one in taken):.0%}" if taken else "")
+    if served:
+        columns.append("server busy")
+    rounds = max(len(taken) for taken in samples.values())
+    told = f"Wall and CPU are relative to {base}; µs are those of a piece. Medians of {rounds} rounds."
+    return Table(title, columns, rows, f"{note} {told}".strip())
 
-shown: list[Table] = []
 
-
-def show(table: Table) -> None:
-    """Print a table, and keep it in ``shown``."""
-    shown.append(table)
-    print(table, end="\n\n", flush=True)
+def panel(
+    title: str,
+    samples: Samples,
+    base: str,
+    what: Time = "wall",
+    *,
+    names: Sequence[str] = (),
+    target: float | None = None,
+) -> Panel:
+    """A panel of a chart: the time that each takes, relative to ``base``."""
+    bars = [
+        Bar(name, ratio(samples, name, base, what) if samples[name] else None, name.startswith(OURS))
+        for name in names or samples
+    ]
+    return Panel(title, bars, target)
 
 
 if __name__ == "__main__":

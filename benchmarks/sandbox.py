@@ -1,31 +1,37 @@
-"""The sandbox's own figures: start-up, uploads a second, memory over thousands of uploads, whole signings a minute.
-
-Run it with ``python -m benchmarks.sandbox [--uploads 5000] [--signings 200]``. The sandbox is a process of its own.
-"""
+"""The sandbox's own figures: its start, uploads a second, memory over thousands of uploads, whole signings."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
+import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import attrs
+
+from .measure import other_core, peak_memory, quick, resident
+from .report import Table, show
+from .server import pdf_bytes
 
 COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()", "sandbox", "--port", "0")
 API = "/api/1.0"
+_UPLOADS, _KEPT, _SIGNINGS, _STARTS = (20, 10, 2, 1) if quick() else (5000, 1000, 100, 5)
+_STEP = 1000
+_SIZE = 50_000
 
 
-@dataclass
+@attrs.frozen
 class Server:
     """A running sandbox: where it is, how to get in, how long it took to listen."""
 
@@ -33,12 +39,6 @@ class Server:
     base_url: str
     token: str
     seconds: float
-
-    def memory(self, name: str) -> float:
-        """VmRSS or VmHWM of the process, in MB."""
-        found = re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text())
-        assert found
-        return int(found[1]) / 1024
 
     def loaded(self, library: str) -> bool:
         """Whether a native library is mapped into the process."""
@@ -50,6 +50,7 @@ def running(*options: str) -> Iterator[Server]:
     """Start the command, and stop it."""
     started = time.perf_counter()
     process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True)
+    os.sched_setaffinity(process.pid, {other_core()})
     assert process.stdout
     try:
         url = re.search(r"http://\S+", process.stdout.readline())
@@ -64,28 +65,9 @@ def running(*options: str) -> Iterator[Server]:
         process.wait(10)
 
 
-def document(size: int) -> bytes:
-    """A valid PDF of exactly so many bytes, or a few more."""
-    objects = [
-        b"<</Type/Catalog/Pages 2 0 R>>",
-        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
-        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 595 842]>>",
-        b"<</Length %d>>stream\n" % max(0, size - 500) + b"x" * max(0, size - 500) + b"\nendstream",
-    ]
-    out = bytearray(b"%PDF-1.7\n")
-    starts = []
-    for number, body in enumerate(objects, 1):
-        starts.append(len(out))
-        out += b"%d 0 obj\n" % number + body + b"\nendobj\n"
-    at = len(out)
-    out += b"xref\n0 5\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % start for start in starts)
-    out += b"trailer\n<</Size 5/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % at
-    return bytes(out)
-
-
-async def ok(session: aiohttp.ClientSession, method: str, path: str, **options: object) -> dict[str, str]:
+async def ok(session: aiohttp.ClientSession, method: str, path: str, **options: Any) -> dict[str, str]:
     """The JSON of an answer that must be a success."""
-    async with session.request(method, path, **options) as response:  # type: ignore[arg-type]  # aiohttp's own names
+    async with session.request(method, path, **options) as response:
         body: dict[str, str] = await response.json()
         assert response.ok, body
         return body
@@ -103,86 +85,74 @@ def connect(server: Server) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(server.base_url, headers={"Authorization": f"Bearer {server.token}"})
 
 
-async def in_parallel(count: int, workers: int, work: object) -> None:
-    """Call `work(n)` for every n below `count`, so many at once."""
-    numbers = iter(range(count))
+async def in_parallel(count: int, work: Callable[[int], Awaitable[object]]) -> float:
+    """Call `work(n)` for every n below `count`, eight at once; the seconds that it took."""
+    numbers, began = iter(range(count)), time.perf_counter()
 
     async def run() -> None:
         for number in numbers:
-            await work(number)  # type: ignore[operator]  # an async function of one number
+            await work(number)
 
-    await asyncio.gather(*(run() for _ in range(workers)))
+    await asyncio.gather(*(run() for _ in range(8)))
+    return time.perf_counter() - began
 
 
-async def measure_uploads(server: Server, count: int) -> None:
-    """Uploads of 50 KB, eight at once, with the server's memory on the way."""
-    data = document(50_000)
+async def measure_uploads(server: Server, count: int, what: str) -> list[list[str]]:
+    """Rows of uploads, eight at once, with the server's memory on the way."""
+    data, rows = pdf_bytes(_SIZE), []
     async with connect(server) as session:
-        ids = [
-            (await ok(session, "POST", f"{API}/signings", json={"name": "x", "language": "EN"}))["id"]
-            for _ in "12345678"
-        ]
-
-        async def one(number: int) -> None:
-            await upload(session, ids[number % 8], data)
-
-        done = 0
-        for step in (min(1000, count), *[1000] * ((count - 1) // 1000)):
-            started = time.perf_counter()
-            await in_parallel(step, 8, one)
-            seconds = time.perf_counter() - started
-            done += step
-            print(f"  {done:6} uploads   {step / seconds:6.0f} a second   {server.memory('VmRSS'):6.1f} MB")
+        body = {"name": "x", "language": "EN"}
+        ids = [(await ok(session, "POST", f"{API}/signings", json=body))["id"] for _ in range(8)]
+        for begin in range(0, count, _STEP):
+            step = min(_STEP, count - begin)
+            seconds = await in_parallel(step, lambda number: upload(session, ids[number % 8], data))
+            row = [f"{step / seconds:.0f}", f"{resident(server.pid) / 1e6:.1f}"]
+            rows.append([f"{what}, to the {begin + step}th", *row])
+    return rows
 
 
-async def measure_signings(server: Server, count: int) -> None:
+async def measure_signings(server: Server, count: int) -> float:
     """Whole signings with two documents and two recipients: created, uploaded, sent, signed, sealed, fetched."""
-    data = document(50_000)
+    data = pdf_bytes(_SIZE)
     async with connect(server) as session:
 
         async def one(number: int) -> None:
             body = {"name": f"Contract {number}", "language": "EN", "signing_order": "sequential"}
-            signing = f"{API}/signings/{(await ok(session, 'POST', f'{API}/signings', json=body))['id']}"
-            documents = [await upload(session, signing.rpartition("/")[2], data) for _ in range(2)]
+            signing_id = (await ok(session, "POST", f"{API}/signings", json=body))["id"]
+            signing = f"{API}/signings/{signing_id}"
+            documents = [await upload(session, signing_id, data) for _ in range(2)]
             for person in ("anna", "bo"):
                 await ok(session, "POST", f"{signing}/recipients", json={"email": f"{person}@example.com"})
             await ok(session, "POST", f"{signing}/send")
-            await ok(session, "POST", f"/sandbox/api/signings/{signing.rpartition('/')[2]}/complete", json={})
+            await ok(session, "POST", f"/sandbox/api/signings/{signing_id}/complete", json={})
             for document_id in documents:
                 async with session.get(f"{signing}/documents/{document_id}/download-signed") as response:
                     sealed = await response.read()
                 assert response.status == 200
                 assert hashlib.sha256(sealed[: len(data)]).digest() == hashlib.sha256(data).digest()
 
-        started = time.perf_counter()
-        await in_parallel(count, 8, one)
-        print(f"  {count} signings in {time.perf_counter() - started:.1f} s, {server.memory('VmHWM'):.0f} MB at most")
+        return await in_parallel(count, one)
 
 
 def main() -> None:
-    """Run them all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--uploads", type=int, default=5000)
-    parser.add_argument("--signings", type=int, default=200)
-    asked = parser.parse_args()
     starts = []
-    for _ in range(5):
+    for _ in range(_STARTS):
         with running() as server:
             starts.append(server.seconds)
-            heavy = [name for name in ("pikepdf", "cryptography") if server.loaded(name)]
-    print(
-        f"Start to listening: {sorted(starts)[2]:.2f} s (median of 5); loaded by then of the heavy libraries: {heavy}"
-    )
-    print("Uploads of 50 KB, temporary:")
+            assert not any(server.loaded(name) for name in ("pikepdf", "cryptography")), "heavy libraries at the start"
     with running() as server:
-        asyncio.run(measure_uploads(server, asked.uploads))
-    print("Uploads of 50 KB, kept (--data):")
+        rows = asyncio.run(measure_uploads(server, _UPLOADS, "kept in memory"))
     with tempfile.TemporaryDirectory() as folder, running("--data", folder) as server:
-        asyncio.run(measure_uploads(server, min(1000, asked.uploads)))
-    print("Whole signings, each with two documents and two recipients:")
+        rows += asyncio.run(measure_uploads(server, _KEPT, "kept in files"))
+    columns = (f"uploads of {_SIZE // 1000} KB", "a second", "resident, MB")
+    show(Table("The sandbox: uploads, 8 at a time, by bare aiohttp on the other core", columns, rows))
     with running() as server:
-        asyncio.run(measure_signings(server, asked.signings))
-
-
-if __name__ == "__main__":
-    main()
+        seconds = asyncio.run(measure_signings(server, _SIGNINGS))
+        most = peak_memory(server.pid) / 1e6
+    facts = [
+        ["seconds from the command to listening", f"{statistics.median(starts):.2f}"],
+        [f"whole signings a second, of {_SIGNINGS}", f"{_SIGNINGS / seconds:.1f}"],
+        ["resident at the peak, MB", f"{most:.0f}"],
+    ]
+    note = "A whole signing: two documents, two recipients, sent, signed, sealed, and both sealed PDFs fetched."
+    show(Table("The sandbox: its start, and whole signings", ("what", "figure"), facts, note))

@@ -32,7 +32,7 @@ from urllib.parse import parse_qs
 import attrs
 import trustme
 
-from .measure import other_core, pin
+from .measure import other_core, pin, process_cpu
 
 try:
     import uvloop
@@ -63,9 +63,9 @@ class Settings:
     """Requests a second, above which the answer is a 429 with ``Retry-After: 1``; 0 is no limit."""
 
 
-def pdf_bytes(size: int) -> bytes:
-    """A PDF of this size, from 1000 bytes: an empty page and a stream of filler. Always the same one."""
-    filler = hashlib.shake_128(b"filler").digest(4096).replace(b"e", b"_")
+def pdf_bytes(size: int, seed: int = 0) -> bytes:
+    """A PDF of this size, from 1000 bytes: an empty page and a stream of filler. The same one for each seed."""
+    filler = hashlib.shake_128(b"filler %d" % seed).digest(4096).replace(b"e", b"_")
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
         b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
@@ -302,13 +302,21 @@ async def _serve(directory: Path) -> None:
 class Server:
     """A server that runs: where it is, and how to steer it."""
 
-    def __init__(self, plain_port: int, tls_port: int, authority: Path) -> None:
+    def __init__(self, pid: int, plain_port: int, tls_port: int, authority: Path) -> None:
+        self.pid = pid
         self.port = plain_port
         self.tls_port = tls_port
         self.plain = f"http://{_HOST}:{plain_port}"
         self.tls = f"https://localhost:{tls_port}"
         self.authority = authority
         """The PEM file of the authority that signed the certificate, for clients of other kinds."""
+
+    def origin(self, *, secure: bool) -> str:
+        return self.tls if secure else self.plain
+
+    def cpu(self) -> float:
+        """Seconds of CPU time that it has used so far, for `interleaved`."""
+        return process_cpu(self.pid)
 
     def ssl_context(self) -> ssl.SSLContext:
         """A client's context that trusts this server."""
@@ -344,7 +352,7 @@ def running() -> Iterator[Server]:
             assert process.stdout is not None
             try:
                 ports = json.loads(process.stdout.readline())
-                yield Server(ports["plain"], ports["tls"], directory / "authority.pem")
+                yield Server(process.pid, ports["plain"], ports["tls"], directory / "authority.pem")
             finally:
                 process.stdin.close()
 

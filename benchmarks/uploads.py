@@ -1,4 +1,4 @@
-"""Uploads of many files at once: against aiohttp's FormData with open files, a hand-written payload, and `curl -Z`.
+"""Uploads of many files: against what else one would send them with, the least an upload takes, and raw sockets.
 
 Also: the memory they take, and how long the event loop stands still while files are read that are not in memory.
 """
@@ -10,11 +10,15 @@ import contextlib
 import hashlib
 import os
 import secrets
-import shutil
+import socket
+import ssl
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import attrs
@@ -22,16 +26,21 @@ from aiohttp.abc import AbstractStreamWriter
 
 from signing_async import SigningClient
 
-from .measure import COMPARED, Table, compared, in_child, in_process, interleaved, quick, ratio, show
+from .charts import Bar, Chart, Panel
+from .measure import MISSING, comparison, in_child, interleaved, panel, peer, quick, ratio
+from .report import OURS, Table, draw, judge, show
+from .rivals import HEADERS, TOKEN, aiohttp_session, has_curl, httpx, httpx_client
 from .server import Server, pdf_bytes, running
 
-_TOKEN = "benchmark"
-_HEADERS = {"Accept": "application/json", "Authorization": f"Bearer {_TOKEN}"}
 _PATH = "/api/1.0/signings/s1/documents"
-_AT_ONCE = 8
-_OURS, _FORM, _BY_HAND, _CURL = "signing_async", "aiohttp FormData", "aiohttp, hand-written payload", "curl -Z"
+_FORM, _FORM_BYTES, _BY_HAND = "aiohttp FormData, open file", "aiohttp FormData, bytes", "aiohttp, barest payload"
+_HTTPX, _REQUESTS, _CURL, _RAW = "httpx", "requests in threads", "curl -Z", "raw sockets in threads"
+_CHARTED = 8
+
+requests: Any = peer("requests")
 
 Upload = Callable[[Path], Awaitable[object]]
+UploadAll = Callable[[Sequence[Path]], Awaitable[object]]
 
 
 @attrs.frozen
@@ -39,69 +48,61 @@ class _Case:
     files: int
     size: int
     secure: bool
-    target: float
-    """How many times as fast as FormData it is to be."""
+    at_once: int
     rounds: int
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        return f"{self.files} × {self.size // 1000} KB, {'TLS' if self.secure else 'plain'}"
 
     @property
     def title(self) -> str:
-        return (
-            f"{self.files} uploads of {self.size // 1000} KB, {_AT_ONCE} at a time, {'TLS' if self.secure else 'plain'}"
-        )
+        return f"{self.kind}, {self.at_once} at a time"
 
 
-_CASES = [
-    _Case(200, 1_000_000, secure=False, target=2.5, rounds=21),
-    _Case(200, 1_000_000, secure=True, target=2.0, rounds=15),
-    _Case(1000, 50_000, secure=False, target=2.4, rounds=15),
-]
-if quick():
-    _CASES = [attrs.evolve(case, files=9, rounds=1) for case in _CASES]
+def _cases() -> Iterator[_Case]:
+    if quick():
+        yield _Case(3, 1_000_000, secure=False, at_once=_CHARTED, rounds=1, seconds=0)
+        yield _Case(3, 50_000, secure=True, at_once=2, rounds=1, seconds=0)
+        return
+    for files, size in ((200, 1_000_000), (1000, 50_000)):
+        for secure in (False, True):
+            for at_once in (1, 8, 32):
+                rounds, seconds = (15, 35.0) if at_once == _CHARTED else (5, 10.0)
+                yield _Case(files, size, secure, at_once, rounds, seconds)
 
 
 def main() -> None:
-    with running() as server:
-        for case in _CASES:
-            with _files(case.files, case.size) as paths:
-                asyncio.run(_check(server, case, paths[:3]))
-                asyncio.run(_compare(server, case, paths))
-        with _files(_CASES[0].files, _CASES[0].size) as paths:
-            _compare_memory(server, paths)
-            asyncio.run(_compare_pauses(server, paths))
+    panels: list[Panel] = []
+    with running() as server, tempfile.TemporaryDirectory() as folder:
+        for case in _cases():
+            paths = _files(Path(folder), case)
+            found = asyncio.run(_compare(server, case, paths))
+            panels += found
+        draw(Chart("uploads", "Uploads, 8 at a time", "time relative to raw sockets; shorter is better", panels))
+        case = next(_cases())
+        paths = _files(Path(folder), case)
+        _compare_memory(server, paths)
+        asyncio.run(_compare_pauses(server, paths))
 
 
-@contextlib.contextmanager
-def _files(count: int, size: int) -> Iterator[list[Path]]:
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, f"lease-{number}.pdf") for number in range(count)]
-        for path in paths:
-            path.write_bytes(pdf_bytes(size))
-        yield paths
+def _files(folder: Path, case: _Case) -> list[Path]:
+    """The files to upload, each with a content of its own."""
+    paths = [folder / f"lease-{case.size}-{number}.pdf" for number in range(case.files)]
+    for number, path in enumerate(paths):
+        if not path.exists():
+            path.write_bytes(pdf_bytes(case.size, number))
+    return paths
 
 
-# The candidates
-
-
-@contextlib.asynccontextmanager
-async def _session(server: Server, secure: bool) -> AsyncIterator[aiohttp.ClientSession]:
-    # As the client makes its own session: no cookies, no limit of aiohttp's own.
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=server.ssl_context() if secure else True),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-    async with session:
-        yield session
-
-
-def _origin(server: Server, secure: bool) -> str:
-    return server.tls if secure else server.plain
+# The candidates that send one file after the other in an event loop
 
 
 @contextlib.asynccontextmanager
 async def _ours(server: Server, secure: bool) -> AsyncIterator[Upload]:
     async with _session(server, secure) as session:
-        client = SigningClient(_origin(server, secure), _TOKEN, session=session)
+        client = SigningClient(server.origin(secure=secure), TOKEN, session=session)
         signing = await client.signings.create(name="Leases", language="EN")
 
         async def upload(path: Path) -> object:
@@ -116,9 +117,17 @@ async def _form(server: Server, secure: bool) -> AsyncIterator[Upload]:
 
         async def upload(path: Path) -> object:
             with path.open("rb") as file:
-                form = aiohttp.FormData()
-                form.add_field("selected_file", file, filename=path.name, content_type="application/pdf")
-                return await _post(session, _origin(server, secure), form)
+                return await _post(session, server.origin(secure=secure), _form_of(path, file))
+
+        yield upload
+
+
+@contextlib.asynccontextmanager
+async def _form_bytes(server: Server, secure: bool) -> AsyncIterator[Upload]:
+    async with _session(server, secure) as session:
+
+        async def upload(path: Path) -> object:
+            return await _post(session, server.origin(secure=secure), _form_of(path, path.read_bytes()))
 
         yield upload
 
@@ -129,13 +138,37 @@ async def _by_hand(server: Server, secure: bool) -> AsyncIterator[Upload]:
 
         async def upload(path: Path) -> object:
             with path.open("rb", buffering=0) as file:
-                return await _post(session, _origin(server, secure), _Payload(file.fileno(), path.name))
+                return await _post(session, server.origin(secure=secure), _Payload(file.fileno(), path.name))
 
         yield upload
 
 
+@contextlib.asynccontextmanager
+async def _with_httpx(server: Server, secure: bool) -> AsyncIterator[Upload]:
+    async with httpx_client(server.ssl_context() if secure else None) as client:
+
+        async def upload(path: Path) -> object:
+            with path.open("rb") as file:
+                part = {"selected_file": (path.name, file, "application/pdf")}
+                response = await client.post(server.origin(secure=secure) + _PATH, files=part)
+            response.raise_for_status()
+            return response.json()["id"]
+
+        yield upload
+
+
+def _session(server: Server, secure: bool) -> aiohttp.ClientSession:
+    return aiohttp_session(server.ssl_context() if secure else None)
+
+
+def _form_of(path: Path, content: Any) -> aiohttp.FormData:
+    form = aiohttp.FormData()
+    form.add_field("selected_file", content, filename=path.name, content_type="application/pdf")
+    return form
+
+
 async def _post(session: aiohttp.ClientSession, origin: str, data: object) -> object:
-    async with session.post(origin + _PATH, data=data, headers=_HEADERS) as response:
+    async with session.post(origin + _PATH, data=data, headers=HEADERS) as response:
         response.raise_for_status()
         return (await response.json())["id"]
 
@@ -144,131 +177,224 @@ class _Payload(aiohttp.Payload):
     """The least that an upload takes: no preflight, no repeat, and the disk is waited for in the event loop."""
 
     def __init__(self, handle: int, name: str) -> None:
-        boundary = secrets.token_hex(16)
-        super().__init__(None, content_type=f"multipart/form-data; boundary={boundary}")
-        disposition = f'form-data; name="selected_file"; filename="{name}"'
-        self._head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: application/pdf\r\n\r\n"
-        self._tail = f"\r\n--{boundary}--\r\n"
+        head, tail, kind = _form_around(name)
+        super().__init__(None, content_type=kind)
+        self._head, self._tail = head, tail
         self._handle = handle
         self._file_size = os.fstat(handle).st_size
-        self._size = len(self._head) + self._file_size + len(self._tail)
+        self._size = len(head) + self._file_size + len(tail)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        await writer.write(self._head.encode())
+        await writer.write(self._head)
         for at in range(0, self._file_size, 256 * 1024):
             await writer.write(os.pread(self._handle, 256 * 1024, at))
-        await writer.write(self._tail.encode())
+        await writer.write(self._tail)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return ""
 
 
-def _curl(server: Server, case: _Case, paths: list[Path]) -> None:
+def _form_around(name: str) -> tuple[bytes, bytes, str]:
+    """What goes before and after a file in a form, and the form's type."""
+    boundary = secrets.token_hex(16)
+    disposition = f'form-data; name="selected_file"; filename="{name}"'
+    head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: application/pdf\r\n\r\n"
+    return head.encode(), f"\r\n--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
+
+
+_ASYNC = {OURS: _ours, _BY_HAND: _by_hand, _FORM: _form, _FORM_BYTES: _form_bytes}
+if httpx is not None:
+    _ASYNC[_HTTPX] = _with_httpx
+
+
+async def _all(upload: Upload, at_once: int, paths: Sequence[Path]) -> None:
+    """Upload them all, so many at a time."""
+    waiting = iter(paths)
+
+    async def work() -> None:
+        for path in waiting:
+            await upload(path)
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
+
+
+# The candidates that do it in threads, or in another process
+
+
+@contextlib.contextmanager
+def _in_threads(at_once: int, make: Callable[[contextlib.ExitStack], Callable[[Path], object]]) -> Iterator[UploadAll]:
+    """``make`` makes what uploads a file, for each thread."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(at_once) as pool:
+        uploads = [make(stack) for _ in range(at_once)]
+
+        async def upload_all(paths: Sequence[Path]) -> None:
+            waiting, loop = iter(paths), asyncio.get_running_loop()
+
+            def work(upload: Callable[[Path], object]) -> None:
+                for path in waiting:
+                    upload(path)
+
+            await asyncio.gather(*(loop.run_in_executor(pool, work, upload) for upload in uploads))
+
+        yield upload_all
+
+
+def _with_requests(server: Server, secure: bool, stack: contextlib.ExitStack) -> Callable[[Path], object]:
+    session = stack.enter_context(requests.Session())
+    session.trust_env = False  # else the environment's authorities take the place of the session's
+    session.verify = str(server.authority)
+    session.headers.update(HEADERS)
+
+    def upload(path: Path) -> object:
+        with path.open("rb") as file:
+            part = {"selected_file": (path.name, file, "application/pdf")}
+            response = session.post(server.origin(secure=secure) + _PATH, files=part)
+        response.raise_for_status()
+        return response.json()["id"]
+
+    return upload
+
+
+def _with_sockets(server: Server, secure: bool, stack: contextlib.ExitStack) -> Callable[[Path], object]:
+    """The limit: what the system and OpenSSL take, and next to nothing of Python."""
+    connection = socket.create_connection(("127.0.0.1", server.tls_port if secure else server.port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if secure:
+        connection = server.ssl_context().wrap_socket(connection, server_hostname="localhost")
+    stack.enter_context(contextlib.closing(connection))
+
+    def upload(path: Path) -> None:
+        head, tail, kind = _form_around(path.name)
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            lines = f"POST {_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+            lines += f"Content-Length: {len(head) + size + len(tail)}\r\n\r\n"
+            connection.sendall(lines.encode() + head)
+            if isinstance(connection, ssl.SSLSocket):
+                while block := file.read(256 * 1024):
+                    connection.sendall(block)
+            else:
+                connection.sendfile(file)
+            connection.sendall(tail)
+        answer = connection.recv(65536)
+        if not answer.startswith(b"HTTP/1.1 200 "):
+            raise AssertionError(f"{_RAW}: {answer!r}")
+
+    return upload
+
+
+async def _with_curl(server: Server, secure: bool, at_once: int, paths: Sequence[Path]) -> None:
     """One process for all files: what to send is in a configuration on its standard input."""
-    common = [
-        f'url = "{_origin(server, case.secure)}{_PATH}"',
-        'header = "Expect:"',
-        "fail",
-        "silent",
-    ]
-    common += [f'header = "{name}: {value}"' for name, value in _HEADERS.items()]
+    common = [f'url = "{server.origin(secure=secure)}{_PATH}"', 'header = "Expect:"', "fail", "silent"]
+    common += [f'header = "{name}: {value}"' for name, value in HEADERS.items()]
     common += [f'cacert = "{server.authority}"', 'output = "/dev/null"']
     each = "\nnext\n".join(
         "\n".join([*common, f'form = "selected_file=@{path};type=application/pdf"']) for path in paths
     )
-    command = ["curl", "--parallel", "--parallel-max", str(_AT_ONCE), "--no-progress-meter", "--config", "-"]
+    command = ["curl", "--parallel", "--parallel-max", str(at_once), "--no-progress-meter", "--config", "-"]
     subprocess.run(command, input=each.encode(), check=True, stderr=subprocess.DEVNULL)
 
 
-_ASYNC = {_OURS: _ours, _FORM: _form, _BY_HAND: _by_hand}
-
-
-def _has_curl() -> bool:
-    return shutil.which("curl") is not None
-
-
-async def _all(paths: list[Path], upload: Upload) -> int:
-    """Upload them all, so many at a time; how many."""
-    waiting = iter(paths)
-
-    async def work() -> int:
-        done = 0
-        for path in waiting:
-            await upload(path)
-            done += 1
-        return done
-
-    return sum(await asyncio.gather(*(work() for _ in range(_AT_ONCE))))
+@contextlib.asynccontextmanager
+async def _everyone(server: Server, case: _Case) -> AsyncIterator[dict[str, UploadAll | None]]:
+    """All candidates, connected; None for one that is missing."""
+    secure, at_once = case.secure, case.at_once
+    async with contextlib.AsyncExitStack() as stack:
+        found: dict[str, UploadAll | None] = {}
+        for name, make in _ASYNC.items():
+            found[name] = partial(_all, await stack.enter_async_context(make(server, secure)), at_once)
+        found.setdefault(_HTTPX, None)
+        for name, module, connect in ((_REQUESTS, requests, _with_requests), (_RAW, socket, _with_sockets)):
+            ready = partial(connect, server, secure)
+            found[name] = stack.enter_context(_in_threads(at_once, ready)) if module is not None else None
+        found[_CURL] = partial(_with_curl, server, secure, at_once) if has_curl() else None
+        yield found
 
 
 # What is measured
 
 
-async def _check(server: Server, case: _Case, paths: list[Path]) -> None:
-    """That each candidate sends the very bytes of the files."""
-    expected = [hashlib.sha256(paths[0].read_bytes()).hexdigest()] * len(paths)
-    for name, candidate in _ASYNC.items():
-        server.configure(hashes=True)
-        async with candidate(server, case.secure) as upload:
-            await _all(paths, upload)
-        if server.counts()["hashes"] != expected:
-            raise AssertionError(f"{name} sent something else than the files")
-    if _has_curl():
-        server.configure(hashes=True)
-        _curl(server, case, paths)
-        if server.counts()["hashes"] != expected:
-            raise AssertionError(f"{_CURL} sent something else than the files")
-
-
-async def _compare(server: Server, case: _Case, paths: list[Path]) -> None:
-    server.configure()
-    async with contextlib.AsyncExitStack() as stack:
-        candidates: dict[str, Callable[[], Awaitable[object]]] = {}
-        for name, candidate in _ASYNC.items():
-            upload = await stack.enter_async_context(candidate(server, case.secure))
-            candidates[name] = lambda upload=upload: _all(paths, upload)  # type: ignore[misc]  # bound here and now
-        if _has_curl():
-            candidates[_CURL] = in_process(lambda: _curl(server, case, paths))
-        samples = await interleaved(candidates, rounds=case.rounds)
-    counts, runs = server.counts(), len(candidates) * (case.rounds + 1)
-    if counts["uploads"] != runs * len(paths) or counts["upload_bytes"] < counts["uploads"] * case.size:
+async def _compare(server: Server, case: _Case, paths: Sequence[Path]) -> list[Panel]:
+    async with _everyone(server, case) as everyone:
+        await _check(server, everyone, paths)
+        server.configure()
+        runs = {name: partial(_run, upload, paths) if upload else None for name, upload in everyone.items()}
+        # The check has warmed them up.
+        samples = await interleaved(
+            runs, rounds=case.rounds, seconds=case.seconds, warm_up=0, expect=len(paths), server=server.cpu
+        )
+    counts, done = server.counts(), sum(len(taken) for taken in samples.values()) * len(paths)
+    if counts["uploads"] != done or counts["upload_bytes"] < done * case.size:
         raise AssertionError(f"not all of it arrived: {counts}")
-    note = f"{ratio(samples, _FORM, _OURS):.2f} times as fast as {_FORM} (target: {case.target:g})"
-    if _has_curl():
-        note += f", {ratio(samples, _CURL, _OURS):.2f} times as fast as {_CURL}"
-    show(Table(case.title, COMPARED, compared(samples, _FORM, count=len(paths)), f"{note}."))
+    show(comparison(case.title, samples, _RAW, count=len(paths)))
+    if case.at_once != _CHARTED:
+        return []
+    faster = ratio(samples, _FORM, OURS)
+    judge(f"{case.title}: times as fast as {_FORM}", faster, at_least=2.0 if case.secure else 2.5)
+    if case.size == 1_000_000 and samples[_CURL]:
+        judge(f"{case.title}: speed, of {_CURL}", ratio(samples, _CURL, OURS), at_least=0.95)
+    return [panel(case.kind, samples, _RAW)]
 
 
-def _compare_memory(server: Server, paths: list[Path]) -> None:
-    rows = []
-    for name in _ASYNC:
-        child = in_child(upload_all, name, server.port, server.tls_port, str(server.authority), list(map(str, paths)))
+async def _run(upload: UploadAll, paths: Sequence[Path]) -> int:
+    await upload(paths)
+    return len(paths)
+
+
+async def _check(server: Server, everyone: dict[str, UploadAll | None], paths: Sequence[Path]) -> None:
+    """That each candidate sends the very bytes of each of the files."""
+    some = paths[:64]
+    expected = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in some)
+    for name, upload in everyone.items():
+        if upload is None:
+            continue
+        server.configure(hashes=True)
+        await upload(some)
+        if sorted(server.counts()["hashes"]) != expected:
+            raise AssertionError(f"{name} sent something else than the files")
+
+
+def _compare_memory(server: Server, paths: Sequence[Path]) -> None:
+    rows, bars = [], []
+    names = [*_ASYNC, *([_HTTPX] if _HTTPX not in _ASYNC else [])]
+    for name in names:
+        if name not in _ASYNC:
+            rows.append([name, MISSING, "", ""])
+            continue
+        where = (server.pid, server.port, server.tls_port, str(server.authority))
+        child = in_child(upload_all, name, *where, [str(path) for path in paths])
         rows.append([name, f"{child.imported / 1e6:.1f}", f"{child.peak / 1e6:.1f}", f"{child.grown / 1e6:.1f}"])
-    note = "Resident memory in MB of a process that uploads them all (target: at most 10 MB more than after importing)."
-    show(Table(f"Memory: {_CASES[0].title}", ("candidate", "imported", "peak", "more"), rows, note))
+        bars.append(Bar(name, child.grown / 1e6, name == OURS))
+        if name == OURS:
+            judge("memory of uploads, above the import", child.grown / 1e6, at_most=10, unit=" MB")
+    note = "Resident memory in MB (peak: VmHWM) of a process that uploads them all, 8 at a time."
+    show(Table(f"Memory: {len(paths)} uploads of 1 MB, plain", ("candidate", "imported", "peak", "more"), rows, note))
+    panels = [Panel(f"{len(paths)} uploads of 1 MB, 8 at a time", bars, 10)]
+    draw(Chart("uploads-memory", "Memory of uploads", "MB above the import, at the peak; shorter is better", panels))
 
 
-async def upload_all(name: str, plain_port: int, tls_port: int, authority: str, paths: list[str]) -> int:
+async def upload_all(name: str, pid: int, plain: int, tls: int, authority: str, paths: list[str]) -> int:
     """For a process of its own."""
-    server = Server(plain_port, tls_port, Path(authority))
-    async with _ASYNC[name](server, False) as upload:
-        return await _all([Path(path) for path in paths], upload)
+    async with _ASYNC[name](Server(pid, plain, tls, Path(authority)), False) as upload:
+        await _all(upload, 8, [Path(path) for path in paths])
+    return len(paths)
 
 
-async def _compare_pauses(server: Server, paths: list[Path]) -> None:
+async def _compare_pauses(server: Server, paths: Sequence[Path]) -> None:
     rows = []
     for name, candidate in _ASYNC.items():
         pauses = []
         async with candidate(server, False) as upload:
-            for _ in range(1 if quick() else 9):
+            for _ in range(1 if quick() else 7):
                 _forget(paths)
-                pauses.append(await _longest_pause(_all(paths, upload)))
+                pauses.append(await _longest_pause(_all(upload, 8, paths)))
         rows.append([name, f"{sorted(pauses)[len(pauses) // 2] * 1e3:.1f}", f"{max(pauses) * 1e3:.1f}"])
     note = "Milliseconds for which nothing else ran in the event loop; the files have to be read from the disk."
-    show(Table(f"Longest pause: {_CASES[0].title}", ("candidate", "median run", "worst run"), rows, note))
+    columns = ("candidate", "median run", "worst run")
+    show(Table(f"Longest pause: {len(paths)} uploads of 1 MB, 8 at a time, plain", columns, rows, note))
 
 
-def _forget(paths: list[Path]) -> None:
+def _forget(paths: Sequence[Path]) -> None:
     """Have the system drop the files from its memory."""
     for path in paths:
         with path.open("rb") as file:

@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 
 from signing_async.webhooks import GITHUB, STANDARD_WEBHOOKS, STRIPE, WebhookVerifier, sign
 
-from .measure import Table, in_process, interleaved, median, quick, ratio, show
+from .charts import Chart
+from .measure import MISSING, Samples, in_process, interleaved, median, panel, quick, ratio, spread
+from .report import OURS, Table, draw, judge, show
 
-ROUNDS = 1 if quick() else 41
-CALLS = {300: 3000, 64 * 1024: 100}
+ROUNDS, SECONDS = 41, 14.0
+CALLS = {300: 3000, 2048: 2000, 64 * 1024: 100}
 STANDARD_LIBRARY = "hmac.digest + compare_digest"
 SECRET = "a webhook secret of a usual length"
 
@@ -52,11 +54,11 @@ def own(body: bytes) -> dict[str, Run]:
     standard = WebhookVerifier(SECRET.encode(), STANDARD_WEBHOOKS).verify
     standard_headers = sign(SECRET.encode(), body, STANDARD_WEBHOOKS, id="msg_1")
     return {
-        "signing_async": lambda: verify(body, bare),
-        "signing_async, sha256=": lambda: verify(body, labelled),
-        "signing_async, GITHUB": lambda: github(body, labelled),
-        "signing_async, STRIPE": lambda: stripe(body, stripe_headers["Stripe-Signature"]),
-        "signing_async, STANDARD_WEBHOOKS": lambda: standard(body, None, headers=standard_headers),
+        OURS: lambda: verify(body, bare),
+        f"{OURS}, sha256=": lambda: verify(body, labelled),
+        f"{OURS}, GITHUB": lambda: github(body, labelled),
+        f"{OURS}, STRIPE": lambda: stripe(body, stripe_headers["Stripe-Signature"]),
+        f"{OURS}, STANDARD_WEBHOOKS": lambda: standard(body, None, headers=standard_headers),
     }
 
 
@@ -109,14 +111,17 @@ def svix(body: bytes) -> Run:
     return standardwebhooks(body, "svix.webhooks")
 
 
-def contestants(body: bytes) -> dict[str, Run]:
-    """Everything that can run here."""
-    runs = {"floor": floor(body), **own(body), STANDARD_LIBRARY: standard_library(body)}
-    for peer in (gidgethub, githubkit, slack_sdk, stripe, standardwebhooks, svix):
+PEERS = (gidgethub, githubkit, slack_sdk, stripe, standardwebhooks, svix)
+
+
+def contestants(body: bytes) -> dict[str, Run | None]:
+    """Everything that can run here; None for what is not installed."""
+    runs: dict[str, Run | None] = {"floor": floor(body), **own(body), STANDARD_LIBRARY: standard_library(body)}
+    for peer in PEERS:
         try:
             runs[peer.__name__] = peer(body)
-        except ImportError as error:
-            print(f"{peer.__name__} is left out: {error}")
+        except ModuleNotFoundError:
+            runs[peer.__name__] = None
     return runs
 
 
@@ -141,22 +146,45 @@ def main() -> None:
 
 
 async def _compare() -> None:
+    panels = []
     for size, count in CALLS.items():
-        runs = {name: in_process(repeated(run, count)) for name, run in contestants(body_of(size)).items()}
-        samples = await interleaved(runs, rounds=ROUNDS)
+        calls = 10 if quick() else count
+        runs = {
+            name: in_process(repeated(run, calls)) if run else None for name, run in contestants(body_of(size)).items()
+        }
+        samples = await interleaved(runs, rounds=ROUNDS, seconds=SECONDS)
         rows = [
             [
                 name,
-                f"{median(taken) / count * 1e6:.2f}",
+                f"{median(taken) / calls * 1e6:.2f}",
                 f"{ratio(samples, name, 'floor'):.3f}",
-                f"{ratio(samples, name, 'signing_async'):.2f}",
+                f"{ratio(samples, name, OURS):.2f}",
+                "{:.2f} to {:.2f}".format(*spread(samples, name, OURS)),
             ]
+            if taken
+            else [name, MISSING, "", "", ""]
             for name, taken in samples.items()
         ]
-        columns = ("verifier", "µs", "of the floor", "of signing_async")
-        compared = ratio(samples, "signing_async", STANDARD_LIBRARY)
-        note = f"signing_async takes {compared:.3f} of what {STANDARD_LIBRARY} takes."
+        columns = ("verifier", "µs", "of the floor", f"of {OURS}", "middle half")
+        note = f"Medians of {len(samples[OURS])} rounds of {calls} calls."
         show(Table(f"Verifying a body of {size} bytes", columns, rows, note))
+        _judge(size, samples)
+        names = ["floor", OURS, STANDARD_LIBRARY, *(peer.__name__ for peer in PEERS)]
+        panels.append(panel(f"a body of {size} bytes", samples, "floor", names=names))
+    axis = "time relative to the floor: two copies of a SHA-256 state, updated; shorter is better"
+    draw(Chart("webhooks", "Verifying a webhook", axis, panels))
+
+
+def _judge(size: int, samples: Samples) -> None:
+    if size == 64 * 1024:
+        judge("webhooks, 64 KB: of the floor", ratio(samples, OURS, "floor"), at_most=1.02)
+    if size != 300:
+        return
+    judge("webhooks, 300 B: of the floor", ratio(samples, OURS, "floor"), at_most=1.35)
+    judge("webhooks, 300 B: of bare hmac", ratio(samples, OURS, STANDARD_LIBRARY), at_most=0.6)
+    for peer, bound in (("gidgethub", 2.0), ("stripe", 4.5)):
+        if samples[peer]:
+            judge(f"webhooks, 300 B: times as fast as {peer}", ratio(samples, peer, OURS), at_least=bound)
 
 
 if __name__ == "__main__":

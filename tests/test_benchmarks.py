@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import aiohttp
 import pytest
 
+from benchmarks import notes, report
 from benchmarks.__main__ import main, names
+from benchmarks.charts import Bar, Chart, Panel, svg
 from benchmarks.measure import (
+    MISSING,
     Sample,
-    Table,
     compared,
+    comparison,
     in_child,
     in_process,
     in_thread,
     interleaved,
     median,
+    panel,
+    peer,
+    process_cpu,
     quick,
     ratio,
-    show,
-    shown,
+    spread,
 )
+from benchmarks.report import OURS, Section, Table, Target, collected, draw, judge, keep, show, shown, write
 from benchmarks.server import Server, pdf_bytes, running
 from signing_async import RateLimited, RetryPolicy, SigningClient
 
 _ROOT = Path(__file__).parent.parent
+_SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - {"sandbox"}))
+@pytest.mark.parametrize("name", names())
 def test_a_benchmark_runs_and_does_its_work(name: str) -> None:
     """Each runs to its table; work that was not done would have ended it with an error."""
     command = [sys.executable, "-m", "benchmarks", name, "--quick"]
@@ -52,14 +61,6 @@ def test_a_benchmark_runs_and_does_its_work(name: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_figures_of_the_sandbox() -> None:
-    """They have options of their own to do little."""
-    command = [sys.executable, "-m", "benchmarks.sandbox", "--uploads", "20", "--signings", "2"]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Whole signings" in done.stdout
-
-
 def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The error lists what there is."""
     with pytest.raises(SystemExit):
@@ -67,6 +68,14 @@ def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().err
     assert "no such comparison: nosuch" in said
     assert "listing" in said
+
+
+@pytest.mark.parametrize("options", [["--quick", "--write"], ["--rounds", "0"]])
+def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures of a quick run are not worth keeping, and no rounds measure nothing."""
+    with pytest.raises(SystemExit):
+        main(["clients", *options])
+    assert options[0] in capsys.readouterr().err
 
 
 async def test_candidates_take_turns() -> None:
@@ -112,6 +121,115 @@ def test_a_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
         "\n"
     )
     assert shown.pop() is table
+
+
+def test_what_is_missing_is_shown_as_missing() -> None:
+    """A peer that is not installed keeps its row and its bar, without a figure."""
+    assert peer("no_such_peer") is None
+    samples = {OURS: [Sample(2, 2, 1)], "floor": [Sample(1, 1, 1)], "no_such_peer": []}
+    table = comparison("calls", samples, "floor")
+    assert table.rows == [
+        [OURS, "2.00", "2.00", "2000000.0", "2000000.0", "1.00", "1.00 to 1.00", "50%"],
+        ["floor", "1.00", "1.00", "1000000.0", "1000000.0", "0.50", "0.50 to 0.50", "100%"],
+        ["no_such_peer", MISSING, "", "", "", "", "", ""],
+    ]
+    bars = panel("calls", samples, "floor").bars
+    assert bars == [Bar(OURS, 2, ours=True), Bar("floor", 1), Bar("no_such_peer", None)]
+    assert MISSING in svg(Chart("calls", "Calls", "time", [Panel("calls", bars)]))
+
+
+async def test_a_missing_candidate_does_not_run() -> None:
+    """It has no samples; the others have theirs, as many as the time allows but a few at least."""
+    candidates = {"here": in_process(lambda: time.sleep(0.01)), "missing": None}
+    samples = await interleaved(candidates, rounds=100, seconds=0)
+    assert len(samples["here"]) == 3
+    assert samples["missing"] == []
+
+
+def test_the_middle_half_of_the_ratios() -> None:
+    """A single round has no spread."""
+    samples = {"one": [Sample(wall, 1) for wall in (1, 2, 3, 4, 5)], "two": [Sample(1, 1)] * 5}
+    assert spread(samples, "one", "two") == (2, 4)
+    assert spread({name: taken[:1] for name, taken in samples.items()}, "one", "two") == (1, 1)
+
+
+def test_the_cpu_time_of_a_process() -> None:
+    """It grows while a process works, and all its threads count."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        before = process_cpu(process.pid)
+        while process_cpu(process.pid) < before + 0.02:
+            time.sleep(0.01)
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("target", "met"),
+    [
+        (Target("speed", 1.796, at_least=1.8), True),
+        (Target("speed", 1.79, at_least=1.8), False),
+        (Target("memory", 10.004, at_most=10, unit=" MB"), True),
+        (Target("memory", 10.01, at_most=10, unit=" MB"), False),
+    ],
+)
+def test_a_target_is_judged_as_it_is_shown(target: Target, met: bool) -> None:
+    """To two decimals, so that the page never shows a bound reached and calls it missed."""
+    assert target.met is met
+    assert ("met" in str(target)) is met
+
+
+def test_the_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that is run again replaces its own section alone; what is missed is explained, or said not to be."""
+    monkeypatch.setattr(report, "NOTES", {"calls: cost": "Calls are work."})
+    table = Table("Calls", ("candidate", "wall"), [[OURS, "1.20"]])
+    chart = Chart("calls", "A call & more", "time", [Panel("me()", [Bar(OURS, 1.2, ours=True)], target=1.15)])
+    keep({"calls": Section("Calls.", [table], [Target("calls: cost", 1.2, at_most=1.15)], [chart])}, tmp_path)
+    keep({"lists": Section("Lists.", [], [Target("lists: speed", 2, at_least=1.8)], [])}, tmp_path)
+    keep({"lists": Section("Lists again.", [], [Target("lists: speed", 1.7, at_least=1.8)], [])}, tmp_path)
+    write(tmp_path)
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "0 of 2 targets are met." in page
+    assert "![A call & more](charts/calls.svg)" in page
+    assert str(table) in page
+    assert "- Missed, calls: cost: Calls are work." in page
+    assert "- Missed, lists: speed: not explained yet" in page
+    assert "Lists again." in page
+    assert "Lists.\n" not in page
+    drawn = ElementTree.parse(tmp_path / "charts" / "calls.svg").getroot()
+    assert drawn.attrib["aria-label"] == "A call & more"
+    write(tmp_path)
+    assert (tmp_path / "RESULTS.md").read_text() == page
+
+
+def test_what_a_comparison_finds_is_collected(capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything since the last time, and then it begins anew."""
+    collected("")
+    chart = Chart("calls", "Calls", "time", [])
+    judge("speed", 2, at_least=1)
+    draw(chart)
+    found = collected("About.")
+    assert (found.about, found.targets, found.charts) == ("About.", [Target("speed", 2, at_least=1)], [chart])
+    assert collected("") == Section()
+    assert "speed: 2.00 (≥ 1: met)" in capsys.readouterr().out
+
+
+def test_bars_begin_at_zero_and_are_in_proportion() -> None:
+    """A bar twice as long stands for twice as much, and the axis is labelled from 0 past the longest."""
+    bars = [Bar(OURS, 1, ours=True), Bar("other", 2), Bar("third", 4.5)]
+    drawn = ElementTree.fromstring(svg(Chart("x", "X", "time", [Panel("panel", bars)])))
+    shapes = [one for one in drawn.iter(f"{_SVG}rect") if "bar" in one.attrib["class"]]
+    widths = [float(one.attrib["width"]) for one in shapes]
+    assert widths[1] / widths[0] == pytest.approx(2, rel=0.01)
+    assert widths[2] / widths[0] == pytest.approx(4.5, rel=0.01)
+    assert [one.attrib["class"] for one in shapes] == ["bar ours", "bar", "bar"]
+    texts = [one.text for one in drawn.iter(f"{_SVG}text")]
+    assert [text for text in texts if text in ("0", "1", "2", "3", "4", "5")] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_every_explanation_belongs_to_a_target() -> None:
+    """Its words are those of a target that was judged; one that was renamed would lose what explains it."""
+    kept = json.loads(Path(report.__file__).with_name("results.json").read_text())["sections"].values()
+    judged = {target["what"] for section in kept for target in section["targets"]}
+    assert set(notes.NOTES) <= judged
 
 
 def allocate(size: int) -> int:
