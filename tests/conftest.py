@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import aiohttp
@@ -15,6 +15,9 @@ import pytest
 
 from signing_async import RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from tests.postgres_server import PostgresServer
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,3 +59,12 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[aioresponses.aioresponse
     monkeypatch.setattr(aioresponses.core, "stream_reader_factory", reader)
     with aioresponses.aioresponses() as answers:
         yield answers
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL for this worker's tests: each makes a schema of its own, and leaves it running."""
+    from tests.postgres_server import PostgresServer
+
+    with PostgresServer() as running:
+        yield running

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -15,6 +16,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Self
+
+import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
 
 from tests.needs import missing
 
@@ -89,6 +92,20 @@ class PostgresServer:
         """Where it is, with the password; what is created goes into the schema."""
         place = f"127.0.0.1:{port or self.port}/postgres"
         return f"postgresql://{user}:{PASSWORD}@{place}?search_path={schema}"
+
+    async def execute(self, sql: str) -> list[Any]:
+        """Run a statement over a connection of its own."""
+        connection = await asyncpg.connect(self.dsn())
+        try:
+            return list(await connection.fetch(sql))
+        finally:
+            await connection.close()
+
+    async def new_schema(self) -> str:
+        """The DSN of a schema that is empty."""
+        schema = f"s{secrets.token_hex(6)}"
+        await self.execute(f"CREATE SCHEMA {schema}")
+        return self.dsn(schema=schema)
 
     def start(self) -> None:
         """Start it on its port, and return when it takes connections."""

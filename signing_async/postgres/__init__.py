@@ -1,0 +1,13 @@
+"""What must outlive any cache, in PostgreSQL: a token store and a dispatch journal for workers on many machines.
+
+Both take a DSN (``postgresql://user:password@host/database``), or an `asyncpg.Pool` of the caller's, which is never
+closed here. A server that is stopped, gone or out of reach is an error within ``timeout`` seconds; one that is back
+within that time is not noticed. A table that is missing is made on first use, or beforehand by
+``await store.create_table()``; ``sql`` is the statement, and where the role may not make a table the error holds it.
+"""
+
+from .database import Pool
+from .journal import PostgresJournal
+from .tokens import PostgresTokenStore
+
+__all__ = ["Pool", "PostgresJournal", "PostgresTokenStore"]
