@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import AsyncIterable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import attrs
@@ -16,7 +17,7 @@ from .convert import structure
 from .documents import Documents
 from .errors import ConfigurationError
 from .ledger import Ledger
-from .models import User
+from .models import Signing, User
 from .oauth import OAuth
 from .recipients import Recipients
 from .retry import Repeat, RetryPolicy
@@ -24,6 +25,12 @@ from .settings import Settings
 from .signings import Signings
 from .throttle import Gate
 from .transport import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
+
+if TYPE_CHECKING:
+    from .bulk import Progress, Results
+    from .dispatch import Dispatcher, DispatchResult
+    from .journal import Journal
+    from .packages import SigningPackage
 
 __all__ = ["SigningClient"]
 
@@ -136,6 +143,47 @@ class SigningClient:
             return structure(record(data, self._transport.options.assumptions), User)
 
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
+
+    async def dispatch(
+        self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None
+    ) -> Signing:
+        """Create a signing, upload its documents, add its recipients and send it, in one call; the signing as sent.
+
+        All that is wrong with the package is found before the first request, and told in one `InvalidRequest`. With a
+        journal, a file or a `Journal` of yours, the call may be made again after whatever ended it, be it a crash: the
+        package is sent once, and each call gives its signing. Where something went wrong, a note of the exception names
+        the draft. While another run is at work on the package, it is waited for. ::
+
+            package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
+            signing = await client.dispatch(package, journal="leases.journal")
+        """
+        return await self._dispatcher().one(package, journal)
+
+    def dispatch_many(
+        self,
+        packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
+        journal: Journal | str | os.PathLike[str],
+        concurrency: int = 8,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Results[DispatchResult]:
+        """Send packages, as many at a time as ``concurrency`` says: an async iterator of results as they come.
+
+        Packages are pulled as they are needed from any iterable or async iterable. A package that fails is a result
+        with an error, and the others go on. Run it again with the same journal, after a crash or for those that failed:
+        each package is sent once, with just its documents and recipients, and what cannot be told is an
+        `OutcomeUnknown`. Any number of runs may share a journal and the work. Where the journal itself fails, the run
+        stops with a `JournalError`. ::
+
+            async for result in client.dispatch_many(packages, journal="leases.journal"):
+                print(result.package.name, result.error or result.signing.id)
+        """
+        return self._dispatcher().many(packages, journal, concurrency, on_progress)
+
+    def _dispatcher(self) -> Dispatcher:
+        # Imported by those who dispatch: it takes a tenth of the time that all the rest does, and needs SQLite.
+        from .dispatch import Dispatcher
+
+        return Dispatcher(self._transport, self._ledger)
 
     async def aclose(self) -> None:
         """Close the client, every view of it, and the session if it is the client's own.
