@@ -97,7 +97,7 @@ class Output:
             self._print(f"Error: {clean(text)}", "red")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Rows for people; the first column is never cut off, and one named STATE is in colour."""
+        """Rows for people; the first column is never cut off, nor is one named STATE, which is in colour."""
         self.show(self.table_of(columns, rows))
 
     def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
@@ -107,7 +107,7 @@ class Output:
 
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for number, column in enumerate(columns):
-            table.add_column(Text(clean(column)), no_wrap=number == 0)
+            table.add_column(Text(clean(column)), no_wrap=number == 0 or column == "STATE")
         for row in rows:
             table.add_row(*(_cell(column, str(cell)) for column, cell in zip(columns, row, strict=True)))
         return table

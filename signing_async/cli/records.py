@@ -53,6 +53,7 @@ def recipient_facts(recipient: Recipient, done_fields: Iterable[str]) -> dict[st
 
 
 def is_done(recipient: Recipient, done_fields: Iterable[str]) -> bool:
+    """Whether they have signed."""
     return any(recipient.extra.get(field) for field in done_fields)
 
 
@@ -84,15 +85,17 @@ def tables_of(
     people = [
         (
             recipient.email,
+            "signed" if is_done(recipient, done_fields) else "pending",
             " ".join(part for part in (recipient.first_name, recipient.last_name) if part),
             "" if recipient.order is None else recipient.order,
             recipient.signing_method or "",
-            "signed" if is_done(recipient, done_fields) else "pending",
             recipient.id,
         )
         for recipient in sorted(recipients, key=lambda one: one.order or 0)
     ]
     return [
-        out.table_of(("DOCUMENT", "STATE", "ID"), documents),
-        out.table_of(("RECIPIENT", "NAME", "ORDER", "METHOD", "STATE", "ID"), people),
+        out.table_of(("DOCUMENT", "STATE", "ID"), documents) if documents else "No documents yet.",
+        out.table_of(("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"), people)
+        if people
+        else "No recipients yet.",
     ]

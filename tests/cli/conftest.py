@@ -1,0 +1,60 @@
+"""Fixtures for the commands: a service, and the command in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signing_async import cli
+from tests.cli.service import Service, running
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """A sandbox of this test's own."""
+    with running(seed=7) as started:
+        yield started
+
+
+@dataclass
+class Ran:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[Any]:
+        """Standard output's JSON, line by line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        """The error for machines."""
+        return json.loads(self.err.splitlines()[-1])["error"]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command here, logged in at the service by an access token, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name, value in service.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def run_here(*arguments: str) -> Ran:
+        capfd.readouterr()
+        code = cli.run(arguments)
+        out, err = capfd.readouterr()
+        return Ran(code, out, err)
+
+    return run_here

@@ -1,0 +1,82 @@
+"""A sandbox in a thread, for commands that have an event loop of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from signing_async import SigningClient
+from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
+
+T = TypeVar("T")
+
+
+class Service:
+    """The sandbox, to be used from another thread."""
+
+    def __init__(self, sandbox: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
+        self.sandbox = sandbox
+        self._loop = loop
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine where the sandbox lives."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def do(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Call a function of the sandbox where that lives."""
+
+        async def work() -> T:
+            return function(*arguments, **named)
+
+        return self.call(work())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Who reaches it, by an access token."""
+        return {"SIGNING_BASE_URL": self.sandbox.base_url, "SIGNING_ACCESS_TOKEN": self.do(self.sandbox.access_token)}
+
+    def draft(self, *documents: str, to: tuple[str, ...] = (), name: str = "Lease", sent: bool = False) -> str:
+        """A signing with these documents and recipients; its id."""
+
+        async def make() -> str:
+            async with SigningClient(self.sandbox.base_url, self.sandbox.access_token()) as client:
+                signing = await client.signings.create(name=name, language="EN", signing_order="parallel")
+                for document in documents:
+                    await client.documents.upload(signing, make_pdf(text=document[:20]), document)
+                for order, email in enumerate(to, start=1):
+                    await client.recipients.add(signing, email=email, order=order)
+                if sent:
+                    await client.signings.send(signing)
+                return signing.id
+
+        return self.call(make())
+
+
+@contextmanager
+def running(**settings: Any) -> Iterator[Service]:
+    """A sandbox, started."""
+    started = threading.Event()
+    services: list[Service] = []
+    stop: list[Callable[[], object]] = []
+
+    async def main() -> None:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async with Sandbox(**settings) as sandbox:
+            services.append(Service(sandbox, loop))
+            stop.append(lambda: loop.call_soon_threadsafe(ended.set))
+            started.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert started.wait(30)
+    try:
+        yield services[0]
+    finally:
+        stop[0]()
+        thread.join(30)

@@ -1,0 +1,110 @@
+"""The command as a process of its own: through pipes, or in a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()")
+ROOT = Path(__file__).parents[2]
+CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def piped(
+    *arguments: str, cwd: Path | None = None, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run it with pipes."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=cwd,
+        env=_environment(environment),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@dataclass
+class Screen:
+    """What a command wrote to its terminal, and how it ended."""
+
+    raw: bytes
+    code: int
+
+    @property
+    def text(self) -> str:
+        """Without the controls."""
+        return CONTROL.sub(b"", self.raw).decode().replace("\r\n", "\n")
+
+
+class Terminal:
+    """A command in a pseudo-terminal."""
+
+    def __init__(
+        self, *arguments: str, columns: int = 100, cwd: Path | None = None, environment: Mapping[str, str] = {}
+    ) -> None:
+        self._seen = b""
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            try:
+                os.chdir(cwd or ".")
+                size = struct.pack("HHHH", 24, columns, 0, 0)
+                fcntl.ioctl(0, termios.TIOCSWINSZ, size)
+                os.execve(COMMAND[0], [*COMMAND, *arguments], _environment({"TERM": "xterm-256color", **environment}))
+            finally:
+                os._exit(99)
+
+    def wait_for(self, words: str, seconds: float = 30) -> None:
+        """Return when these words are on the screen."""
+        self._read_until(lambda: words in CONTROL.sub(b"", self._seen).decode("utf-8", "replace"), seconds)
+
+    def type(self, text: str) -> None:
+        """Press these keys; \\x03 is Ctrl-C."""
+        os.write(self._terminal, text.encode())
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self, seconds: float = 30) -> Screen:
+        """What it wrote, when it has ended."""
+        self._read_until(lambda: False, seconds)
+        os.close(self._terminal)
+        _, status = os.waitpid(self.pid, 0)
+        return Screen(self._seen, os.waitstatus_to_exitcode(status))
+
+    def _read_until(self, enough: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not enough():
+            assert time.monotonic() < end, f"it went on for {seconds} s; so far: {self._seen.decode()}"
+            if not select.select([self._terminal], [], [], 0.1)[0]:
+                continue
+            try:
+                read = os.read(self._terminal, 65536)
+            except OSError:  # Linux: the other side is closed
+                return
+            if not read:
+                return
+            self._seen += read
+
+
+def screen(*arguments: str, columns: int = 100, cwd: Path | None = None, **environment: str) -> Screen:
+    """Run it in a terminal, to its end."""
+    return Terminal(*arguments, columns=columns, cwd=cwd, environment=environment).end()
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}

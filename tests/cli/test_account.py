@@ -1,0 +1,384 @@
+"""login, logout and me: the browser's way and by hand, what is kept where, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from signing_async import FileTokenStore, SigningClient
+from signing_async.cli import account
+from signing_async.cli.callback import is_loopback
+from tests.cli.browser import agree
+from tests.cli.conftest import Run
+from tests.cli.service import Service
+from tests.cli.terminal import Terminal
+
+BROWSER = f"{sys.executable} {Path(__file__).parent / 'browser.py'} %s"
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def app(service: Service, run: Run, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An app whose redirect URI is on this machine, in the environment; no access token."""
+    return registered(service, monkeypatch, f"http://127.0.0.1:{free_port()}/callback")
+
+
+def registered(service: Service, monkeypatch: pytest.MonkeyPatch, redirect_uri: str) -> dict[str, str]:
+    """An app with that redirect URI, in the environment."""
+    made = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
+    assert made.client_secret
+    environment = {
+        "SIGNING_CLIENT_ID": made.client_id,
+        "SIGNING_CLIENT_SECRET": made.client_secret,
+        "SIGNING_REDIRECT_URI": redirect_uri,
+    }
+    monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return environment
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pages that the browser ended at; it agrees."""
+    return browsing(monkeypatch, agree)
+
+
+def browsing(monkeypatch: pytest.MonkeyPatch, visit: Callable[[str], str]) -> list[str]:
+    """Let a browser do this with the address it is opened with."""
+    ended: list[str] = []
+
+    def open_browser(address: str) -> bool:
+        ended.append(visit(address))
+        return True
+
+    monkeypatch.setattr("webbrowser.open", open_browser)
+    return ended
+
+
+def test_login_with_the_browser(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
+    """The token is in a file of the user's own; then all commands work, and so does `from_env`."""
+    ran = run("login")
+    assert ran.code == 0, ran.err
+    origin = service.sandbox.base_url
+    assert ran.out.startswith(f"Logged in at {origin} as Sandbox User <user@sandbox.example>; the token is in ")
+    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
+    assert str(kept) in ran.out
+    assert (kept.parent.name, stat.S_IMODE(kept.stat().st_mode)) == ("tokens", 0o600)
+    assert "You are logged in" in pages[0]
+    assert run("me").out == f"Sandbox User <user@sandbox.example> at {origin}\n"
+
+    async def ask() -> str | None:
+        async with SigningClient.from_env() as client:
+            return (await client.me()).email
+
+    assert asyncio.run(ask()) == "user@sandbox.example"
+    assert app["SIGNING_CLIENT_SECRET"] not in f"{ran.out}{ran.err}{pages[0]}"
+
+
+def test_login_for_machines(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
+    """The address is told on standard error, what came of it on standard output; no secret in either."""
+    ran = run("login", "--json")
+    assert json.loads(ran.err)["url"].startswith(f"{service.sandbox.base_url}/oauth/authorize?")
+    (facts,) = ran.lines
+    token = json.loads(Path(facts["token_file"]).read_text())
+    assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", service.sandbox.base_url)
+    for secret in (token["access_token"], token["refresh_token"], app["SIGNING_CLIENT_SECRET"]):
+        assert secret not in ran.out + ran.err
+
+
+def test_the_page_in_the_browser(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is clean: it is not stored, runs nothing, and sends nothing on; the server is gone after it."""
+    answers = []
+
+    def visit(address: str) -> str:
+        state = address.split("state=")[1]
+        for query in ("code=x&state=forged", "", f"code=x&state={state}"):
+            try:
+                with urllib.request.urlopen(f"{app['SIGNING_REDIRECT_URI']}?{query}") as response:
+                    answers.append(response)
+            except urllib.error.HTTPError as error:
+                answers.append(error)
+                error.text = error.read().decode()  # type: ignore[attr-defined]  # kept for the test
+        return ""
+
+    browsing(monkeypatch, visit)
+    ran = run("login")
+    assert ran.code == 4
+    assert "Error: " in ran.err
+    forged, empty, wrong = answers
+    for answer in answers:
+        assert answer.status == 400
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert "does not belong to the login" in forged.text == empty.text
+    assert "Not logged in" in wrong.text
+
+
+def test_the_user_does_not_agree(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 4, and both the page and the terminal say so."""
+    pages = browsing(monkeypatch, lambda address: agree(address, "deny"))
+    ran = run("login")
+    assert ran.code == 4
+    assert "access_denied" in ran.err
+    for _ in range(100):
+        if pages:
+            break
+        threading.Event().wait(0.05)
+    assert "Not logged in" in pages[0]
+
+
+def test_nobody_comes_back(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 5 after the time that was given, and the address could be read."""
+    browsing(monkeypatch, lambda address: "")
+    ran = run("login", "--wait", "0.2")
+    assert (ran.code, ran.err.splitlines()[-1]) == (5, "Error: the browser did not come back within 0.2 s")
+    assert "/oauth/authorize?" in ran.err
+
+
+def test_a_second_answer_is_too_late(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code was used, and is not used again."""
+    late: list[int] = []
+
+    def visit(address: str) -> str:
+        page = agree(address)
+        try:
+            urllib.request.urlopen(page.splitlines()[0])
+        except urllib.error.HTTPError as error:
+            late.append(error.code)
+        except OSError:
+            late.append(410)  # the server is gone already
+        return page
+
+    browsing(monkeypatch, visit)
+    assert run("login").code == 0
+    for _ in range(100):
+        if late:
+            break
+        threading.Event().wait(0.05)
+    assert late == [410]
+
+
+def test_a_redirect_uri_without_a_port(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A free port is taken, and named to the service; one that insists on the registered address says no to it."""
+    registered(service, monkeypatch, "http://127.0.0.1/callback")
+    addresses: list[str] = []
+    browsing(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
+    assert run("login", "--wait", "0.3").code == 5
+    assert "redirect_uri=http%3A%2F%2F127.0.0.1%3A" in addresses[0]
+
+
+def test_a_port_that_is_taken(run: Run, app: dict[str, str]) -> None:
+    """Is a sentence with what can be done."""
+    port = int(app["SIGNING_REDIRECT_URI"].split(":")[2].split("/")[0])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        ran = run("login")
+    assert ran.code == 2
+    assert f"cannot listen at http://127.0.0.1:{port}/callback: " in ran.err
+    assert "--no-browser" in ran.err
+
+
+def test_a_loopback_address_of_version_6(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is one too, with brackets where it is named."""
+    registered(service, monkeypatch, "http://[::1]/callback")
+    addresses: list[str] = []
+    browsing(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
+    ran = run("login", "--wait", "0.2")
+    if ran.code == 2:
+        pytest.skip("this machine has no loopback of version 6")
+    assert "redirect_uri=http%3A%2F%2F%5B%3A%3A1%5D%3A" in addresses[0]
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("http://127.0.0.1:8000/callback", True),
+        ("http://localhost/", True),
+        ("http://[::1]:1/", True),
+        ("https://127.0.0.1/", False),
+        ("http://192.0.2.1/", False),
+        ("http://app.example.com/", False),
+        ("urn:ietf:wg:oauth:2.0:oob", False),
+    ],
+)
+def test_what_can_be_listened_at(address: str, loopback: bool) -> None:
+    """Only plain http on this machine."""
+    assert is_loopback(address) is loopback
+
+
+def test_login_by_hand(run: Run, app: dict[str, str], service: Service, tmp_path: Path) -> None:
+    """--no-browser in a terminal: the address that the browser ended at is asked for, and its state is checked."""
+    terminal = Terminal("login", "--no-browser")
+    terminal.wait_for("or the code in it")
+    screen = terminal._seen.decode()
+    address = next(word for word in screen.split() if word.startswith(service.sandbox.base_url))
+    state = address.split("state=")[1]
+    made = next(one for one in service.do(lambda: service.sandbox.apps) if one.client_id in address)
+    query = urlencode({"code": service.do(service.sandbox.authorize, made), "state": state})
+    terminal.type(f"{app['SIGNING_REDIRECT_URI']}?{query}\r")
+    ended = terminal.end()
+    assert ended.code == 0, ended.text
+    assert "Logged in at" in ended.text
+
+
+def test_login_by_hand_through_a_pipe(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same where the redirect URI is on another machine: a code from standard input; a forged state is refused."""
+    registered(service, monkeypatch, "https://app.example.com/callback")
+    (made,) = service.do(lambda: service.sandbox.apps)
+    (tmp_path / "code").write_text(service.do(service.sandbox.authorize, made) + "\n")
+    with (tmp_path / "code").open() as code:
+        monkeypatch.setattr(sys, "stdin", code)
+        ran = run("login")
+    assert (ran.code, ran.out[:9]) == (0, "Logged in")
+    (tmp_path / "forged").write_text("https://app.example.com/callback?code=x&state=forged\n")
+    with (tmp_path / "forged").open() as forged:
+        monkeypatch.setattr(sys, "stdin", forged)
+        ran = run("login")
+    assert ran.code == 4
+    assert "state is not the one" in ran.err
+
+
+def test_what_is_not_set_is_asked_for(
+    service: Service, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a terminal; the secret is not shown, and the answers are kept where only the user may read them."""
+    redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
+    app = registered(service, monkeypatch, redirect_uri)
+    for name in ("SIGNING_BASE_URL", *app):
+        monkeypatch.delenv(name)
+    terminal = Terminal("login", environment={"BROWSER": BROWSER})
+    for words, answer in (
+        ("The tenant's address", service.sandbox.base_url),
+        ("client id", app["SIGNING_CLIENT_ID"]),
+        ("client secret", app["SIGNING_CLIENT_SECRET"]),
+        ("redirect URI", redirect_uri),
+    ):
+        terminal.wait_for(words)
+        terminal.type(f"{answer}\r")
+    screen = terminal.end()
+    assert screen.code == 0, screen.text
+    assert "Logged in at" in screen.text
+    assert app["SIGNING_CLIENT_SECRET"] not in screen.text
+    kept = tmp_path / "config" / "signing-async" / "config.toml"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert run("me").code == 0
+
+
+def test_answers_are_not_written_into_a_file_that_is_there(
+    service: Service, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pages: list[str]
+) -> None:
+    """It is the user's: what should be put there is said."""
+    monkeypatch.delenv("SIGNING_REDIRECT_URI")
+    monkeypatch.setattr(account.sys, "stdin", Terminalike())  # type: ignore[attr-defined]  # the module's sys
+    monkeypatch.setattr("click.prompt", lambda words, **options: app["SIGNING_REDIRECT_URI"])
+    folder = tmp_path / "config" / "signing-async"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("")
+    ran = run("login")
+    assert ran.code == 0
+    assert f"Warning: redirect_uri will be asked for again: put them into {folder / 'config.toml'}" in ran.err
+    assert (folder / "config.toml").read_text() == ""
+
+
+class Terminalike:
+    """Standard input that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_asked_where_nobody_can_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is named."""
+    monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
+    ran = run("login")
+    assert (ran.code, ran.err) == (2, "Error: SIGNING_CLIENT_ID is not set\n")
+
+
+def test_logout(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
+    """The token is gone from this machine; that the service was not told is said."""
+    run("login")
+    ran = run("logout")
+    assert ran.out.startswith("The token was removed: ")
+    assert "The service was not told" in ran.err
+    assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []
+    ran = run("me")
+    assert ran.code == 2
+    assert "nobody has logged in" in ran.err
+    assert run("logout", "--json").lines[0]["removed"] is False
+    assert run("logout").out == f"Nobody was logged in at {service.sandbox.base_url}\n"
+
+
+def test_an_access_token_beside_a_login(
+    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used instead: that is said by both commands."""
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", service.do(service.sandbox.access_token))
+    assert "is used instead of the login" in run("login").err
+    assert "is still set" in run("logout").err
+
+
+def test_a_token_file_in_use(run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh in another process would bring the token back: it is waited for, and not for ever."""
+    run("login")
+    monkeypatch.setattr(account, "_PATIENCE", 0.2)
+    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
+
+    async def hold() -> None:
+        async with FileTokenStore(kept).lock():
+            ran = await asyncio.to_thread(run, "logout")
+            assert ran.code == 4
+            assert "is in use; try again" in ran.err
+
+    asyncio.run(hold())
+    assert kept.exists()
+
+
+def test_me(run: Run, monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
+    """Who it is, for people and for machines; a token that is not accepted is exit code 4."""
+    (facts,) = run("me", "--json").lines
+    assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", service.sandbox.base_url)
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong-token-of-the-test")
+    ran = run("me")
+    assert ran.code == 4
+    assert "wrong-token-of-the-test" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"name": "Anna"}, "Anna"),
+        ({"email": "a@b"}, "<a@b>"),
+        ({"id": "7"}, "7"),
+        ({}, "somebody"),
+    ],
+)
+def test_how_a_user_is_named(fields: dict[str, Any], named: str) -> None:
+    """By what the service gives: its documentation names no field."""
+    from signing_async import User
+
+    assert account._named(User(**fields)) == named
