@@ -148,8 +148,9 @@ class _Pace:
     # However many share a limit: what is never tried is never learnt.
     LEAST = 0.2
     SHORTEST, LONGEST = 0.5, 10.0
-    # Above this, a timer is not exact enough to space them one by one: what it was late is caught up.
-    FINE, LATE = 200.0, 0.01
+    # What a timer was late is caught up, unless the service seems to want them one by one, and not too many of them.
+    LATE = 0.01
+    BURST, FINE = 5, 200.0
 
     def __init__(self, rate: float, burst: int, plateau: float, refused_at: float, now: float) -> None:
         self.next: float = now
@@ -194,7 +195,8 @@ class _Pace:
         late = now - self.next
         if late < max(space, self.LATE):
             self._used += space
-        self.next = (max(self.next, now - self.LATE) if rate > self.FINE else now) + space
+        catches_up = self._burst >= self.BURST or rate > self.FINE
+        self.next = (max(self.next, now - self.LATE) if catches_up else now) + space
 
     def admitted(self, since: float) -> None:
         self._admitted += 1
