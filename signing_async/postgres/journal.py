@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import socket
 import weakref
+from collections.abc import Coroutine
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ..errors import ConfigurationError
 from ..journal import Claim, ClaimLost, JournalError, _text
@@ -19,6 +21,8 @@ from .database import Database, Pool, seconds
 __all__ = ["PostgresJournal"]
 
 log: logging.Logger = logging.getLogger("signing_async")
+
+T = TypeVar("T")
 
 _TABLE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -92,6 +96,7 @@ class PostgresJournal:
         self._id = secrets.token_hex(8)
         self._claimed: dict[str, int | None] = {}
         """The fence of each key that is held; None while it is asked for."""
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._heart: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -110,16 +115,12 @@ class PostgresJournal:
         if _text("key", key) in self._claimed:
             return None
         self._claimed[key] = None
-        claim = None
+        asking = self._in_background(self._taken(key))
         try:
-            claim = await self._database.run(lambda connection: self._claim(connection, key))
-        finally:
-            if claim is None:
-                del self._claimed[key]
-        if claim is not None:
-            self._claimed[key] = claim.fence
-            self._beat()
-        return claim
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._give_back)
+            raise
 
     async def write(self, claim: Claim, state: str) -> None:
         self._check(claim)
@@ -137,6 +138,8 @@ class PostgresJournal:
             self._heart.cancel()
             await asyncio.wait([self._heart])
             self._heart = None
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
         try:
             if self._claimed:
                 await self._database.run(self._release_all)
@@ -159,6 +162,34 @@ class PostgresJournal:
             self._database.warn_if_open(self)
 
     # Claims
+
+    async def _taken(self, key: str) -> Claim | None:
+        claim = None
+        try:
+            claim = await self._database.run(lambda connection: self._claim(connection, key))
+        finally:
+            if claim is None:
+                del self._claimed[key]
+        if claim is not None:
+            self._claimed[key] = claim.fence
+            self._beat()
+        return claim
+
+    def _give_back(self, asking: asyncio.Task[Claim | None]) -> None:
+        """Nobody waits for this claim any more."""
+        if not asking.cancelled() and asking.exception() is None and (claim := asking.result()) is not None:
+            self._in_background(self._let_go(claim))
+
+    async def _let_go(self, claim: Claim) -> None:
+        # What cannot be let go of ends with its lease.
+        with contextlib.suppress(JournalError, ClaimLost):
+            await self.release(claim)
+
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name="signing_async claim")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _claim(self, connection: Any, key: str) -> Claim | None:
         row = await connection.fetchrow(self._sql(_CLAIM), key, self._me, self._span)

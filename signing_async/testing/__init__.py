@@ -28,6 +28,8 @@ import pytest
 if TYPE_CHECKING:
     from ..client import SigningClient
     from ..sandbox import Sandbox
+    from .journals import FencedJournalConformance as FencedJournalConformance
+    from .journals import JournalConformance as JournalConformance
     from .seen_events import SeenEventsConformance as SeenEventsConformance
     from .token_stores import FencedTokenStoreConformance as FencedTokenStoreConformance
     from .token_stores import TokenStoreConformance as TokenStoreConformance
@@ -38,7 +40,9 @@ except ModuleNotFoundError:  # there are no async fixtures then; pytest says so 
     async_fixture = pytest.fixture  # type: ignore[assignment]  # it is used in the one way that both have
 
 _HOME = {
+    "FencedJournalConformance": "journals",
     "FencedTokenStoreConformance": "token_stores",
+    "JournalConformance": "journals",
     "SeenEventsConformance": "seen_events",
     "TokenStoreConformance": "token_stores",
 }
