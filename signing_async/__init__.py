@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .dispatch import DispatchResult as DispatchResult
     from .documents import Progress as Progress
     from .documents import SealedFile as SealedFile
+    from .documents import UploadResult as UploadResult
     from .journal import Journal as Journal
     from .journal import JournalError as JournalError
     from .journal import SqliteJournal as SqliteJournal
@@ -50,7 +51,7 @@ _NAMES = {
     "assumptions": ("Assumptions",),
     "client": ("SigningClient",),
     "dispatch": ("DispatchResult",),
-    "documents": ("Progress", "SealedFile"),
+    "documents": ("Progress", "SealedFile", "UploadResult"),
     "journal": ("Journal", "JournalError", "SqliteJournal"),
     "models": (
         "Document",

@@ -14,7 +14,7 @@ import attrs
 
 from .errors import InvalidRequest
 
-__all__ = ["Progress", "Results", "Teller"]
+__all__ = ["Progress", "Results", "Share", "Tally", "Teller"]
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -52,6 +52,49 @@ class Teller:
         except Exception:
             log.exception("on_progress failed; the work goes on without it")
             self._listener = None
+
+
+class Tally:
+    """Progress over many files, each of which is done once it has ended, well or not.
+
+    A file that failed counts as done with all of its bytes, as far as its size is known: counts reach their totals.
+    """
+
+    def __init__(self, teller: Teller, files_total: int | None) -> None:
+        self._teller = teller
+        self._files_total = files_total
+        self._files = self._bytes = 0
+        self.bytes_total: int | None = None
+
+    def share(self) -> Share:
+        """One file's part in it."""
+        return Share(self)
+
+    def add(self, files: int, size: int) -> None:
+        self._files += files
+        self._bytes += size
+        self._teller.tell(Progress(self._files, self._files_total, self._bytes, self.bytes_total))
+
+
+class Share:
+    """What one file has added to a tally."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._sent = 0
+        self._size: int | None = None
+
+    def listen(self, progress: Progress) -> None:
+        """The listener of this file's upload."""
+        self._size = progress.bytes_total
+        if not progress.files_done:
+            self._tally.add(0, progress.bytes_done - self._sent)
+            self._sent = progress.bytes_done
+
+    def done(self, size: Callable[[], int | None]) -> None:
+        """The file has ended; ``size`` is asked where it was not told."""
+        whole = size() if self._size is None else self._size
+        self._tally.add(1, (whole or 0) - self._sent)
 
 
 class Results(Generic[R]):

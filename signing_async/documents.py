@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import os
 import secrets
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast, overload
 
 import attrs
 
 from . import wire
 from .answers import record, request_id
+from .bulk import Progress, Results, Tally, Teller
 from .convert import Unreadable, structure
-from .errors import DecodeError, InvalidRequest, NotYetSigned, RequestTimeout, TransportError
+from .errors import (
+    ClientClosed,
+    DecodeError,
+    InvalidRequest,
+    NotYetSigned,
+    RefreshRejected,
+    RequestTimeout,
+    TransportError,
+    Unauthorized,
+)
 from .ledger import Ledger, Listed, Upload
 from .models import Document, Signing
 from .pdf import OpenPdf, PdfSource, Source
 from .retry import Repeat
 from .signings import reading, signing_path
 from .token_stores import sync_folder
-from .transport import Done, Operation, Read, Transport, log
+from .transport import Done, Operation, Read, Transport
 
-__all__ = ["Documents", "Progress", "SealedFile"]
+__all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]
 
+S = TypeVar("S")
 T = TypeVar("T")
+OneSource = TypeVar("OneSource", bound=Source | PdfSource)
+Pair = TypeVar("Pair", bound=tuple[str | Signing, Source | PdfSource])
 
 _UPLOAD = "documents.upload"
 _DOWNLOAD = "documents.download_signed"
@@ -36,16 +61,19 @@ _HEAD = b"%PDF-"
 _END = b"%%EOF"
 _END_WITHIN = 1024
 _AT_ONCE = 512 * 1024
+# Errors that every other upload of the client would end with as well.
+_FATAL = (ClientClosed, RefreshRejected, Unauthorized)
 
 
 @attrs.frozen
-class Progress:
-    """How far a transfer has come; totals are None while they are unknown. A repeat takes its bytes back first."""
+class UploadResult(Generic[S]):
+    """What came of one source of `Documents.upload_many`: a document, or an error."""
 
-    files_done: int
-    files_total: int | None
-    bytes_done: int
-    bytes_total: int | None
+    source: S
+    """The object that was given, a pair where pairs were."""
+    document: Document | None
+    error: Exception | None
+    """A `SigningError`, or what a source of the caller's own raised while it was read."""
 
 
 @attrs.frozen
@@ -83,12 +111,13 @@ class Documents:
             document = await client.documents.upload(signing, "contract.pdf")
         """
         path = signing_path(signing_id)
+        teller = Teller(on_progress)
         transport, most = self._transport, self._transport.options.assumptions.max_pdf_bytes
         deadline = transport.deadline(transfer=True)
         try:
             async with asyncio.timeout_at(deadline) as preparing:
                 with await PdfSource(source, filename).open(most if preflight else None) as pdf:
-                    sending = _Sending(pdf, on_progress)
+                    sending = _Sending(pdf, teller)
                     async with self._ledger.upload(
                         path, pdf.filename, lambda: transport.call(self._listing(path), deadline)
                     ) as upload:
@@ -102,6 +131,69 @@ class Documents:
                 raise
         # Out here the exception that ended the wait, with all that it has seen, is not the context of this one.
         raise RequestTimeout(f"{_UPLOAD}: its deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
+
+    @overload
+    def upload_many(
+        self,
+        signing_id: str | Signing,
+        sources: Iterable[OneSource] | AsyncIterable[OneSource],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+    ) -> Results[UploadResult[OneSource]]: ...
+
+    @overload
+    def upload_many(
+        self,
+        signing_id: None,
+        sources: Iterable[Pair] | AsyncIterable[Pair],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+    ) -> Results[UploadResult[Pair]]: ...
+
+    def upload_many(
+        self,
+        signing_id: str | Signing | None,
+        sources: Iterable[Any] | AsyncIterable[Any],
+        concurrency: int = 8,
+        on_progress: Callable[[Progress], None] | None = None,
+        *,
+        preflight: bool = True,
+    ) -> Results[UploadResult[Any]]:
+        """Upload many PDFs, ``concurrency`` at a time, and give each one's result as it is there. ::
+
+            async for result in client.documents.upload_many(signing, Path("leases").glob("*.pdf")):
+                print(result.source, result.error or result.document)
+
+        ``sources`` is any iterable or async iterable of what `upload` takes, pulled as there is room: 100,000 of them
+        cost no memory. A plain one is pulled on the event loop, which stands still where it blocks. With
+        ``signing_id=None`` they are pairs ``(signing_id, source)``; name a file by `PdfSource`.
+
+        Whatever one file raises is the ``error`` of its result, and sinks nothing else; what ``sources`` itself raises
+        comes after the results of all that was pulled before. Once no upload can succeed any more (the client was
+        closed, the token rejected for good) all that is left gets that error, and nothing is sent for it.
+
+        ``on_progress`` is told of all files together: their number where ``sources`` has a length, their bytes where it
+        is a list or a tuple of paths or bytes. A file that failed counts as done.
+
+        To stop early, leave the loop: what is under way is cancelled. ``async with`` around it waits for that. ::
+
+            async with client.documents.upload_many(signing, sources) as results:
+                async for result in results:
+                    if result.error is not None:
+                        break
+        """
+        if signing_id is not None:
+            signing_path(signing_id)
+        _check_sources(sources)
+        teller = Teller(on_progress)
+        tally = Tally(teller, len(sources) if isinstance(sources, Sized) else None) if teller.listening else None
+        many = _Many(self, signing_id, tally, preflight)
+        measuring = many.measuring(sources) if tally is not None and isinstance(sources, Sequence) else None
+        return Results(sources, many.upload, concurrency, around=measuring)
 
     async def _send(self, path: str, upload: Upload, sending: _Sending, deadline: float) -> Document:
         async def check(read: Read, since: float) -> Done[Document] | None:
@@ -240,12 +332,106 @@ def _target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+class _Many:
+    """The uploads of `Documents.upload_many`, one by one."""
+
+    def __init__(
+        self, documents: Documents, signing_id: str | Signing | None, tally: Tally | None, preflight: bool
+    ) -> None:
+        self._documents = documents
+        self._signing_id = signing_id
+        self._tally = tally
+        self._preflight = preflight
+        self._fatal: Exception | None = None
+
+    async def upload(self, item: Any) -> UploadResult[Any]:
+        share = self._tally.share() if self._tally is not None else None
+        document, error = None, self._fatal
+        if error is None:
+            try:
+                document = await self._upload(item, share.listen if share is not None else None)
+            except Exception as raised:
+                error = raised
+                if isinstance(raised, _FATAL):
+                    self._fatal = raised
+        else:
+            # Each gets one to itself: raised in many places, one object would gather all their tracebacks.
+            error = copy.copy(error)
+        if share is not None:
+            share.done(lambda: _cheap_size(self._source(item)))
+        return UploadResult(item, document, error)
+
+    async def _upload(self, item: Any, on_progress: Callable[[Progress], None] | None) -> Document:
+        signing_id = self._signing_id
+        if signing_id is None:
+            if not isinstance(item, tuple) or len(item) != 2:
+                raise InvalidRequest(f"sources: without signing_id each must be a pair (signing_id, source): {item!r}")
+            signing_id = item[0]
+        source = self._source(item)
+        return await self._documents.upload(
+            cast("str | Signing", signing_id), source, on_progress=on_progress, preflight=self._preflight
+        )
+
+    def _source(self, item: Any) -> Any:
+        pair = self._signing_id is None and isinstance(item, tuple) and len(item) == 2
+        return item[1] if pair else item
+
+    @asynccontextmanager
+    async def measuring(self, sources: Sequence[Any]) -> AsyncIterator[None]:
+        """Find out how many bytes there are in a thread, and meanwhile begin."""
+        assert self._tally is not None
+        tally, left = self._tally, threading.Event()
+
+        def total() -> int | None:
+            size = 0
+            for item in sources:
+                one = None if left.is_set() else _cheap_size(self._source(item))
+                if one is None:
+                    return None
+                size += one
+            return size
+
+        def found(future: asyncio.Future[int | None]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                tally.bytes_total = future.result()
+
+        measured = asyncio.get_running_loop().run_in_executor(None, total)
+        measured.add_done_callback(found)
+        try:
+            yield
+        finally:
+            left.set()
+            measured.cancel()
+
+
+def _check_sources(sources: Any) -> None:
+    one = isinstance(sources, str | bytes | bytearray | memoryview | os.PathLike | PdfSource) or hasattr(
+        sources, "read"
+    )
+    if one or isinstance(sources, Mapping) or not isinstance(sources, Iterable | AsyncIterable):
+        raise InvalidRequest(f"sources: must be an iterable of sources, not {type(sources).__name__}")
+
+
+def _cheap_size(source: Any) -> int | None:
+    """The size of a source that is had without reading it; None where there is no way to it."""
+    if isinstance(source, PdfSource):
+        source = source.source
+    if isinstance(source, bytes | bytearray | memoryview):
+        return memoryview(source).nbytes
+    if not isinstance(source, str | os.PathLike):
+        return None
+    try:
+        return Path(source).stat().st_size
+    except (OSError, ValueError):
+        return 0  # it will fail, and count for nothing
+
+
 class _Sending:
     """The body of an upload, anew for each attempt, and what its listener is told of it."""
 
-    def __init__(self, pdf: OpenPdf, listener: Callable[[Progress], None] | None) -> None:
+    def __init__(self, pdf: OpenPdf, teller: Teller) -> None:
         self._pdf = pdf
-        self._listener = listener
+        self._teller = teller
         self._sent = 0
 
     def body(self) -> wire.Body:
@@ -263,13 +449,8 @@ class _Sending:
         self._tell(files=0)
 
     def _tell(self, files: int) -> None:
-        if self._listener is None:
-            return
-        try:
-            self._listener(Progress(files, 1, self._sent, self._pdf.size))
-        except Exception:
-            log.exception("on_progress failed; the upload goes on without it")
-            self._listener = None
+        if self._teller.listening:
+            self._teller.tell(Progress(files, 1, self._sent, self._pdf.size))
 
 
 async def _checked(response: wire.Response, most: int) -> AsyncGenerator[bytes, None]:

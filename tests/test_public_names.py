@@ -69,6 +69,7 @@ NAMES = [
     "TokenSuperseded",
     "TransportError",
     "Unauthorized",
+    "UploadResult",
     "User",
     "WaitTimeout",
     "WebhookError",

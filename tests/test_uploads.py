@@ -34,6 +34,7 @@ from signing_async import (
     TransportError,
     documents,
 )
+from signing_async.bulk import Teller
 from signing_async.sandbox import Sandbox
 from tests.pdfs import encrypted, make_pdf
 from tests.test_pdf import LARGE, in_chunks, open_files
@@ -435,7 +436,7 @@ async def test_what_is_done_is_done_whole() -> None:
     """The last word has all bytes, also where a repeat was broken off because the first attempt had taken effect."""
     told: list[Progress] = []
     with await PdfSource(make_pdf(LARGE)).open() as opened:
-        documents._Sending(opened, told.append).done()
+        documents._Sending(opened, Teller(told.append)).done()
     assert told == [Progress(1, 1, LARGE, LARGE)]
 
 
@@ -465,7 +466,7 @@ async def test_a_callback_that_fails_harms_nobody(
         document = await client.documents.upload(signing, make_pdf(LARGE), on_progress=fail)
     assert sandbox.document_bytes(document.id) == make_pdf(LARGE)
     assert len(calls) == 1
-    assert [record.getMessage() for record in caplog.records] == ["on_progress failed; the upload goes on without it"]
+    assert [record.getMessage() for record in caplog.records] == ["on_progress failed; the work goes on without it"]
 
 
 # What it takes
