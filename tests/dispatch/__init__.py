@@ -1,0 +1,1 @@
+"""Tests of dispatch, and what they have in common."""

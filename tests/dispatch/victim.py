@@ -1,0 +1,30 @@
+"""The process that gets killed: one run over all packages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from signing_async import RetryPolicy, SigningClient
+from tests.dispatch.parcels import make_parcel
+
+UNFINISHED = 3
+CONCURRENCY = 8
+JOURNAL = "the.journal"
+
+
+def work(base_url: str, token: str, folder: str, packages: int, seed: int) -> None:
+    """End with 0 when all packages were sent, and with `UNFINISHED` when some could not be."""
+    logging.getLogger("signing_async").setLevel(logging.ERROR)
+    sys.exit(asyncio.run(_work(base_url, token, Path(folder), packages, seed)))
+
+
+async def _work(base_url: str, token: str, folder: Path, packages: int, seed: int) -> int:
+    todo = (make_parcel(number, folder, seed).package for number in range(packages))
+    failed = 0
+    async with SigningClient(base_url, token, retry=RetryPolicy(base_delay=0.005, max_delay=0.1)) as client:
+        async for result in client.dispatch_many(todo, journal=folder / JOURNAL, concurrency=CONCURRENCY):
+            failed += result.error is not None
+    return UNFINISHED if failed else 0

@@ -1,0 +1,546 @@
+"""The journal in a SQLite file: who has a package, what was written of it, and what remains when things fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import signing_async.journal
+from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
+from signing_async.journal import Claim, ClaimLost
+
+HOLD = """
+import asyncio, sys
+from signing_async import SqliteJournal
+
+async def main():
+    journal = SqliteJournal(sys.argv[1])
+    claim = await journal.claim("lease")
+    await journal.write(claim, "begun")
+    print("held", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the journal is."""
+    return tmp_path / "the.journal"
+
+
+@contextlib.contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the package ``lease``."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def taken(journal: SqliteJournal, key: str = "lease") -> Claim:
+    """The claim on a package that is free."""
+    claim = await journal.claim(key)
+    assert claim is not None
+    return claim
+
+
+async def test_what_is_written_is_there_for_the_next(path: Path) -> None:
+    """A claim tells what was written last, and its fence grows."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        assert claim == Claim("lease", None, 1)
+        await journal.write(claim, "one")
+        await journal.write(claim, "two ❤")
+        await journal.release(claim)
+    async with SqliteJournal(path) as journal:
+        assert await journal.claim("lease") == Claim("lease", "two ❤", 2)
+        assert await journal.claim("other") == Claim("other", None, 1)
+
+
+async def test_one_at_a_time_has_a_package(path: Path) -> None:
+    """Neither the same journal object nor another one of the same process gets what is taken."""
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        claim = await taken(one)
+        assert await one.claim("lease") is None
+        assert await other.claim("lease") is None
+        await one.release(claim)
+        assert await other.claim("lease") == Claim("lease", None, 2)
+
+
+async def test_what_was_let_go_of_is_not_written(path: Path) -> None:
+    """After a release, or after somebody else's claim, a write is ClaimLost, and so is a second release."""
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        claim = await taken(one)
+        await one.release(claim)
+        for late in (one.write(claim, "late"), one.release(claim)):
+            with pytest.raises(ClaimLost, match="'lease'"):
+                await late
+        newer = await taken(other)
+        with pytest.raises(ClaimLost) as caught:
+            await one.write(claim, "late")
+        assert pickle.loads(pickle.dumps(caught.value)).key == "lease"
+        assert newer.state is None
+
+
+async def test_a_dead_process_has_nothing(path: Path) -> None:
+    """What a process had that was killed is free at once, with what it wrote."""
+    with holder(path) as process:
+        async with SqliteJournal(path) as journal:
+            assert await journal.claim("lease") is None
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert await journal.claim("lease") == Claim("lease", "begun", 2)
+
+
+async def test_a_process_that_stands_still_keeps_what_it_has(path: Path) -> None:
+    """No time that passes frees it."""
+    with holder(path) as process:
+        process.send_signal(signal.SIGSTOP)
+        async with SqliteJournal(path) as journal:
+            assert await journal.claim("lease") is None
+        process.send_signal(signal.SIGCONT)
+
+
+async def test_a_lock_that_is_taken_away_is_a_takeover(path: Path) -> None:
+    """Somebody removes a lock file: whoever comes next has the package, and the other one's writes are refused."""
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        claim = await taken(one)
+        for lock in path.parent.glob("*.lock"):
+            lock.unlink()
+        newer = await taken(other)
+        with pytest.raises(ClaimLost):
+            await one.write(claim, "late")
+        await other.write(newer, "well")
+
+
+async def test_nothing_is_left_beside_the_file(path: Path) -> None:
+    """Closed, it is one file; what dead processes left is removed by the next."""
+    with holder(path) as process:
+        pass
+    process.wait()
+    assert len(list(path.parent.glob("*.lock"))) == 1
+    async with SqliteJournal(path) as journal:
+        await taken(journal, "other")
+        assert len(list(path.parent.glob("*.lock"))) == 1
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_lock_that_was_taken_for_a_dead_one_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody looks at a lock between its making and its locking, and removes it."""
+    names: list[str] = []
+    token = signing_async.journal.secrets.token_hex
+
+    def locked(handle: int, *, exclusively: bool) -> bool:
+        if exclusively and len(names) == 1:
+            next(path.parent.glob("*.lock")).unlink()
+        return True
+
+    def token_hex(size: int) -> str:
+        names.append(token(size))
+        return names[-1]
+
+    monkeypatch.setattr(signing_async.journal, "_locked", locked)
+    monkeypatch.setattr(signing_async.journal.secrets, "token_hex", token_hex)
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+        assert [lock.name for lock in path.parent.glob("*.lock")] == [f"the.journal.{names[1]}.lock"]
+
+
+async def test_a_cancelled_claim_is_given_back(path: Path) -> None:
+    """A claim that nobody waits for any more does not keep the package."""
+    async with SqliteJournal(path) as journal:
+        for delay in (0.0, 0.001, 0.01):
+            claiming = asyncio.create_task(journal.claim("lease"))
+            await asyncio.sleep(delay)
+            if claiming.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await claiming
+            else:
+                await journal.release(await taken_of(claiming))
+            async with asyncio.timeout(10):
+                while (claim := await journal.claim("lease")) is None:
+                    await asyncio.sleep(0.001)
+            await journal.release(claim)
+
+
+async def taken_of(claiming: asyncio.Task[Claim | None]) -> Claim:
+    """The claim that a task got."""
+    claim = await claiming
+    assert claim is not None
+    return claim
+
+
+async def test_a_claim_cancelled_while_it_closes(path: Path) -> None:
+    """It is free with the rest."""
+    async with SqliteJournal(path) as journal:
+        await taken(journal, "first")
+        with journal._in_use:
+            claiming = asyncio.create_task(journal.claim("lease"))
+            await asyncio.sleep(0.01)
+            claiming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+            closing = asyncio.create_task(journal.aclose())
+            await asyncio.sleep(0.01)
+        await closing
+    async with SqliteJournal(path) as journal:
+        assert await journal.claim("lease") is not None
+
+
+async def test_a_cancelled_write_keeps_its_order(path: Path) -> None:
+    """A write whose caller has gone is made, before what is asked for after it."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        with journal._in_use:
+            writing = asyncio.create_task(journal.write(claim, "one"))
+            await asyncio.sleep(0.01)
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+        await journal.release(claim)
+        assert (await taken(journal)).state == "one"
+
+
+async def test_writes_at_once_are_committed_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four writes that wait for one that is under way take one commit."""
+    sizes: list[int] = []
+    commit = SqliteJournal._commit
+
+    def counted(self: SqliteJournal, steps: list[Any]) -> list[object]:
+        sizes.append(len(steps))
+        return commit(self, steps)
+
+    async with SqliteJournal(path) as journal:
+        claims = [await taken(journal, f"{number}") for number in range(64)]
+        monkeypatch.setattr(SqliteJournal, "_commit", counted)
+        with journal._in_use:
+            first = asyncio.create_task(journal.write(claims[0], "first"))
+            while not sizes:
+                await asyncio.sleep(0.001)
+            rest = asyncio.gather(*(journal.write(claim, f"state of {claim.key}") for claim in claims))
+            await asyncio.sleep(0)
+        await first
+        await rest
+        assert sizes == [1, 64]
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            rows = database.execute("SELECT key, state FROM packages").fetchall()
+        assert sorted(rows) == sorted((claim.key, f"state of {claim.key}") for claim in claims)
+
+
+async def test_the_loop_goes_on_while_the_file_is_locked(path: Path) -> None:
+    """Another program's lock is waited for in a thread, and then everything is there."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            writing = asyncio.create_task(journal.write(claim, "one"))
+            turns = 0
+            while turns < 20:
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert not writing.done()
+            database.execute("ROLLBACK")
+        await writing
+        await journal.release(claim)
+        assert (await taken(journal)).state == "one"
+
+
+async def test_a_file_that_stays_locked_is_an_error(path: Path) -> None:
+    """It names the file; nothing is lost, and the next try succeeds."""
+    async with SqliteJournal(path, timeout=0.05) as journal:
+        claim = await taken(journal)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            with pytest.raises(JournalError, match=r"the\.journal: database is locked"):
+                await journal.write(claim, "one")
+            database.execute("ROLLBACK")
+        await journal.write(claim, "two")
+        await journal.release(claim)
+        assert (await taken(journal)).state == "two"
+
+
+async def test_a_file_that_is_locked_from_the_beginning(path: Path) -> None:
+    """To open it is tried again until the time is up."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        async with SqliteJournal(path, timeout=0.05) as journal:
+            with pytest.raises(JournalError, match="locked"):
+                await journal.claim("lease")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"this is no database, and never was one" * 100, "file is not a database"),
+        (b"SQLite format 3\0" + b"\xff" * 4000, r"the\.journal: "),
+    ],
+)
+async def test_a_file_that_is_no_journal(path: Path, content: bytes, words: str) -> None:
+    """It is refused by name, and left as it is."""
+    path.write_bytes(content)
+    async with SqliteJournal(path) as journal:
+        with pytest.raises(JournalError, match=words):
+            await journal.claim("lease")
+    assert path.read_bytes() == content
+
+
+async def test_a_journal_that_is_damaged(path: Path) -> None:
+    """Where its pages are spoiled it is an error, and not another state."""
+    async with SqliteJournal(path) as journal:
+        claims = [await taken(journal, f"{number}") for number in range(200)]
+        await asyncio.gather(*(journal.write(claim, "state" * 100) for claim in claims))
+    data = bytearray(path.read_bytes())
+    data[4096:-100] = b"\x5a" * (len(data) - 4196)
+    path.write_bytes(data)
+    async with SqliteJournal(path) as journal:
+        with pytest.raises(JournalError, match=r"the\.journal: .*malformed"):
+            await journal.claim("7")
+
+
+async def test_the_database_of_another_program(path: Path) -> None:
+    """It is not written to."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE packages (weight)")
+    before = path.read_bytes()
+    async with SqliteJournal(path) as journal:
+        with pytest.raises(JournalError, match="another program"):
+            await journal.claim("lease")
+    assert path.read_bytes() == before
+
+
+async def test_a_journal_of_a_newer_version(path: Path) -> None:
+    """What cannot be understood is not guessed at."""
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 2")
+    async with SqliteJournal(path) as journal:
+        with pytest.raises(JournalError, match="newer version"):
+            await journal.claim("lease")
+
+
+async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """A mistyped path makes no new journal, which would know of nothing that was sent."""
+    async with SqliteJournal(tmp_path / "nowhere" / "the.journal") as journal:
+        with pytest.raises(JournalError, match=r"nowhere/the\.journal: No such file or directory"):
+            await journal.claim("lease")
+    assert list(tmp_path.iterdir()) == []
+
+
+FULL = """
+import asyncio, resource, signal, sys
+from signing_async import JournalError, SqliteJournal
+
+async def main():
+    async with SqliteJournal(sys.argv[1]) as journal:
+        claims = [await journal.claim(f"{number}") for number in range(20)]
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+        written = 0
+        try:
+            for claim in claims:
+                await journal.write(claim, "x" * 20_000)
+                written += 1
+        except JournalError as error:
+            print(written, error)
+        sys.stdout.flush()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_disk_that_is_full(path: Path) -> None:
+    """The write that finds no room is an error; each one before it is kept."""
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
+    written, _, words = done.stdout.partition(" ")
+    assert "the.journal: " in words, done.stderr
+    assert 0 < int(written) < 20
+    async with SqliteJournal(path) as journal:
+        states = [(await taken(journal, f"{number}")).state for number in range(20)]
+    assert states == ["x" * 20_000] * int(written) + [None] * (20 - int(written))
+
+
+async def test_whatever_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody thought of ends in the hands of all who wait, each with an error of its own."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+
+        def fail(self: SqliteJournal) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteJournal, "_opened", fail)
+            results = await asyncio.gather(
+                journal.write(claim, "one"), journal.write(claim, "two"), return_exceptions=True
+            )
+        assert [str(result) for result in results] == [f"the journal {path}: MemoryError"] * 2
+        assert results[0] is not results[1]
+        await journal.write(claim, "three")
+
+
+async def test_after_closing(path: Path) -> None:
+    """Everything is refused, and closing again does nothing."""
+    journal = SqliteJournal(path)
+    claim = await taken(journal)
+    await journal.aclose()
+    await journal.aclose()
+    for late in (journal.claim("other"), journal.write(claim, "late"), journal.release(claim)):
+        with pytest.raises(JournalError, match="closed"):
+            await late
+
+
+async def test_closing_what_was_never_used(path: Path) -> None:
+    """No file is made."""
+    async with SqliteJournal(path) as journal:
+        assert repr(journal) == f"SqliteJournal({str(path)!r})"
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("path", [5, b"journal", None, ""])
+def test_what_is_no_path(path: Any) -> None:
+    """It is told at once."""
+    with pytest.raises(ConfigurationError, match="journal: must be a path"):
+        SqliteJournal(path)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan")])
+def test_what_is_no_time(timeout: Any) -> None:
+    """It is told at once."""
+    with pytest.raises(ConfigurationError, match="timeout must be seconds"):
+        SqliteJournal("journal", timeout=timeout)
+
+
+@pytest.mark.parametrize("text", ["", 5, "null \0 character", "half a \ud800 pair"])
+async def test_what_is_no_text(path: Path, text: Any) -> None:
+    """It is refused before it reaches the file, and nobody else's write with it."""
+    async with SqliteJournal(path) as journal:
+        with pytest.raises(InvalidRequest, match="key: must be a text"):
+            await journal.claim(text)
+        with pytest.raises(InvalidRequest, match="state: must be a text"):
+            await journal.write(await taken(journal), text)
+
+
+async def test_a_path_is_a_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's own name for a database in memory is the name of a file here; a folder that is left does not matter."""
+    monkeypatch.chdir(tmp_path)
+    async with SqliteJournal(":memory:") as journal:
+        monkeypatch.chdir("/")
+        await journal.write(await taken(journal), "one")
+    assert (tmp_path / ":memory:").exists()
+    (tmp_path / "link").symlink_to(tmp_path / ":memory:")
+    async with SqliteJournal(tmp_path / "link") as journal, SqliteJournal(tmp_path / ":memory:") as other:
+        assert (await taken(journal)).state == "one"
+        assert await other.claim("lease") is None
+
+
+def test_without_posix_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a system without flock and fork the module can be imported, and says what it needs."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.delattr(os, "register_at_fork")
+    name = "signing_async._journal_elsewhere"
+    spec = importlib.util.spec_from_file_location(name, str(signing_async.journal.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    elsewhere = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, elsewhere)
+    spec.loader.exec_module(elsewhere)
+    with pytest.raises(ConfigurationError, match="POSIX file locks"):
+        elsewhere.SqliteJournal("journal")
+
+
+# Forks and threads
+
+
+def _child(journal: SqliteJournal, pipe: Connection) -> None:
+    async def tries() -> str:
+        try:
+            await journal.claim("other")
+        except JournalError as error:
+            await journal.aclose()
+            return str(error)
+        return "claimed"
+
+    pipe.send(asyncio.run(tries()))
+    pipe.recv()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+async def test_a_fork_takes_nothing_along(path: Path) -> None:
+    """A forked child can neither use the journal nor keep what its parent had; the parent goes on."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        await journal.write(claim, "one")
+        child = context.Process(target=_child, args=(journal, theirs))
+        child.start()
+        assert "before a fork" in await asyncio.to_thread(ours.recv)
+        async with SqliteJournal(path) as other:
+            assert await other.claim("lease") is None
+        await journal.write(claim, "two")
+        await journal.aclose()
+        async with SqliteJournal(path) as other:
+            assert (await taken(other)).state == "two"
+    ours.send("end")
+    await asyncio.to_thread(child.join)
+
+
+async def test_many_open_it_at_once(path: Path) -> None:
+    """Twelve journals made at the same time make one file, and each package goes to one of them."""
+    journals = [SqliteJournal(path) for _ in range(12)]
+    claims = await asyncio.gather(*(journal.claim("lease") for journal in journals))
+    assert sum(claim is not None for claim in claims) == 1
+    await asyncio.gather(*(journal.aclose() for journal in journals))
+
+
+def test_one_journal_in_many_loops(path: Path) -> None:
+    """It belongs to no event loop."""
+    journal = SqliteJournal(path)
+    states: list[str | None] = []
+
+    async def write(number: int) -> None:
+        claim = await taken(journal)
+        states.append(claim.state)
+        await journal.write(claim, f"{number}")
+        await journal.release(claim)
+
+    for number in range(3):
+        thread = threading.Thread(target=lambda number=number: asyncio.run(write(number)))  # type: ignore[misc]  # bound
+        thread.start()
+        thread.join()
+    asyncio.run(journal.aclose())
+    assert states == [None, "0", "1"]
+
+
+async def test_a_journal_that_is_forgotten_is_told_of(path: Path) -> None:
+    """One that is not closed warns, and does not keep its packages."""
+    journal = SqliteJournal(path)
+    await taken(journal)
+    await asyncio.sleep(0.05)  # the writer's thread holds it for a moment longer
+    with pytest.warns(ResourceWarning):
+        del journal
+    gc.collect()
+    async with SqliteJournal(path) as other:
+        assert await other.claim("lease") is not None
