@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import os
 import ssl
-from collections.abc import Iterator
+import sys
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import trustme
 from aiohttp import web
 
-from signing_async import RetryPolicy, SigningClient, TransportError
+from signing_async import (
+    MemoryTokenStore,
+    OAuth,
+    OutcomeUnknown,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    Timeouts,
+    Token,
+    TransportError,
+)
+from signing_async.webhooks.check import check_receiver
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
+MARK = "S3CR3T"
+TOKEN = f"{MARK}-token-0123456789"
+QUICK = RetryPolicy(base_delay=0.01)
+
 
 @pytest.fixture(scope="module")
-def authority() -> Iterator[trustme.CA]:
+def authority() -> trustme.CA:
     """A certificate authority that nobody trusts yet."""
     return trustme.CA()
 
 
-def _server_side(authority: trustme.CA, name: str) -> ssl.SSLContext:
+def _server_side(
+    authority: trustme.CA, name: str, *, since: datetime | None = None, until: datetime | None = None
+) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(name).configure_cert(context)
+    authority.issue_cert(name, not_before=since, not_after=until).configure_cert(context)
+    return context
+
+
+def _client_side(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
     return context
 
 
@@ -32,13 +65,103 @@ async def _answer(request: web.Request) -> web.Response:
         part = await (await request.multipart()).next()
         assert isinstance(part, aiohttp.BodyPartReader)
         return web.json_response({"id": str(len(await part.read()))})
-    return web.json_response({"id": "s1", "documents": []})
+    return web.json_response({"id": "s1", "documents": [], "access_token": f"{MARK}-new"})
+
+
+class Line:
+    """A wire between a client and a server, and every byte that went to the server over it."""
+
+    def __init__(self) -> None:
+        self.origin = ""
+        self.raw = bytearray()
+        self.connections = 0
+
+
+@asynccontextmanager
+async def tapped(origin: str) -> AsyncIterator[Line]:
+    """A line to this server that writes down what it carries."""
+    line = Line()
+    host, port = origin.rpartition("//")[2].split(":")
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                if note:
+                    line.raw += data
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line.connections += 1
+        try:
+            there, back = await asyncio.open_connection(host, int(port))
+            try:
+                await asyncio.gather(carry(reader, back, True), carry(there, writer, False))
+            finally:
+                back.close()
+        finally:
+            writer.close()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(both(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    listening = await asyncio.start_server(connected, "127.0.0.1", 0)
+    line.origin = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    try:
+        yield line
+    finally:
+        listening.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await listening.wait_closed()
+
+
+def _oauth(origin: str, session: aiohttp.ClientSession | None = None) -> OAuth:
+    return OAuth(
+        origin,
+        client_id="app",
+        client_secret=f"{MARK}-client-secret",
+        redirect_uri="https://app.example.com/",
+        store=MemoryTokenStore(Token(TOKEN, f"{MARK}-refresh")),
+        session=session,
+        retry=QUICK,
+    )
+
+
+async def _streamed(client: SigningClient) -> None:
+    async with client.documents.stream_signed("s1", "d1"):
+        pass
+
+
+CALLS: dict[str, Callable[[SigningClient, OAuth, Path], Awaitable[Any]]] = {
+    "me": lambda client, oauth, folder: client.me(),
+    "create": lambda client, oauth, folder: client.signings.create(name="x", language="EN"),
+    "get": lambda client, oauth, folder: client.signings.get("s1"),
+    "list": lambda client, oauth, folder: client.signings.list(),
+    "send": lambda client, oauth, folder: client.signings.send("s1"),
+    "upload": lambda client, oauth, folder: client.documents.upload("s1", make_pdf(), "a.pdf"),
+    "read": lambda client, oauth, folder: client.documents.read_signed("s1", "d1"),
+    "download": lambda client, oauth, folder: client.documents.download_signed("s1", "d1", folder / "a.pdf"),
+    "stream": lambda client, oauth, folder: _streamed(client),
+    "add": lambda client, oauth, folder: client.recipients.add("s1", email="a@example.com"),
+    "remind": lambda client, oauth, folder: client.recipients.remind("s1", "r1"),
+    "exchange": lambda client, oauth, folder: oauth.exchange(f"{MARK}-code"),
+    "refresh": lambda client, oauth, folder: oauth.refresh(),
+}
+
+
+# What is trusted
 
 
 async def test_an_unknown_authority_is_refused(authority: trustme.CA) -> None:
     """At once, with a clear error, and without any request."""
     async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
-        async with SigningClient(server.origin, "token", retry=RetryPolicy(base_delay=0.01)) as client:
+        async with SigningClient(server.origin, TOKEN, retry=QUICK) as client:
             with pytest.raises(TransportError, match=r"certificate is not trusted.*local issuer") as caught:
                 await client.me()
         assert caught.value.attempts == 1
@@ -46,38 +169,231 @@ async def test_an_unknown_authority_is_refused(authority: trustme.CA) -> None:
 
 
 async def test_a_custom_authority_is_accepted(authority: trustme.CA) -> None:
-    """By the caller's own session; uploads of several megabytes arrive whole."""
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+    """By the caller's own session; uploads of several megabytes arrive whole, and no secret is on the wire in clear."""
     async with (
         serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+        tapped(server.origin) as line,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
     ):
-        client = SigningClient(server.origin, "token", session=session)
+        client = SigningClient(line.origin, TOKEN, session=session)
         assert (await client.me()).id == "s1"
         data = make_pdf(3_000_000)
         assert (await client.documents.upload("s1", data, "a.pdf")).id == str(len(data))
+        await _oauth(line.origin, session).exchange(f"{MARK}-code")
+        assert server.requests[0].headers["Authorization"] == f"Bearer {TOKEN}"
+        assert len(line.raw) > len(data)
+        assert MARK.encode() not in line.raw
+        assert b"%PDF" not in line.raw
 
 
-async def test_a_wrong_host_is_refused(authority: trustme.CA) -> None:
-    """A certificate for another name is not enough, even of a trusted authority."""
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+ASK = """
+import asyncio, sys
+from signing_async import SigningClient
+
+async def main():
+    async with SigningClient(sys.argv[1], "token") as client:
+        print((await client.me()).id)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_an_authority_named_by_the_environment(authority: trustme.CA, tmp_path: Path, named: bool) -> None:
+    """SSL_CERT_FILE adds a private authority without a line of code; without it the same server is refused."""
+    bundle = tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(str(bundle))
+    environment = {name: value for name, value in os.environ.items() if name not in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            ASK,
+            server.origin,
+            env=environment | ({"SSL_CERT_FILE": str(bundle)} if named else {}),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, said = await child.communicate()
+    assert out.decode().strip() == ("s1" if named else ""), said.decode()
+    assert named or b"certificate is not trusted" in said
+
+
+# What is not
+
+
+def _old(authority: trustme.CA, name: str) -> ssl.SSLContext:
+    context = _server_side(authority, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the old protocols are deprecated, which is the point
+        context.minimum_version = ssl.TLSVersion.TLSv1
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    return context
+
+
+def _self_signed(authority: trustme.CA, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with trustme.Blob(_lonely_certificate(name)).tempfile() as path:
+        context.load_cert_chain(path)
+    return context
+
+
+def _lonely_certificate(name: str) -> bytes:
+    """A key, and a certificate that it has signed itself."""
+    from ipaddress import ip_address
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(name))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, plain) + certificate.public_bytes(
+        serialization.Encoding.PEM
+    )
+
+
+DAY = timedelta(days=1)
+UNTRUSTED: dict[str, tuple[Callable[[trustme.CA, str], ssl.SSLContext | None], str]] = {
+    "another authority": (lambda _, name: _server_side(trustme.CA(), name), "certificate is not trusted: .*issuer"),
+    "self-signed": (_self_signed, "certificate is not trusted: self.signed certificate"),
+    "another host": (
+        lambda authority, _: _server_side(authority, "other.example.com"),
+        r"certificate is not trusted: IP address mismatch.*127\.0\.0\.1",
+    ),
+    "another address": (
+        lambda authority, _: _server_side(authority, "127.0.0.2"),
+        r"certificate is not trusted: IP address mismatch.*127\.0\.0\.1",
+    ),
+    "expired": (
+        lambda authority, name: _server_side(
+            authority, name, since=datetime.now(UTC) - 9 * DAY, until=datetime.now(UTC) - DAY
+        ),
+        "certificate is not trusted: certificate has expired",
+    ),
+    "not valid yet": (
+        lambda authority, name: _server_side(
+            authority, name, since=datetime.now(UTC) + DAY, until=datetime.now(UTC) + 9 * DAY
+        ),
+        "certificate is not trusted: certificate is not yet valid",
+    ),
+    "TLS 1.1": (_old, "no connection could be made: .*(VERSION|PROTOCOL|ConnectionReset)"),
+    "no TLS": (lambda _, __: None, "no connection could be made: .*(VERSION|RECORD|REQUEST)"),
+}
+
+
+@pytest.mark.parametrize("name", UNTRUSTED)
+async def test_what_is_not_trusted_gets_no_secret(authority: trustme.CA, tmp_path: Path, name: str) -> None:
+    """For every call: the error says what is wrong, nothing was sent in clear or in cipher, nothing is in doubt."""
+    make, said = UNTRUSTED[name]
     async with (
-        serving(_answer, ssl=_server_side(authority, "other.example.com")) as server,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+        serving(_answer, ssl=make(authority, "127.0.0.1")) as server,
+        tapped(server.origin) as line,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
     ):
-        client = SigningClient(server.origin, "token", session=session)
-        with pytest.raises(TransportError, match="certificate is not trusted"):
+        oauth = _oauth(line.origin, session)
+        async with SigningClient(line.origin, oauth, session=session, retry=QUICK) as client:
+            for call in CALLS.values():
+                line.connections = 0
+                with pytest.raises(TransportError, match=said) as caught:
+                    await call(client, oauth, tmp_path)
+                assert not isinstance(caught.value, OutcomeUnknown)
+                assert MARK not in str(caught.value)
+                # A certificate does not become right by trying again.
+                assert 1 <= line.connections <= (1 if "certificate" in said else 5)
+        assert server.requests == []
+        assert line.raw
+        assert MARK.encode() not in line.raw
+
+
+@pytest.mark.parametrize("name", ["another authority", "self-signed", "another host", "expired", "no TLS"])
+async def test_the_webhook_check_trusts_no_other(authority: trustme.CA, name: str) -> None:
+    """A delivery is not sent to an endpoint that cannot show who it is."""
+    make, _ = UNTRUSTED[name]
+    async with serving(_answer, ssl=make(authority, "127.0.0.1")) as server, tapped(server.origin) as line:
+        with pytest.raises(TransportError, match="cannot be reached: "):
+            await anext(check_receiver(f"{line.origin}/hooks", MARK))
+        assert server.requests == []
+        assert b"check_" not in line.raw
+        assert b"X-Signature" not in line.raw
+
+
+async def test_a_handshake_that_never_ends() -> None:
+    """A server that takes the connection and says nothing is given up after the time for connecting."""
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.extend(await reader.read(65_536))
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        writer.close()
+        left.set()
+
+    seen, left = bytearray(), asyncio.Event()
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
+        origin = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        times = Timeouts(call=2.0, transfer=2.0, connect=0.2)
+        async with SigningClient(origin, TOKEN, timeout=times, retry=RetryPolicy.none()) as client:
+            with pytest.raises(TransportError, match=r"no connection could be made|no answer came") as caught:
+                await client.signings.send("s1")
+        await left.wait()
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert seen[:1] == b"\x16"  # a handshake, and nothing else
+    assert MARK.encode() not in seen
+
+
+async def test_a_redirect_to_plain_http_is_not_followed(authority: trustme.CA) -> None:
+    """Nor a next page there: a token that was sent in cipher once is never sent in clear."""
+
+    async def lure(request: web.Request) -> web.Response:
+        where = plain.origin + "/api/1.0/signings?cursor=2"
+        if "cursor" in request.query or request.path.endswith("me"):
+            return web.Response(status=302, headers={"Location": where})
+        return web.json_response({"data": [], "next": where})
+
+    async with (
+        serving(_answer) as plain,
+        serving(lure, ssl=_server_side(authority, "127.0.0.1")) as server,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
+    ):
+        client = SigningClient(server.origin, TOKEN, session=session)
+        with pytest.raises(SigningError, match="another origin"):
             await client.me()
-        assert server.requests == []
+        with pytest.raises(SigningError, match="origin"):
+            await client.signings.list()
+        assert plain.requests == []
+        assert len(server.requests) == 2
 
 
-async def test_a_server_that_speaks_no_tls() -> None:
-    """It is an error of the connection, and nothing is sent."""
-    async with serving(_answer) as server:
-        origin = server.origin.replace("http://", "https://")
-        async with SigningClient(origin, "token", retry=RetryPolicy(base_delay=0.01)) as client:
-            with pytest.raises(TransportError, match="no connection could be made"):
-                await client.me()
-        assert server.requests == []
+async def test_all_clients_share_one_context(authority: trustme.CA) -> None:
+    """The certificates of the system are loaded once, however many clients there are: that takes time and memory."""
+
+    def contexts() -> int:
+        gc.collect()
+        return sum(isinstance(thing, ssl.SSLContext) for thing in gc.get_objects())
+
+    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
+        async with SigningClient(server.origin, TOKEN) as first:
+            with pytest.raises(TransportError):
+                await first.me()
+        before = contexts()
+        async with contextlib.AsyncExitStack() as clients:
+            for _ in range(20):
+                client = await clients.enter_async_context(SigningClient(server.origin, TOKEN))
+                with pytest.raises(TransportError):
+                    await client.me()
+            assert contexts() == before
