@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .pdf import PdfSource as PdfSource
     from .recipients import RemindResult as RemindResult
     from .retry import RetryPolicy as RetryPolicy
+    from .tenants import TenantApp as TenantApp
+    from .tenants import Tenants as Tenants
     from .throttle import Gate as Gate
     from .throttle import LocalGate as LocalGate
     from .token_stores import FileTokenStore as FileTokenStore
@@ -70,6 +72,7 @@ _NAMES = {
     "pdf": ("PdfSource",),
     "recipients": ("RemindResult",),
     "retry": ("RetryPolicy",),
+    "tenants": ("TenantApp", "Tenants"),
     "throttle": ("Gate", "LocalGate"),
     "token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
     "transport": ("Attempt", "Timeouts"),

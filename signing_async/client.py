@@ -185,6 +185,11 @@ class SigningClient:
 
         return Dispatcher(self._transport, self._ledger)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the client, or the one that it is a view of, was closed."""
+        return self._shared.sessions.closed
+
     async def aclose(self) -> None:
         """Close the client, every view of it, and the session if it is the client's own.
 

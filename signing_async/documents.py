@@ -6,6 +6,7 @@ import asyncio
 import copy
 import hashlib
 import os
+import reprlib
 import secrets
 import stat
 import threading
@@ -69,7 +70,7 @@ _FATAL = (ClientClosed, RefreshRejected, Unauthorized)
 class UploadResult(Generic[S]):
     """What came of one source of `Documents.upload_many`: a document, or an error."""
 
-    source: S
+    source: S = attrs.field(repr=reprlib.repr)
     """The object that was given, a pair where pairs were."""
     document: Document | None
     error: Exception | None
@@ -365,7 +366,10 @@ class _Many:
         signing_id = self._signing_id
         if signing_id is None:
             if not isinstance(item, tuple) or len(item) != 2:
-                raise InvalidRequest(f"sources: without signing_id each must be a pair (signing_id, source): {item!r}")
+                shown = reprlib.repr(item)
+                raise InvalidRequest(
+                    f"sources: without signing_id each must be a pair (signing_id, source), not {shown}"
+                )
             signing_id = item[0]
         source = self._source(item)
         return await self._documents.upload(

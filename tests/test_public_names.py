@@ -63,6 +63,8 @@ NAMES = [
     "SigningState",
     "SqliteJournal",
     "StateMismatch",
+    "TenantApp",
+    "Tenants",
     "Timeouts",
     "Token",
     "TokenStore",
