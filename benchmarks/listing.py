@@ -21,7 +21,7 @@ from .server import Server, running
 
 _PATH = "/api/1.0/signings"
 _PAGES, _PAGE_SIZE = (3, 10) if quick() else (100, 100)
-_ROUNDS, _SECONDS = 21, 25.0
+_ROUNDS, _SECONDS = 21, 20.0
 _LATENCY = _WORK = 0.005
 _BARE, _HTTPX, _NIQUESTS = "aiohttp + orjson, dicts", "httpx + orjson, dicts", "niquests + orjson, dicts"
 _NOT_AHEAD = f"{OURS}, no read-ahead"

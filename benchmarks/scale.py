@@ -108,12 +108,14 @@ async def upload(port: int, folder: str, count: int, at_once: int) -> float:
     async with aiohttp_session() as session, SigningClient(_origin(port), TOKEN, session=session) as client:
         signing = await client.signings.create(name="Leases", language="EN")
 
-        async def one(path: Path) -> None:
-            await client.documents.upload(signing, path)
+        async def upload_all(some: Iterable[Path]) -> None:
+            async for result in client.documents.upload_many(signing, some, concurrency=at_once):
+                if result.error is not None:
+                    raise result.error
 
         # The first ones import and connect.
-        await _in_turns(paths[:at_once], at_once, one)
-        return await _timed(_in_turns(islice(cycle(paths), count), at_once, one)) / count
+        await upload_all(paths[:at_once])
+        return await _timed(upload_all(islice(cycle(paths), count))) / count
 
 
 async def call_tenants(port: int, count: int) -> float:
