@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ COMMANDS = {
     "completion": ("completion:completion", "Print the script that completes commands in your shell."),
     "create": ("signings:create", "Create a draft."),
     "demo": ("demo:demo", "The whole story on this machine, in seconds: from a new app to a sealed PDF."),
+    "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each of them once."),
+    "doctor": ("doctor:doctor", "Find out how a tenant answers, and write that down for the client."),
     "download": ("documents:download", "Download sealed PDFs."),
     "list": ("signings:list_signings", "List signings, newest page first as the service gives them."),
     "login": ("account:login", "Log in with the browser, and keep the token."),
@@ -91,7 +94,17 @@ def group() -> None:
 
 def main() -> None:
     """Run the command, and end with its exit code; an error is one sentence."""
+    _fill_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _fill_streams() -> None:
+    """Take the places of standard streams that are closed, so that no file or connection gets them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def run(arguments: Sequence[str]) -> int:

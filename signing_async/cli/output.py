@@ -45,6 +45,7 @@ class Output:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
+        self._bar: Progress | None = None
 
     @cached_property
     def console(self) -> Console:
@@ -80,7 +81,8 @@ class Output:
         if self.json:
             self.result({**facts, "error": facts_of(error)})
         else:
-            self.error(f"{name}: {error}", {})
+            words = str(error)
+            self.error(words if name in words else f"{name}: {words}", {})
 
     def warn(self, text: str) -> None:
         """Something that may matter, on standard error."""
@@ -102,12 +104,14 @@ class Output:
 
     def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
         """The table, to be shown by `show` or in a live display."""
+        from rich.cells import cell_len
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for number, column in enumerate(columns):
-            table.add_column(Text(clean(column)), no_wrap=number == 0 or column == "STATE")
+            widest = max((cell_len(clean(str(row[number]))) for row in rows), default=0) if number == 0 else 0
+            table.add_column(Text(clean(column)), no_wrap=column == "STATE", min_width=widest)
         for row in rows:
             table.add_row(*(_cell(column, str(cell)) for column, cell in zip(columns, row, strict=True)))
         return table
@@ -132,12 +136,16 @@ class Output:
             return
         with _bar(self.errors) as bar:
             task = bar.add_task(what, total=None, files="")
+            self._bar = bar
 
             def tell(files: int, files_total: int | None, size: int, size_total: int | None) -> None:
                 count = f"{files}/{'?' if files_total is None else files_total}"
                 bar.update(task, completed=size, total=size_total, files=count)
 
-            yield tell
+            try:
+                yield tell
+            finally:
+                self._bar = None
 
     def _tell(self, facts: Mapping[str, Any]) -> None:
         click.echo(json.dumps(facts, default=_as_json), err=True)
@@ -147,9 +155,21 @@ class Output:
         if colour and os.environ.get("TERM") != "dumb":
             head, colon, rest = text.partition(":")
             text = click.style(head + colon, fg=colour, bold=True) + rest
-        click.echo(text, err=True)
+        if not self._above_bar(text + "\n", sys.stderr):
+            click.echo(text, err=True)
+
+    def _above_bar(self, text: str, stream: Any) -> bool:
+        """Print above the bar what would go through it, on a terminal that shows both."""
+        if self._bar is None or not _is_terminal(stream):
+            return False
+        from rich.text import Text
+
+        self._bar.console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)
+        return True
 
     def _write(self, text: str) -> None:
+        if self._above_bar(text, sys.stdout):
+            return
         try:
             click.echo(text, nl=False, color=True)
         except BrokenPipeError:
@@ -190,13 +210,15 @@ def _cell(column: str, text: str) -> Text:
 
 
 def _as_json(value: object) -> object:
-    """What JSON does not know: records and moments."""
+    """What JSON does not know: moments, and records without their secrets."""
     import attrs
 
     if isinstance(value, datetime):
         return value.isoformat()
-    if attrs.has(type(value)):
-        return attrs.asdict(value, recurse=False)  # type: ignore[arg-type]  # has() says so
+    kind: Any = type(value)
+    if attrs.has(kind):
+        shown = {field.name: getattr(value, field.name) for field in attrs.fields(kind) if field.repr}
+        return {name.lstrip("_"): content for name, content in shown.items()}
     return str(value)
 
 
@@ -226,6 +248,9 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        # Else standard output would go where the bar is, also where it is a file.
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def piped(
-    *arguments: str, cwd: Path | None = None, stdin: str = "", **environment: str
+    *arguments: str, cwd: Path | None = None, stdin: str = "", environment: Mapping[str, str] = {}
 ) -> subprocess.CompletedProcess[str]:
     """Run it with pipes."""
     return subprocess.run(
@@ -47,15 +47,39 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """Without the controls."""
+        """All that was ever on it, without the controls."""
         return CONTROL.sub(b"", self.raw).decode().replace("\r\n", "\n")
+
+    @property
+    def lines(self) -> list[str]:
+        """What is left on it at the end, by what the controls did to it."""
+        lines, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\r\n\x1b]+", self.raw.decode()):
+            if part == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif part == "\r":
+                column = 0
+            elif part == "\x1b[2K":
+                lines[row] = ""
+            elif part.startswith("\x1b[") and part.endswith("A"):
+                row -= int(part[2:-1])
+            elif not part.startswith("\x1b"):
+                lines[row] = f"{lines[row]:<{column}}"[:column] + part + lines[row][column + len(part) :]
+                column += len(part)
+        return [line.rstrip() for line in lines]
 
 
 class Terminal:
     """A command in a pseudo-terminal."""
 
     def __init__(
-        self, *arguments: str, columns: int = 100, cwd: Path | None = None, environment: Mapping[str, str] = {}
+        self,
+        *arguments: str,
+        command: Sequence[str] = COMMAND,
+        columns: int = 100,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] = {},
     ) -> None:
         self._seen = b""
         self.pid, self._terminal = pty.fork()
@@ -64,7 +88,7 @@ class Terminal:
                 os.chdir(cwd or ".")
                 size = struct.pack("HHHH", 24, columns, 0, 0)
                 fcntl.ioctl(0, termios.TIOCSWINSZ, size)
-                os.execve(COMMAND[0], [*COMMAND, *arguments], _environment({"TERM": "xterm-256color", **environment}))
+                os.execve(command[0], [*command, *arguments], _environment({"TERM": "xterm-256color", **environment}))
             finally:
                 os._exit(99)
 
@@ -101,9 +125,9 @@ class Terminal:
             self._seen += read
 
 
-def screen(*arguments: str, columns: int = 100, cwd: Path | None = None, **environment: str) -> Screen:
+def screen(*arguments: str, columns: int = 100, environment: Mapping[str, str] = {}) -> Screen:
     """Run it in a terminal, to its end."""
-    return Terminal(*arguments, columns=columns, cwd=cwd, environment=environment).end()
+    return Terminal(*arguments, columns=columns, environment=environment).end()
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -114,7 +114,7 @@ def test_on_a_terminal_it_is_shown_live(service: Service) -> None:
     service.call(service.sandbox.complete(signing))
     screen = terminal.end()
     assert screen.code == 0
-    last = screen.text.split("watching;")[-1]
-    assert "completed" in last
-    assert "anna@example.com  signed" in last
+    assert screen.lines[1] == "Lease    completed"
+    assert [line for line in screen.lines if line.startswith("anna@example.com  signed")]
+    assert not [line for line in screen.lines if "watching" in line]
     assert screen.raw.count(b"\x1b[?25l") == screen.raw.count(b"\x1b[?25h") == 1
