@@ -43,6 +43,14 @@ def _listed(value: Iterable[T]) -> tuple[T, ...]:
     return value  # type: ignore[return-value]  # see above
 
 
+def _shown(documents: object) -> str:
+    """Without the bytes of those that are in memory."""
+    if not isinstance(documents, tuple):
+        return repr(documents)
+    in_memory = bytes | bytearray | memoryview
+    return f"[{', '.join(f'<{len(one)} bytes>' if isinstance(one, in_memory) else repr(one) for one in documents)}]"
+
+
 @attrs.frozen
 class NewRecipient:
     """Somebody who is to sign. ``extra`` holds what the specification does not name, such as a phone number."""
@@ -70,7 +78,7 @@ class SigningPackage:
 
     name: str
     language: Language | str
-    documents: tuple[Source | PdfSource, ...] = attrs.field(converter=_documents)
+    documents: tuple[Source | PdfSource, ...] = attrs.field(converter=_documents, repr=_shown)
     recipients: tuple[NewRecipient, ...] = attrs.field(converter=_recipients)
     signing_order: SigningOrder | str | None = None
     message: str | None = None

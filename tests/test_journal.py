@@ -9,6 +9,7 @@ import importlib.util
 import multiprocessing
 import os
 import pickle
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -150,7 +151,7 @@ async def test_nothing_is_left_beside_the_file(path: Path) -> None:
 async def test_a_lock_that_was_taken_for_a_dead_one_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody looks at a lock between its making and its locking, and removes it."""
     names: list[str] = []
-    token = signing_async.journal.secrets.token_hex
+    token = secrets.token_hex
 
     def locked(handle: int, *, exclusively: bool) -> bool:
         if exclusively and len(names) == 1:
@@ -162,7 +163,7 @@ async def test_a_lock_that_was_taken_for_a_dead_one_is_made_anew(path: Path, mon
         return names[-1]
 
     monkeypatch.setattr(signing_async.journal, "_locked", locked)
-    monkeypatch.setattr(signing_async.journal.secrets, "token_hex", token_hex)
+    monkeypatch.setattr(secrets, "token_hex", token_hex)
     async with SqliteJournal(path) as journal:
         await taken(journal)
         assert [lock.name for lock in path.parent.glob("*.lock")] == [f"the.journal.{names[1]}.lock"]
@@ -207,6 +208,19 @@ async def test_a_claim_cancelled_while_it_closes(path: Path) -> None:
         await closing
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") is not None
+
+
+async def test_a_cancelled_claim_that_got_nothing(path: Path) -> None:
+    """There is nothing to give back."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        with journal._in_use:
+            claiming = asyncio.create_task(journal.claim("lease"))
+            await asyncio.sleep(0.01)
+            claiming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+        await journal.write(claim, "one")
 
 
 async def test_a_cancelled_write_keeps_its_order(path: Path) -> None:
@@ -288,6 +302,25 @@ async def test_a_file_that_is_locked_from_the_beginning(path: Path) -> None:
         async with SqliteJournal(path, timeout=0.05) as journal:
             with pytest.raises(JournalError, match="locked"):
                 await journal.claim("lease")
+
+
+async def test_to_be_told_at_once_that_it_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While two make the file at once SQLite may not wait by itself: it is tried again."""
+    prepare = SqliteJournal._prepare
+    tries: list[int] = []
+
+    def busy(self: SqliteJournal, connection: sqlite3.Connection) -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+        prepare(self, connection)
+
+    monkeypatch.setattr(SqliteJournal, "_prepare", busy)
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+    assert len(tries) == 3
 
 
 @pytest.mark.parametrize(
@@ -507,6 +540,25 @@ async def test_a_fork_takes_nothing_along(path: Path) -> None:
     await asyncio.to_thread(child.join)
 
 
+async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen from the inside: the lock is not the child's, all use is refused, and closing closes nothing."""
+    journal = SqliteJournal(path)
+    await taken(journal)
+    journal._before_fork()
+    journal._after_fork(child=True)
+    journal._before_fork()
+    journal._after_fork(child=True)
+    async with SqliteJournal(path) as other:
+        assert await other.claim("lease") is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_process", 0)
+        with pytest.raises(JournalError, match="before a fork"):
+            await journal.claim("other")
+        await journal.aclose()
+        assert journal._closing is None
+    await journal.aclose()
+
+
 async def test_many_open_it_at_once(path: Path) -> None:
     """Twelve journals made at the same time make one file, and each package goes to one of them."""
     journals = [SqliteJournal(path) for _ in range(12)]
@@ -527,7 +579,7 @@ def test_one_journal_in_many_loops(path: Path) -> None:
         await journal.release(claim)
 
     for number in range(3):
-        thread = threading.Thread(target=lambda number=number: asyncio.run(write(number)))  # type: ignore[misc]  # bound
+        thread = threading.Thread(target=lambda number=number: asyncio.run(write(number)))
         thread.start()
         thread.join()
     asyncio.run(journal.aclose())
