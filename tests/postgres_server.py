@@ -22,13 +22,12 @@ import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no ma
 from tests.needs import missing
 
 PASSWORD = "pa55word-of-the-database"
-# What a test waits for is never the disk, and a server that is killed here leaves the machine running.
+# A server that is killed here leaves the machine running: what it has written need not be on the disk.
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "fsync": "off",
     "full_page_writes": "off",
-    "synchronous_commit": "off",
     "shared_buffers": "16MB",
     "max_connections": "80",
     "max_wal_senders": "0",
@@ -154,6 +153,15 @@ class PostgresServer:
         """Stop it and start it again on the same port."""
         self.stop()
         self.start()
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """Killed for as long as the block runs."""
+        self.kill()
+        try:
+            yield
+        finally:
+            self.start()
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:

@@ -100,7 +100,7 @@ class Database:
         self._closed = False
         self._failure = failure
         if self._dsn is None and not hasattr(self._pool, "acquire"):
-            raise ConfigurationError(f"{owner}: database must be a DSN or an asyncpg.Pool, not {self._pool!r}")
+            raise ConfigurationError(f"{owner}: postgres must be a DSN or an asyncpg.Pool, not {self._pool!r}")
         self._read_dsn()
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise ConfigurationError(f"{owner}: table must be a plain lower-case name, schema.name or name: {table!r}")
