@@ -235,7 +235,7 @@ def _withhold(layers: list[dict[str, _Given]], path: Path | None) -> str:
 
 
 def _origin(given: _Given) -> str:
-    return _placed(lambda: wire.check_origin(given.text()), given)
+    return _placed(partial(wire.check_origin, given.text()), given)
 
 
 def _structured(chosen: Mapping[str, _Given]) -> dict[str, Any]:
