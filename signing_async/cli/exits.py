@@ -21,6 +21,7 @@ __all__ = [
     "CODES",
     "FAILED",
     "INTERRUPTED",
+    "NOT_SOUND",
     "PIPE_CLOSED",
     "TERMINATED",
     "TIMED_OUT",
@@ -38,6 +39,7 @@ UNKNOWN = 3
 UNAUTHORIZED = 4
 TIMED_OUT = 5
 CANCELLED = 6
+NOT_SOUND = 7
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 TERMINATED = 143
@@ -50,6 +52,7 @@ CODES = {
     UNAUTHORIZED: "not logged in, or not allowed",
     TIMED_OUT: "the time to wait is up",
     CANCELLED: "the signing was cancelled",
+    NOT_SOUND: "a sealed PDF is not as it was when it was signed",
     INTERRUPTED: "interrupted by Ctrl-C (143: by SIGTERM)",
 }
 
