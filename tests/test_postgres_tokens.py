@@ -151,7 +151,7 @@ async def test_the_token_in_hand_serves_while_postgresql_is_gone(postgres: Postg
 async def test_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
     """What takes long, and less than the time-out, works."""
     async with wire_to(postgres.port) as wire:
-        wire.delay = 0.03
+        wire.delay = 0.015
         async with PostgresTokenStore(dsn.replace(f":{postgres.port}/", f":{wire.port}/"), "anna") as store:
             await store.save(OLD)
             async with store.lock():
