@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from signing_async import ConfigurationError, RetryPolicy
 from signing_async.retry import Again, Outcome, Repeat, Step, decide, read_retry_after, run, step
-from signing_async.throttle import Budget, LocalGate
+from signing_async.throttle import Budget
 
 NOW = 1_800_000_000.0
 
@@ -195,30 +195,6 @@ def test_the_budget_lets_a_lone_call_try_everything() -> None:
     assert all(budget.take() for _ in range(8))
     budget.give_back(8)
     assert sum(budget.take() for _ in range(100)) == 20
-
-
-async def test_the_gate_opens_when_it_was_said() -> None:
-    """A later, shorter closing does not open it early; a longer one while waiting is honoured."""
-    gate, loop = LocalGate(), asyncio.get_running_loop()
-    assert await gate.passed(0.0)
-    began = loop.time()
-    gate.close(0.2)
-    gate.close(0.01)
-    loop.call_later(0.1, gate.close, 0.2)
-    assert await gate.passed(began + 60)
-    assert loop.time() - began >= 0.29
-    assert gate.opens_at <= loop.time()
-
-
-async def test_the_gate_turns_away_who_cannot_wait() -> None:
-    """At once where it is closed past the deadline, and as soon as it is closed for longer meanwhile."""
-    gate, loop = LocalGate(), asyncio.get_running_loop()
-    gate.close(0.05)
-    loop.call_later(0.02, gate.close, 60)
-    began = loop.time()
-    assert not await gate.passed(began + 10)
-    assert not await gate.passed(began + 10)
-    assert loop.time() - began < 5
 
 
 def test_many_calls_at_once_bring_their_credits() -> None:
