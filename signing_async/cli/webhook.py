@@ -94,7 +94,7 @@ def verify(
 
     \b
     Example:
-      signing-async webhook verify delivery.json --signature "sha256=9f86d0..."
+      signing-async webhook verify delivery.json --signature "$SIGNATURE"
 
     Exit code 0: the signature is valid. 1: it is not. 2: the call itself is wrong.
     """
@@ -106,7 +106,7 @@ def verify(
         verifier.verify(content, signature, headers=pairs)
     except InvalidSignature as error:
         _print(state, {"valid": False, "reason": error.reason, "message": str(error)}, f"not valid: {error}", "red")
-        sys.exit(1)
+        state.end(1)
     try:
         event = verifier.parse(content, signature, headers=pairs)
     except MalformedEvent as error:
@@ -134,7 +134,7 @@ def doctor(
 
     \b
     Example:
-      signing-async webhook doctor delivery.json --signature "$HEADER" -H "X-Timestamp: 1700000000"
+      signing-async webhook doctor delivery.json --signature "$SIGNATURE" -H "X-Timestamp: 1700000000"
 
     Exit code 0: it verifies. 1: it does not, and the words say why. 2: the call itself is wrong. 3: nothing
     matches.
@@ -143,7 +143,7 @@ def doctor(
     found = diagnose(secret, _read(body), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     _print(state, facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
-    sys.exit(0 if found.accepted else 1 if found.explained else 3)
+    state.end(0 if found.accepted else 1 if found.explained else 3)
 
 
 @command()
@@ -208,16 +208,16 @@ def check(
         _print(
             state,
             {"url": url, "ok": False, "message": str(error)},
-            f"signing-async: {error}",
+            f"Error: {error}",
             None,
             err=not state.json,
         )
-        sys.exit(3)
+        state.end(3)
     wrong = sum(not result.ok for result in results)
     facts = {"url": url, "ok": not wrong, "checks": [result.as_dict() for result in results]}
     words = f"{wrong} of {len(results)} are handled wrongly" if wrong else f"all {len(results)} are handled rightly"
     _print(state, facts, words, "red" if wrong else "green")
-    sys.exit(1 if wrong else 0)
+    state.end(1 if wrong else 0)
 
 
 def _print_result(result: CheckResult) -> None:

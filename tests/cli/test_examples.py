@@ -1,0 +1,176 @@
+"""Every command's help has examples, and each of them is carried out as it stands there."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import inspect
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from signing_async import SigningClient, cli
+from signing_async.webhooks import Receiver, WebhookVerifier
+from tests.cli.browser import agree
+from tests.cli.conftest import Ran, Run
+from tests.cli.service import Service
+from tests.cli.terminal import COMMAND, ROOT
+from tests.pdfs import make_pdf
+from tests.webhooks.deliveries import SECRET, event_body, hex_of
+from tests.webhooks.servers import PATH, serve
+
+EVERYBODY = ("anna@example.com", "bo@example.com")
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by its whole name, those of groups too."""
+    context = click.Context(cli.group, info_name="signing-async")
+    for name in cli.group.list_commands(context):
+        command = cli.group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {inner}", command.commands[inner]) for inner in sorted(command.commands))
+        else:
+            yield name, command
+
+
+ALL = dict(commands())
+
+
+def examples(command: click.Command) -> list[str]:
+    """The lines of its help that are examples."""
+    found = re.search(r"\nExample:\n((?: {2,}\S.*\n)+)", inspect.cleandoc(command.help or "").replace("\b", "") + "\n")
+    return [] if found is None else [line.strip() for line in found[1].splitlines()]
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_help_of_every_command(name: str, run: Run) -> None:
+    """Says what it is for, shows an example of itself, its options and the common ones; JSON is to be had."""
+    ran = run(*name.split(), "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"Usage: signing-async {name} " in ran.out
+    assert "Example:" in ran.out
+    assert examples(ALL[name])
+    for option in ("--json", "--config FILE", "--base-url URL", "--timeout SECONDS", "--verbose"):
+        assert option in ran.out
+    assert all(line.startswith(f"signing-async {name}") for line in examples(ALL[name]))
+    assert max(len(line) for line in ran.out.splitlines()) <= 110
+
+
+def test_nothing_that_is_secret_is_an_option() -> None:
+    """Every process on the machine can read those."""
+    for command in (*ALL.values(), cli.group):
+        for parameter in command.params:
+            assert not re.search("password|access.?token|client.?secret", str(parameter.name))
+
+
+@pytest.fixture
+def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """What the examples take for granted: files, a signing, an app, a browser."""
+    monkeypatch.setattr("webbrowser.open", agree)
+    monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
+    body = event_body("evt_1")
+    (tmp_path / "delivery.json").write_bytes(body)
+    (tmp_path / "webhook-secret").write_text(SECRET)
+    monkeypatch.setenv("SIGNATURE", hex_of(body))
+    for name in ("lease", "inventory"):
+        (tmp_path / f"{name}.pdf").write_bytes(make_pdf(text=name))
+    with (tmp_path / "leases.csv").open("w", newline="") as file:
+        columns = ("name", "language", "documents", "recipient1_email", "recipient1_order")
+        csv.writer(file).writerows([columns, ("Lease", "EN", "lease.pdf", "anna@example.com", "1")])
+
+    def prepare(command: str) -> None:
+        empty = command in {"upload", "add-recipient"}
+        signing = service.draft() if empty else service.draft("lease.pdf", to=EVERYBODY, sent=command != "send")
+        if command in {"watch", "download"}:
+            service.call(service.sandbox.complete(signing))
+        monkeypatch.setenv("SIGNING", signing)
+        if command == "login":
+            _register(service, tmp_path, monkeypatch)
+        if command == "verify-sealed":
+            service.call(_sealed(service, signing, tmp_path / "lease-signed.pdf"))
+
+    return prepare
+
+
+def _register(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An app, and a code of it in a file, since that is what the callback carries."""
+    redirect_uri = "http://127.0.0.1:18753/callback"
+    app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
+    assert app.client_secret
+    monkeypatch.setenv("SIGNING_CLIENT_ID", app.client_id)
+    monkeypatch.setenv("SIGNING_CLIENT_SECRET", app.client_secret)
+    monkeypatch.setenv("SIGNING_REDIRECT_URI", redirect_uri)
+    (folder / "callback-url.txt").write_text(service.do(service.sandbox.authorize, app) + "\n")
+
+
+async def _sealed(service: Service, signing: str, path: Path) -> None:
+    await service.sandbox.complete(signing)
+    async with SigningClient(service.sandbox.base_url, service.sandbox.access_token()) as client:
+        (document,) = (await client.signings.get(signing)).documents
+        await client.documents.download_signed(signing, document, path)
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"sandbox", "webhook check"}))
+def test_its_examples_work(name: str, run: Run, prepared: Callable[[str], None]) -> None:
+    """One after the other, in a folder with what they name."""
+    prepared(name)
+    for line in examples(ALL[name]):
+        ran = carry_out(line, run)
+        assert ran.code == 0, f"{line}\n{ran.err}"
+
+
+def carry_out(line: str, run: Run) -> Ran:
+    """A line as a shell would carry it out: with its variables and its files."""
+    words = shlex.split(os.path.expandvars(line))[1:]
+    with contextlib.ExitStack() as files, pytest.MonkeyPatch.context() as patched:
+        for sign, stream in ((">", "stdout"), ("<", "stdin")):
+            if sign in words:
+                at = words.index(sign)
+                file = files.enter_context(Path(words[at + 1]).open("w" if sign == ">" else "r"))
+                patched.setattr(sys, stream, file)
+                del words[at : at + 2]
+        return run(*words)
+
+
+def test_the_example_of_webhook_check(run: Run, prepared: Callable[[str], None]) -> None:
+    """The same, with an endpoint that is there."""
+    receiver = Receiver(WebhookVerifier(SECRET), lambda event: None, body_timeout=0.3)
+    (line,) = examples(ALL["webhook check"])
+    with serve("aiohttp", receiver) as port:
+        ran = carry_out(line.replace("http://localhost:8000/webhooks", f"http://127.0.0.1:{port}{PATH}"), run)
+    assert ran.code == 0, ran.out
+
+
+def test_the_example_of_sandbox(tmp_path: Path) -> None:
+    """It runs until Ctrl-C; at a free port, since the one in the example may be taken."""
+    (line,) = examples(ALL["sandbox"])
+    words = shlex.split(line.replace("--port 8080", "--port 0"))[1:]
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert '"access_token": "access_' in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 0
+    assert (tmp_path / "sandbox" / "sandbox.db").exists()
+
+
+def test_the_example_of_the_whole_command(run: Run, service: Service) -> None:
+    """The one in the first help that a user sees."""
+    for line in examples(cli.group):
+        assert carry_out(line, run).code == 0
