@@ -11,13 +11,18 @@ from http.cookiejar import CookieJar
 
 
 def agree(address: str, decision: str = "allow") -> str:
-    """Visit a consent page and answer it; the page that this ends at, whatever its status."""
+    """Visit a consent page and answer it; the address and the page that this ends at."""
+    return submit(address, decision=decision)
+
+
+def submit(address: str, **typed: str) -> str:
+    """Fill in the form of a page; the address and the page that this ends at, whatever its status."""
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     with opener.open(address, timeout=20) as response:
         page = response.read().decode()
     inputs = re.findall(r"<input\b[^>]*>", page)
     fields = {_attribute(one, "name"): _attribute(one, "value") for one in inputs if _attribute(one, "name")}
-    form = urllib.parse.urlencode({**fields, "decision": decision}).encode()
+    form = urllib.parse.urlencode({**fields, **typed}).encode()
     origin = urllib.parse.urlsplit(address)
     request = urllib.request.Request(address, form, {"Origin": f"{origin.scheme}://{origin.netloc}"})
     try:
