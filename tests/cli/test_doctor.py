@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -12,56 +12,48 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+import trustme
 from aiohttp import web
 
-from signing_async import Assumptions, SigningClient, SigningError
+from signing_async import (
+    Assumptions,
+    AuthError,
+    MemoryTokenStore,
+    OAuth,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    wire,
+)
 from signing_async.cli.probing import Finding, Probe
-from signing_async.sandbox import Profile
+from signing_async.retry import Outcome
+from signing_async.sandbox import Profile, Sandbox
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service, running
-from tests.servers import serving
-
-Doctor = Callable[..., Ran]
+from tests.cli.terminal import piped
+from tests.pdfs import make_pdf
+from tests.servers import answering, serving
 
 
 @pytest.fixture
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     """A sandbox with the profile that the test names, and three signings, of which one is completed."""
     with running(seed=7, profile=getattr(request, "param", None) or Profile()) as started:
-        signing = started.draft("lease.pdf", to=("anna@example.com",), name="one") if _simple(started) else None
-        for name in ("two", "three"):
-            started.draft(name=name) if _simple(started) else _drafted(started, name)
-        if signing is None:
-            signing = _drafted(started, "one", to="anna@example.com")
-        started.call(_complete(started, signing))
+        started.call(_seed(started))
         yield started
 
 
-def _simple(started: Service) -> bool:
-    return started.sandbox.profile == Profile()
-
-
-def _drafted(started: Service, name: str, to: str | None = None) -> str:
-    """A signing by a client that needs no lists."""
-
-    async def make() -> str:
-        from tests.pdfs import make_pdf
-
-        async with SigningClient(started.sandbox.base_url, started.sandbox.access_token()) as client:
-            signing = await client.signings.create(name=name, language="EN", signing_order="parallel")
-            if to:
-                await client.documents.upload(signing, make_pdf(), "lease.pdf")
-                await client.recipients.add(signing, email=to, first_name="A", last_name="B", order=1)
-            return signing.id
-
-    return started.call(make())
-
-
-async def _complete(started: Service, signing: str) -> None:
-    async with SigningClient(started.sandbox.base_url, started.sandbox.access_token()) as client:
-        await client.signings.send(signing)
-    await started.sandbox.complete(signing)
+async def _seed(started: Service) -> None:
+    sandbox = started.sandbox
+    known = Assumptions(record_paths=("data", "payload"))
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=known) as client:
+        made = [await client.signings.create(name=name, language="EN") for name in ("one", "two", "three")]
+        await client.documents.upload(made[0], make_pdf(), "lease.pdf")
+        await client.recipients.add(made[0], email="anna@example.com")
+        await client.signings.send(made[0])
+        await sandbox.complete(made[0].id)
 
 
 def listed(service: Service, assumptions: Assumptions) -> list[str]:
@@ -167,7 +159,7 @@ def test_the_example_of_its_help(run: Run, tmp_path: Path) -> None:
     assert (again.code, again.out) == (2, "")
     assert again.err == "Error: --output: tenant.toml is there already: --force replaces it\n"
     assert run(*line, "--force").code == 0
-    assert sorted(os.listdir(tmp_path)) == ["tenant.toml"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "tenant.toml"]
 
 
 def test_it_can_leave_the_file_off(run: Run, tmp_path: Path) -> None:
@@ -191,7 +183,7 @@ def test_a_file_that_cannot_be_written(run: Run) -> None:
     assert "Error: --output: 'none/tenant.toml' cannot be written: No such file or directory\n" in ran.err
 
 
-@pytest.mark.parametrize("service", [Profile.numeric()], ids=["numeric"], indirect=True)
+@pytest.mark.parametrize("service", [Profile.numeric(), Profile()], ids=["numeric", "default"], indirect=True)
 def test_a_token_that_is_not_accepted(
     service: Service, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -201,7 +193,10 @@ def test_a_token_that_is_not_accepted(
     ran = run("doctor", "--json")
     assert ran.code == 4
     assert list(checks(ran)) == ["https", "clock", "token"]
-    assert Assumptions.from_file(tmp_path / "assumptions.toml").expired_token_statuses == {401, 403}
+    assert Assumptions.from_file(tmp_path / "assumptions.toml").expired_token_statuses == {
+        401,
+        service.sandbox.profile.expired_token_status,
+    }
     assert len(service.sandbox.requests) == before + 1
 
 
@@ -255,9 +250,12 @@ def canned(answers: Answers) -> Callable[[web.Request], Awaitable[web.StreamResp
 
 
 @asynccontextmanager
-async def probed(answers: Answers, **settings: Any) -> AsyncIterator[tuple[dict[str, Finding], Probe]]:
+async def probed(answers: Answers) -> AsyncIterator[tuple[dict[str, Finding], Probe]]:
     """What is found of a service with these answers."""
-    async with serving(canned(answers)) as server, SigningClient(server.origin, "t0ken", **settings) as client:
+    async with (
+        serving(canned(answers)) as server,
+        SigningClient(server.origin, "t0ken", retry=RetryPolicy.none()) as client,
+    ):
         probe = Probe(client)
         yield {finding.check: finding async for finding in probe.findings()}, probe
 
@@ -313,6 +311,10 @@ async def test_a_cursor_that_nothing_takes() -> None:
     async with probed({"/me": {}, "/signings": page}) as (found, probe):
         assert found["next page"].state == "failed"
         assert learned(probe)["cursor_param"] is None
+        assert "the service gave the cursor 'x' a second time" in found["client"].words
+    numbers = iter(range(1, 10_000))
+    odd = lambda _: web.json_response({"data": _signings("1"), "next_cursor": f"c{next(numbers)}"})  # noqa: E731  # short
+    async with probed({"/me": {}, "/signings": odd}) as (found, probe):
         assert found["client"].words == "page 2 of a list repeats an earlier one"
 
 
@@ -337,11 +339,11 @@ async def test_answers_that_are_none() -> None:
     async with probed(broken) as (found, _):
         assert found["list"].words == "GET /signings is answered by HTTP 500 without a list"
         assert "next page" not in found
-        assert found["client"].state == "failed"
+        assert "client" not in found
         assert found["token"].words == "works: Anna"
     odd: Answers = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7], "/signings/5": {"a": {"b": 1}}}
     odd["/signings/5/recipients"] = [{"email": "a", "signed_at": None, "signed": True}, 3]
-    odd["/signings/00000000-0000-0000-0000-000000000000"] = web.Response(text="oh", status=500)
+    odd["/signings/00000000-0000-0000-0000-000000000000"] = lambda _: web.Response(text="oh", status=500)
     async with probed(odd) as (found, probe):
         assert found["record"].words == "a signing has no id anywhere"
         assert found["timestamps"].words == "cannot be read: 'soon'"
@@ -387,6 +389,105 @@ async def test_the_clock_and_the_limits() -> None:
         assert "s behind the service's" in found["clock"].words
 
 
+async def test_a_first_page_that_says_nothing() -> None:
+    """Although fewer were asked for than there are."""
+
+    def page(request: web.Request) -> web.Response:
+        return web.json_response(_signings("a", "b")[: int(request.query.get("limit", 9))])
+
+    async with probed({"/me": {}, "/signings": page}) as (found, _):
+        assert found["next page"].words == "the first page does not say how to go on"
+
+
+async def test_a_wrong_token_that_is_answered_well() -> None:
+    """Says nothing of how an expired one is refused."""
+    async with serving(canned({"/me": {}, "/signings": []})) as server, SigningClient(server.origin, "t") as client:
+        probe = Probe(client, wrong_token=True)
+        found = {finding.check: finding async for finding in probe.findings()}
+    assert found["wrong token"].state == "warning"
+    assert "expired_token_statuses" not in learned(probe)
+
+
+@pytest.mark.parametrize(("status", "words"), [(403, "--wrong-token finds out"), (401, "HTTP 401 without a token")])
+async def test_no_token(status: int, words: str) -> None:
+    """How that is refused says little of a token that has expired, but where it is the usual status."""
+
+    def me(request: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if "Authorization" in request.headers else status)
+
+    async with probed({"/me": me, "/signings": []}) as (found, _):
+        assert words in found["no token"].words
+
+
+async def test_a_service_that_is_down() -> None:
+    """An error of the server's says nothing of the token's kind."""
+    async with probed({"/me": lambda _: web.Response(status=503)}) as (found, probe):
+        assert (found["token"].state, probe.learned) == ("failed", [])
+
+
+async def test_an_expired_token_is_renewed_once(sandbox: Sandbox) -> None:
+    """As any call of the client does it; where that fails, it is told as such."""
+    app = sandbox.register_app(redirect_uri="http://127.0.0.1:8000/callback")
+    store = MemoryTokenStore()
+
+    def oauth() -> OAuth:
+        named = {"client_id": app.client_id, "client_secret": app.client_secret or "", "redirect_uri": app.redirect_uri}
+        return OAuth(sandbox.base_url, **named, store=store)  # type: ignore[arg-type]  # the names are right
+
+    async with oauth() as first:
+        request = first.authorization_request()
+        code = sandbox.authorize(app)
+        token = await first.exchange(f"{app.redirect_uri}?code={code}&state={request.state}", state=request.state)
+    await store.save(attrs.evolve(token, access_token="old"))
+    async with oauth() as second, SigningClient(sandbox.base_url, second) as client:
+        found = [finding async for finding in Probe(client).findings() if finding.check == "token"]
+    assert found[0].state == "ok"
+    await store.save(attrs.evolve(token, access_token="old", refresh_token="old"))
+    async with oauth() as third, SigningClient(sandbox.base_url, third) as client:
+        with pytest.raises(AuthError):
+            [finding async for finding in Probe(client).findings()]
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ssl.SSLContext]:
+    """Makes a server's side of TLS, with a certificate for so many days from an authority that is trusted."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+
+    def make(days: int) -> ssl.SSLContext:
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1", not_after=datetime.now(UTC) + timedelta(days=days)).configure_cert(context)
+        return context
+
+    return make
+
+
+@pytest.mark.parametrize(("days", "state"), [(90, "ok"), (9, "WARNING")])
+async def test_a_certificate(days: int, state: str, tls: Callable[[int], ssl.SSLContext]) -> None:
+    """For how long it is valid, and that it is to be renewed soon."""
+    async with serving(canned({"/me": {}, "/signings": []}), ssl=tls(days)) as server:
+        async with SigningClient(server.origin, "t") as client:
+            finding = await Probe(client)._certificate()
+        assert (finding.facts["days_left"], finding.state) == (days - 1, state.lower())
+        if state == "ok":
+            named = {"SIGNING_BASE_URL": server.origin, "SIGNING_ACCESS_TOKEN": "t"}
+            ran = await asyncio.to_thread(lambda: piped("doctor", "--check-only", environment=named))
+            assert ran.stdout.startswith("ok       https        TLSv1.3; the certificate is valid for 89 more days\n")
+
+
+async def test_a_certificate_that_is_not_trusted(
+    tls: Callable[[int], ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent."""
+    context = tls(90)
+    monkeypatch.delenv("SSL_CERT_FILE")
+    async with serving(canned({}), ssl=context) as server, SigningClient(server.origin, "t") as client:
+        with pytest.raises(SigningError, match=r"no secure connection to https://127\.0\.0\.1:\d+: unable to get"):
+            [finding async for finding in Probe(client).findings()]
+        assert server.requests == []
+
+
 async def test_a_service_that_never_answers() -> None:
     """It is given up when the client's own time-out is over."""
 
@@ -406,3 +507,23 @@ async def test_an_answer_that_is_too_large() -> None:
         async with SigningClient(server.origin, "t", assumptions=small) as client:
             with pytest.raises(SigningError, match="GET /me: the answer is larger than 1000 bytes"):
                 [finding async for finding in Probe(client).findings()]
+
+
+async def test_a_connection_that_breaks() -> None:
+    """It is told, with nothing of aiohttp's errors, which hold the token."""
+    async with answering(b"") as origin, SigningClient(origin, "t0ken") as client:
+        with pytest.raises(SigningError, match=r"GET /me: the connection was closed before an answer came") as caught:
+            [finding async for finding in Probe(client).findings()]
+    assert caught.value.__context__ is None
+
+
+async def test_a_failure_without_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `wire` tells of one: Python 3.11 stops measuring behind an exception that aiohttp raised."""
+
+    async def send(*_: object, **__: object) -> wire.Failure:
+        return wire.Failure(Outcome.UNSENT, "nobody is there")
+
+    monkeypatch.setattr(wire, "send", send)
+    async with SigningClient("http://127.0.0.1:1", "t0ken") as client:
+        with pytest.raises(SigningError, match="GET /me: nobody is there"):
+            [finding async for finding in Probe(client).findings()]

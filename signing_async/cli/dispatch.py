@@ -1,0 +1,424 @@
+"""`dispatch`: send every package of a manifest, each of them once, however often the command is run and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import shlex
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+import click
+
+from ..errors import InvalidRequest
+from .command import State, command
+from .exits import INTERRUPTED, code_of, code_of_all
+from .manifest import Entry, Manifest, Problem, Report
+
+if TYPE_CHECKING:
+    from ..dispatch import DispatchResult
+    from ..journal import Journal
+    from ..packages import SigningPackage
+    from .output import Output
+
+MOST_PROBLEMS = 1000
+"""So many are told of, and the others counted."""
+
+MOST_SHOWN = 20
+"""So many failures are shown to people as they come; all of them are in the report."""
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Where nothing can move, how far it is gets a line so often."""
+
+
+@command()
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option(
+    "--journal",
+    metavar="PATH",
+    help="What was begun and sent.  [default: beside MANIFEST, with .journal for its ending]",
+)
+@click.option(
+    "--failures",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Where what failed is written as a manifest.  [default: beside MANIFEST, with .failures before its ending]",
+)
+@click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF, and send nothing.")
+@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages at once.")
+def dispatch(
+    state: State, manifest: Path, journal: str | None, failures: Path | None, dry_run: bool, concurrency: int
+) -> None:
+    """Send every package of MANIFEST: create it, upload its documents, add its recipients, send it.
+
+    MANIFEST is CSV, one row for each package, with the columns name, language, documents (paths from the manifest's
+    folder, with ; between them), recipient1_email, and if you like key, message, signing_order, recipient1_first_name,
+    recipient1_last_name, recipient1_signing_method, recipient1_order, recipient1_extra_NAME, recipient2_email and so
+    on; or JSON lines with the same names, documents and recipients as lists.
+
+    All of it is checked before anything is sent. Each package is sent once, by its key or else its content, whatever
+    ends the command: run it again, and it goes on from its journal. What failed is written as a manifest that can be
+    run in the same way. Ctrl-C finishes what is under way; a second one does not wait for that.
+
+    Exit code 0: all are sent. 1: some failed. 2: the manifest is wrong, and nothing was sent. 3: of some it is not
+    known whether they were sent.
+
+    \b
+    Example:
+      signing-async dispatch leases.csv --dry-run
+      signing-async dispatch leases.csv
+    """
+    stem = _stem(manifest)
+    plan = Plan(
+        manifest,
+        journal or str(state.settings.journal or manifest.with_name(f"{stem}.journal")),
+        failures or manifest.with_name(f"{stem}.failures{manifest.suffix}"),
+        concurrency,
+        again=_again(manifest, journal, failures, concurrency),
+    )
+    if failures is not None and failures.absolute() == manifest.absolute():
+        raise click.UsageError("--failures: that is the manifest itself")
+    state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan))
+
+
+def _stem(manifest: Path) -> str:
+    """What a report of failures shares with its manifest: the same journal has to protect both."""
+    stem = manifest.stem
+    while stem.endswith(".failures") and stem != ".failures":
+        stem = stem.removesuffix(".failures")
+    return stem
+
+
+def _again(manifest: Path, journal: str | None, failures: Path | None, concurrency: int) -> str:
+    words = ["signing-async", "dispatch", str(manifest)]
+    words += ["--journal", journal] if journal else []
+    words += ["--failures", str(failures)] if failures else []
+    words += ["--concurrency", str(concurrency)] if concurrency != 8 else []
+    return shlex.join(words)
+
+
+@attrs.frozen
+class Plan:
+    """What is to be done."""
+
+    manifest: Path
+    journal: str
+    failures: Path
+    concurrency: int
+    again: str
+    """The command to go on with."""
+
+
+@contextlib.asynccontextmanager
+async def open_journal(text: str) -> AsyncIterator[Journal]:
+    """The journal that ``--journal`` names."""
+    from ..journal import SqliteJournal
+
+    if "://" in text:
+        raise InvalidRequest(f"--journal: must be a path, not {text!r}")
+    async with SqliteJournal(text) as journal:
+        yield journal
+
+
+# First everything is checked
+
+
+@attrs.define
+class Checked:
+    """What was found when a manifest was checked."""
+
+    packages: int = 0
+    documents: int = 0
+    size: int = 0
+    hashes: bytearray = attrs.field(factory=bytearray)
+    """For each package that has no key of its own, the hash that names it; 32 bytes each."""
+    problems: list[Problem] = attrs.field(factory=list)
+    wrong: int = 0
+    lines: dict[bytes, int] = attrs.field(factory=dict)
+    """A short hash of each key, and its line."""
+
+    def add(self, problems: tuple[Problem, ...]) -> None:
+        self.wrong += len(problems)
+        self.problems += problems[: max(0, MOST_PROBLEMS - len(self.problems))]
+
+    def name(self, entry: Entry, key: str | None, content: str) -> None:
+        """Keep what the package is to be called; no two have the same."""
+        if key is None:
+            self.hashes += bytes.fromhex(content)
+        short = hashlib.blake2b((key or content).encode(), digest_size=12).digest()
+        first = self.lines.setdefault(short, entry.line)
+        if first != entry.line and key is not None:
+            self.add((Problem(entry.line, "key", f"{key!r} is the key of line {first} as well"),))
+        elif first != entry.line:
+            words = f"is the same package as line {first}: if both are meant, give them keys of their own"
+            self.add((Problem(entry.line, "", words),))
+
+
+async def _check(state: State, manifest: Manifest) -> Checked:
+    """Find all that is wrong with a manifest and its PDFs; it ends with an error if anything is."""
+    checked = Checked()
+    most = state.settings.assumptions.max_pdf_bytes
+    with Meter(state.out, "Checking", None) as meter:
+        for entry in manifest.entries():
+            await _check_entry(entry, checked, most)
+            meter.advance()
+            # Many small files are read without a pause, and Ctrl-C has to be heard.
+            await asyncio.sleep(0)
+    if not checked.packages and not checked.wrong:
+        checked.add((Problem(1, "", "there are no packages in it"),))
+    if checked.wrong:
+        raise _refused(manifest.path, checked)
+    return checked
+
+
+async def _check_entry(entry: Entry, checked: Checked, most: int) -> None:
+    from ..packages import prepare
+
+    if entry.package is None:
+        checked.add(entry.problems)
+        return
+    checked.packages += 1
+    try:
+        prepared = await prepare(entry.package, most)
+    except InvalidRequest as error:
+        checked.add(entry.found(error.problems))
+        return
+    prepared.close()
+    checked.add(entry.problems)
+    checked.documents += len(prepared.documents)
+    checked.size += sum(document.size for document in prepared.documents)
+    checked.name(entry, entry.package.key, prepared.content)
+
+
+def _refused(path: Path, checked: Checked) -> InvalidRequest:
+    """All problems, one a line; and for machines one by one."""
+    lines = [f"{path}, {problem}" for problem in checked.problems]
+    more = checked.wrong - len(lines)
+    lines += [f"and {more} more"] if more else []
+    count = "1 thing is" if checked.wrong == 1 else f"{checked.wrong} things are"
+    words = f"{count} wrong with {path}, and nothing was sent:"
+    return InvalidRequest("\n  ".join([words, *lines]), problems=lines)
+
+
+async def _check_only(state: State, plan: Plan) -> None:
+    with Manifest(plan.manifest) as manifest:
+        checked = await _check(state, manifest)
+    facts = {"packages": checked.packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
+    words = f"{_count(checked.packages, 'package')} with {_count(checked.documents, 'document')}"
+    text = f"{plan.manifest}: {words} ({checked.size} bytes): all in order. Nothing was sent."
+    state.out.result({"dry_run": facts}, text)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# Then it is sent
+
+
+async def _dispatch(state: State, plan: Plan) -> None:
+    with Manifest(plan.manifest) as manifest:
+        checked = await _check(state, manifest)
+        report = Report(plan.failures, manifest)
+        try:
+            async with open_journal(plan.journal) as journal, state.client() as client:
+                # A token that does not work would fail every package.
+                await client.me()
+                state.out.say(f"The journal is {plan.journal}: a second run goes on from there.", journal=plan.journal)
+                run = Run(state, plan, manifest, checked, report)
+                await run.carry_out(client, journal)
+        finally:
+            report.drop()
+        run.tell()
+
+
+class Run:
+    """The packages of a manifest on their way, and what came of them."""
+
+    def __init__(self, state: State, plan: Plan, manifest: Manifest, checked: Checked, report: Report) -> None:
+        self._state = state
+        self._plan = plan
+        self._manifest = manifest
+        self._checked = checked
+        self._report = report
+        self._stop = Stop(state.out)
+        self._under_way: dict[str, Entry] = {}
+        self._errors: dict[int, BaseException] = {}
+        """One for each exit code."""
+        self._sent = self._failed = 0
+
+    @property
+    def left(self) -> int:
+        return self._checked.packages - self._sent - self._failed
+
+    async def carry_out(self, client: Any, journal: Journal) -> None:
+        """Send them all, or as many as there are before Ctrl-C."""
+        with self._stop, Meter(self._state.out, "Sending", self._checked.packages) as meter:
+            try:
+                async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
+                    async for result in results:
+                        self._take(result)
+                        meter.advance(failed=result.error is not None)
+            except asyncio.CancelledError:
+                if not self._stop.at_once:
+                    raise
+        if not self._stop.asked:
+            self._manifest.check_unchanged()
+
+    def _packages(self) -> Iterator[SigningPackage]:
+        unnamed = 0
+        for entry in self._manifest.entries():
+            if self._stop.asked or entry.package is None:
+                return
+            key = entry.package.key
+            if key is None:
+                key = self._checked.hashes[32 * unnamed : 32 * unnamed + 32].hex()
+                unnamed += 1
+            self._under_way[key] = entry
+            yield attrs.evolve(entry.package, key=key)
+
+    def _take(self, result: DispatchResult) -> None:
+        key = result.package.key
+        assert key is not None
+        entry = self._under_way.pop(key)
+        facts = {"line": entry.line, "key": key, "name": result.package.name}
+        facts["signing"] = None if result.signing is None else result.signing.id
+        if result.error is None:
+            self._sent += 1
+            self._state.out.result(facts)
+            return
+        self._failed += 1
+        self._errors.setdefault(_code(result.error), result.error)
+        self._report.add(entry.row, key, str(result.error))
+        if self._state.json or self._failed <= MOST_SHOWN:
+            self._state.out.failed(f"{self._plan.manifest}, line {entry.line}", result.error, facts)
+
+    def tell(self) -> None:
+        """Say what came of it, and end with its exit code."""
+        interrupted = self._stop.asked and self.left > 0
+        # Of a report that is run itself nothing is to be lost: what was not tried stands in it alone.
+        if not (interrupted and self._plan.failures.absolute() == self._plan.manifest.absolute()):
+            reported = self._report.finish()
+        else:
+            reported = False
+        facts = {"packages": self._checked.packages, "sent": self._sent, "failed": self._failed, "left": self.left}
+        facts_more = {"journal": self._plan.journal, "failures": str(self._plan.failures) if reported else None}
+        lines = [f"{self._sent} of {_count(self._checked.packages, 'package')} are sent, {self._failed} failed."]
+        if reported:
+            lines.append(f"What failed is in {self._plan.failures}, with the reasons: it can be run as it is.")
+        if interrupted:
+            lines.append(f"Interrupted: {self.left} are left. To go on, run the same command:\n  {self._plan.again}")
+        self._state.out.result({"summary": {**facts, **facts_more, "interrupted": interrupted}}, "\n".join(lines))
+        self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values()))
+
+
+def _code(error: BaseException) -> int:
+    return code_of(error)
+
+
+class Stop:
+    """Ctrl-C: after the first nothing more is begun, the second ends what is under way."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self.asked = False
+        self.at_once = False
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        # Windows' loops know no handlers, and only the main thread may have any.
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    def _hear(self) -> None:
+        if self.asked:
+            self.at_once = True
+            self._task.cancel()
+            return
+        self.asked = True
+        self._out.say("Stopping: what is under way is finished first. Ctrl-C again does not wait for it.")
+
+
+class Meter:
+    """How far it is: a bar with rate and time left on a terminal, a line now and then anywhere else."""
+
+    def __init__(self, out: Output, what: str, total: int | None) -> None:
+        self._out = out
+        self._what = what
+        self._total = total
+        self._done = self._failed = 0
+        self._began = self._told = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if self._out.live:
+            self._bar = _bar(self._out)
+            self._task = self._bar.add_task(self._what, total=self._total, rate="", failed="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, *, failed: bool = False) -> None:
+        """One more is done."""
+        self._done += 1
+        self._failed += failed
+        now = time.monotonic()
+        rate = self._done / max(now - self._began, 0.001)
+        if self._bar is not None:
+            words = f"{self._failed} failed" if self._failed else ""
+            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f}/s", failed=words)
+        elif now - self._told >= SECONDS_BETWEEN_LINES:
+            self._told = now
+            self._say(rate)
+
+    def _say(self, rate: float) -> None:
+        facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
+        words = f"{self._what}: {self._done}"
+        if self._total is not None:
+            facts["seconds_left"] = (self._total - self._done) / rate
+            words += f" of {self._total}, {self._failed} failed"
+        words += f", {rate:.1f} a second"
+        if "seconds_left" in facts:
+            words += f", about {_duration(facts['seconds_left'])} left"
+        self._out.say(words, progress=facts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _bar(out: Output) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[failed]}", style="red"),
+        TimeRemainingColumn(),
+        console=out.errors,
+        transient=True,
+    )

@@ -1,0 +1,100 @@
+"""`doctor`: look at a tenant without changing anything, and write down how it answers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import InvalidRequest
+from .command import State, command
+from .exits import FAILED, UNAUTHORIZED
+
+if TYPE_CHECKING:
+    from .probing import Finding, Probe
+
+
+@command()
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="assumptions.toml",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where what was found is written.",
+)
+@click.option("--force", is_flag=True, help="Replace that file if it is there.")
+@click.option("--check-only", is_flag=True, help="Write nothing.")
+@click.option(
+    "--wrong-token",
+    is_flag=True,
+    help="Also send one wrong token, to see how it is refused. Some services lock a user out after a few of these.",
+)
+def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> None:
+    """Find out how a tenant answers, and write that down for the client. Nothing at the service is changed.
+
+    It looks at the certificate, the clock, the token, and at what the service's documentation leaves open: the names of
+    the parameters of lists, where items and cursors are, errors, request ids, timestamps. It makes some twenty GET
+    requests, one of them for a signing that does not exist and one without a token.
+
+    The file that it writes holds assumptions in TOML, each with a remark on how sure it is. SigningClient and this
+    command use it where the settings name it: assumptions = "assumptions.toml", or SIGNING_ASSUMPTIONS.
+
+    Exit code 0: all is well. 1: something is not. 4: the token is not accepted.
+
+    \b
+    Example:
+      signing-async doctor --output tenant.toml
+    """
+    if not check_only and output.exists() and not force:
+        raise InvalidRequest(f"--output: {output} is there already: --force replaces it")
+    state.run(_doctor(state, None if check_only else output, force, wrong_token))
+
+
+async def _doctor(state: State, output: Path | None, force: bool, wrong_token: bool) -> None:
+    from .probing import Probe
+
+    failed = set()
+    async with state.client() as client:
+        probe = Probe(client, wrong_token=wrong_token)
+        async with aclosing(probe.findings()) as findings:
+            async for finding in findings:
+                _tell(state, finding)
+                failed |= {finding.check} if finding.state == "failed" else set()
+    if output is not None:
+        _write(state, probe, output, force=force)
+    state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
+
+
+def _tell(state: State, finding: Finding) -> None:
+    mark = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unknown"}[finding.state]
+    facts = {"check": finding.check, "state": finding.state, "message": finding.words, **finding.facts}
+    state.out.result(facts, f"{mark:<8} {finding.check:<12} {finding.words}")
+
+
+def _write(state: State, probe: Probe, output: Path, *, force: bool) -> None:
+    from ..assumptions import Assumptions
+    from .probing import described
+
+    text = described(state.settings.origin, probe.learned, Assumptions())
+    part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
+    try:
+        part.write_text(text, "utf-8")
+        try:
+            if force:
+                part.replace(output)
+            else:
+                os.link(part, output)  # fails where something is there by now
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"--output: {str(output)!r} cannot be written: {error.strerror}") from None
+    found = {one.name: one.value for one in probe.learned if one.value is not None}
+    words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
+    state.out.result({"assumptions": found, "file": str(output)}, words)
