@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import partial
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -159,7 +158,9 @@ class _Run(Generic[S, R]):
         concurrency: int,
         around: AbstractAsyncContextManager[object],
     ) -> None:
+        # Held here and by no frame, which a traceback may keep: a generator that is left early is closed at once.
         self._items: Iterable[S] | AsyncIterable[S] | None = items
+        self._following: Callable[[], Awaitable[S]] | None = None
         self._work = work
         self._concurrency = concurrency
         self._around = around
@@ -200,9 +201,9 @@ class _Run(Generic[S, R]):
         if task is None or task.done() or self._closed:
             return
         self._closed = True
-        loop = task.get_loop()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(task.cancel)
+        # A loop that is closed has nothing under way.
+        with suppress(RuntimeError):
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _all(self) -> None:
         try:
@@ -213,17 +214,17 @@ class _Run(Generic[S, R]):
             if not isinstance(error, Exception):
                 raise
         finally:
-            # As at the end of a loop: a generator that nobody else holds is closed.
-            self._items = None
+            self._items = self._following = None
             self._outbox.put_nowait(None)
 
     async def _workers(self) -> None:
-        items, self._items = self._items, None
-        assert items is not None
-        following = aiter(items).__anext__ if isinstance(items, AsyncIterable) else _stepping(iter(items))
-        pull = partial(self._pull, following)
-        del items, following
-        workers = [asyncio.create_task(self._worker(pull)) for _ in range(self._concurrency)]
+        assert self._items is not None
+        if isinstance(self._items, AsyncIterable):
+            self._following = aiter(self._items).__anext__
+        else:
+            self._following = _stepping(iter(self._items))
+        self._items = None
+        workers = [asyncio.create_task(self._worker()) for _ in range(self._concurrency)]
         try:
             await asyncio.wait(workers)
         finally:
@@ -231,11 +232,11 @@ class _Run(Generic[S, R]):
                 worker.cancel()
             await asyncio.wait(workers)
 
-    async def _worker(self, pull: Callable[[], Awaitable[tuple[S] | None]]) -> None:
+    async def _worker(self) -> None:
         try:
             while True:
                 await self._room.acquire()
-                item = await pull()
+                item = await self._pull()
                 if item is None:
                     return
                 self._outbox.put_nowait((await self._work(item[0]),))
@@ -247,13 +248,13 @@ class _Run(Generic[S, R]):
             self._exhausted = True
             self._room.release()
 
-    async def _pull(self, following: Callable[[], Awaitable[S]]) -> tuple[S] | None:
+    async def _pull(self) -> tuple[S] | None:
         """The next item; None when there are no more. One at a time: an async generator cannot be asked twice."""
         async with self._turn:
-            if self._exhausted:
+            if self._exhausted or self._following is None:
                 return None
             try:
-                return (await following(),)
+                return (await self._following(),)
             except StopAsyncIteration:
                 self._exhausted = True
                 return None
@@ -262,7 +263,8 @@ class _Run(Generic[S, R]):
                 raise
 
     def _fail(self, error: BaseException) -> None:
-        self._failure = self._failure or error
+        if not self._closed:
+            self._failure = self._failure or error
 
 
 def _stepping(items: Iterator[S]) -> Callable[[], Awaitable[S]]:

@@ -48,8 +48,9 @@ class Tenants:
             async with tenants.client("acme") as client:
                 await client.signings.send(signing_id)
 
-    ``app_factory`` gives a tenant's `TenantApp`, ``store_factory`` its `TokenStore`, ``gate_factory`` its `Gate`, if that
-    is not to be one of its client's own; each is called with the tenant's id, and may be ``async``. A store must outlive the client: a `MemoryTokenStore` is to be the same one each time.
+    ``app_factory`` gives a tenant's `TenantApp`, ``store_factory`` its `TokenStore`, and ``gate_factory`` its `Gate` if
+    that is not to be one of its client's own; each is called with the tenant's id, and may be ``async``. A store must
+    outlive the client: a `MemoryTokenStore` is to be the same one each time.
 
     No more than ``max_clients`` are kept: the least recently used is closed first, none while it is in use, and each
     when its token refresh, should one be under way, has come to its end. So there are more only if more are in use.
