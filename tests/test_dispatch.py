@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
 from signing_async import (
+    CannotBeSent,
+    Document,
+    InvalidRequest,
     NewRecipient,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
     PdfSource,
+    Recipient,
+    RetryPolicy,
+    Signing,
     SigningClient,
     SigningPackage,
+    SigningState,
     SqliteJournal,
+    Unauthorized,
 )
+from signing_async.documents import Documents
+from signing_async.recipients import Recipients
 from signing_async.sandbox import Sandbox
+from signing_async.sending import _Tries
+from signing_async.signings import Signings
 from tests.dispatch.deaths import Died, Fate, Fated, MemoryJournal, fated_client
 from tests.dispatch.parcels import Parcel, judge
 from tests.pdfs import make_pdf
@@ -117,3 +139,550 @@ async def test_a_pause_at_every_moment() -> None:
                 fate.resumed.set()
                 assert (await first).id == second.id
             sent_well(sandbox, each, spare=1)
+
+
+async def test_death_again_and_again(tmp_path: Path) -> None:
+    """Runs that die one after the other, each at another moment: the last one ends it well."""
+    moments = await moments_of(parcel_of())
+    chance = random.Random(5)
+    async with Sandbox(seed=7) as sandbox:
+        for number in range(15):
+            each, path = parcel_of(name=f"Lease {number}"), tmp_path / f"{number}"
+            deaths = 0
+            for at in [chance.randint(1, moments) for _ in range(5)]:
+                fate = Fate(at)
+                async with SqliteJournal(path) as journal, fated_client(sandbox, fate) as client:
+                    with contextlib.suppress(Died):
+                        await client.dispatch(each.package, Fated(journal, fate))
+                deaths += fate.is_dead
+            async with fated_client(sandbox, Fate()) as client:
+                await client.dispatch(each.package, path)
+            sent_well(sandbox, each, spare=deaths)
+
+
+async def test_what_takes_effect_late_goes_to_a_draft_that_nobody_sends(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """An upload whose process died arrives after the next run has begun: it is not in what is sent."""
+    parcel, fate = parcel_of(), Fate()
+    path = tmp_path / "journal"
+    async with SqliteJournal(path) as journal, fated_client(sandbox, fate) as dying:
+        sandbox.faults.add("documents.upload", "hang")
+        run = asyncio.create_task(dying.dispatch(parcel.package, Fated(journal, fate)))
+        while len(sandbox.requests_of("documents.upload")) < 2:
+            await asyncio.sleep(0.005)
+        fate.is_dead = True
+        run.cancel()
+        with pytest.raises((Died, asyncio.CancelledError)):
+            await run
+    await client.dispatch(parcel.package, path)
+    (old,) = [signing for signing in sandbox.signings if signing.state == "draft"]
+    await client.documents.upload(old.id, make_pdf(), "late.pdf")
+    sent_well(sandbox, parcel, spare=1)
+    assert state_of(path)["abandoned"] == [old.id]
+
+
+# What the journal knows
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """The state of the only package in a journal."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        ((state,),) = database.execute("SELECT state FROM packages").fetchall()
+    found: dict[str, Any] = json.loads(state)
+    return found
+
+
+def count(sandbox: Sandbox) -> Counter[str | None]:
+    """How many requests there were of each kind."""
+    return Counter(record.operation for record in sandbox.requests)
+
+
+async def test_what_was_sent_is_not_asked_for_again(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """A second run makes no request, and gives the signing as far as the journal knows it."""
+    parcel = parcel_of(message="Please sign")
+    first = await client.dispatch(parcel.package, tmp_path / "journal")
+    before = len(sandbox.requests)
+    second = await client.dispatch(parcel.package, tmp_path / "journal")
+    assert len(sandbox.requests) == before
+    assert (second.id, second.name, second.language, second.signing_order, second.message, second.is_draft) == (
+        first.id,
+        "Lease",
+        "EN",
+        "sequential",
+        "Please sign",
+        False,
+    )
+    assert sorted(document.id for document in second.documents) == sorted(document.id for document in first.documents)
+    assert second.state is SigningState.SENT
+    assert state_of(tmp_path / "journal")["status"] == "sent"
+
+
+async def test_without_a_journal_each_call_sends(sandbox: Sandbox, client: SigningClient) -> None:
+    """What one call does is not known to the next."""
+    parcel = parcel_of()
+    first, second = [await client.dispatch(parcel.package) for _ in range(2)]
+    assert first.id != second.id
+    assert [signing.state for signing in sandbox.signings] == ["sent", "sent"]
+
+
+async def test_the_requests_of_a_package(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """Where nothing goes wrong there is not one request too many."""
+    await client.dispatch(parcel_of(3, 2).package, tmp_path / "journal")
+    assert count(sandbox) == {
+        "signings.create": 1,
+        "documents.upload": 3,
+        "recipients.add": 2,
+        "signings.send": 1,
+        "signings.get": 1,
+    }
+
+
+async def test_documents_are_uploaded_side_by_side(sandbox: Sandbox, client: SigningClient) -> None:
+    """All that may be under way at once are, and not more than eight."""
+    under_way, most = 0, 0
+    upload = Documents.upload
+
+    async def counted(*given: Any, **named: Any) -> Document:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await upload(*given, **named)
+        finally:
+            under_way -= 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Documents, "upload", counted)
+        sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.05)
+        await client.dispatch(parcel_of(20, 1).package)
+    assert most == 8
+
+
+async def test_a_document_that_the_service_refuses(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """The draft is kept, with the others in it; when the reason is gone the same draft is completed and sent."""
+    parcel, path = parcel_of(3), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "expired-token", skip=1)
+    with pytest.raises(Unauthorized) as caught:
+        await client.dispatch(parcel.package, path)
+    (draft,) = sandbox.signings
+    assert any(draft.id in note and "'draft'" in note for note in caught.value.__notes__)
+    assert state_of(path)["signing"] == draft.id
+    assert len([one for one in state_of(path)["documents"].values() if one]) == 2
+    assert "401" in state_of(path)["error"]
+    signing = await client.dispatch(parcel.package, path)
+    assert signing.id == draft.id
+    assert count(sandbox)["documents.upload"] == 4
+    assert state_of(path)["error"] is None
+    sent_well(sandbox, parcel)
+
+
+async def test_documents_that_were_not_begun(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """After a refusal no further upload begins; those that never did leave no doubt behind."""
+    parcel, path = parcel_of(20), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert count(sandbox)["documents.upload"] < 20
+    assert None not in state_of(path)["documents"].values()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
+async def test_a_step_that_the_service_refuses(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
+) -> None:
+    """What was refused had no effect: the same draft is gone on with."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    sandbox.faults.add(step, "expired-token", skip=1 if step == "recipients.add" else 0)
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "draft"
+    assert None not in state_of(path)["recipients"].values()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_a_draft_that_cannot_be_created(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """There is nothing to go on with, and nothing in doubt that could be sent."""
+    sandbox.faults.add("signings.create", "expired-token")
+    with pytest.raises(Unauthorized) as caught:
+        await client.dispatch(parcel_of().package, tmp_path / "journal")
+    assert any("it has no draft" in note for note in caught.value.__notes__)
+    await client.dispatch(parcel_of().package, tmp_path / "journal")
+    sent_well(sandbox, parcel_of())
+
+
+async def test_a_refusal_after_doubt_leaves_the_doubt(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """The first attempt was lost and the second refused: the first may still arrive, and so the draft is not used."""
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("documents.upload", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["documents"] == {"0": None}
+    (draft,) = sandbox.signings
+    signing = await client.dispatch(parcel.package, path)
+    assert signing.id != draft.id
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_a_package_that_was_changed(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """Before its sending a new version begins anew, under the same key; afterwards it is refused by name."""
+    path = tmp_path / "journal"
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel_of(name="First", key="lease").package, path)
+    (draft,) = sandbox.signings
+    second = parcel_of(name="Second", key="lease")
+    signing = await client.dispatch(second.package, path)
+    assert state_of(path)["abandoned"] == [draft.id]
+    sent_well(sandbox, second)
+    third = client.dispatch_many([parcel_of(name="Third", key="lease").package], path)
+    (result,) = [result async for result in third]
+    assert result.signing == Signing(signing.id)
+    assert "key: 'lease' names another package, which was sent as signing" in str(result.error)
+    assert isinstance(result.error, InvalidRequest)
+    assert state_of(path)["error"] is None
+
+
+async def test_a_package_that_was_changed_in_the_middle_of_its_sending(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """The earlier version may have been sent: that cannot be taken back."""
+    await _leave_in_doubt(sandbox, client, parcel_of(key="lease").package, tmp_path / "journal")
+    with pytest.raises(InvalidRequest, match="which may have been sent"):
+        await client.dispatch(parcel_of(name="Other", key="lease").package, tmp_path / "journal")
+
+
+# The sending
+
+
+async def _leave_in_doubt(sandbox: Sandbox, client: SigningClient, package: SigningPackage, path: Path) -> None:
+    """It is not known whether the package was sent (it was not)."""
+    fault = sandbox.faults.add("signings.send", "500")
+    reading = sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.raises(OutcomeUnknown):
+        await client.dispatch(package, path)
+    fault.remove()
+    reading.remove()
+    assert state_of(path)["status"] == "sending"
+
+
+async def test_a_sending_in_doubt_is_settled(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """Nothing could be read; a later run reads that it is a draft still, and sends the same one."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    reading = sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.raises(OutcomeUnknown, match="cannot be read") as caught:
+        await client.dispatch(parcel.package, path)
+    assert any("'sending'" in note for note in caught.value.__notes__)
+    reading.remove()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_a_sending_in_doubt_that_took_effect(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """A later run reads that it was sent, and sends nothing."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await client.signings.send(sandbox.signings[0].id)
+    sends = count(sandbox)["signings.send"]
+    await client.dispatch(parcel.package, path)
+    assert count(sandbox)["signings.send"] == sends
+    sent_well(sandbox, parcel)
+
+
+async def test_a_sending_in_doubt_that_takes_effect_late(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """Between the reading and the sending the lost request arrives: the refusal is read to mean that it was sent."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    sandbox.faults.add("signings.send", "slow", seconds=0.3)
+    run = asyncio.create_task(client.dispatch(parcel.package, path))
+    while not run.done() and count(sandbox)["signings.send"] < 2:
+        await asyncio.sleep(0.005)
+    await client.signings.send(sandbox.signings[0].id)
+    assert (await run).is_draft is False
+    sent_well(sandbox, parcel)
+
+
+async def test_a_sending_in_doubt_that_is_refused(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """A refusal now says nothing of the request before: the doubt is kept."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    sandbox.faults.add("signings.send", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "sending"
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_a_sending_in_doubt_with_something_else_in_it(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """What is not just the package is not sent again, nor anything in its place."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await client.documents.upload(sandbox.signings[0].id, make_pdf(), "other.pdf")
+    with pytest.raises(OutcomeUnknown, match="just what was put into it; nothing was sent"):
+        await client.dispatch(parcel.package, path)
+    assert [signing.state for signing in sandbox.signings] == ["draft"]
+
+
+async def test_a_sending_in_doubt_that_was_cancelled(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """Whether it had been sent before cannot be told."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await sandbox.cancel(sandbox.signings[0].id)
+    with pytest.raises(OutcomeUnknown, match="it is cancelled"):
+        await client.dispatch(parcel.package, path)
+
+
+async def test_a_signing_that_cannot_be_sent(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """Refused as it is, and a draft still: told as that, and to be tried again."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+
+    async def refuse(*_: object) -> None:
+        raise CannotBeSent("it has no credit", status=400, operation="signings.send")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "send", refuse)
+        with pytest.raises(CannotBeSent, match="no credit"):
+            await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "draft"
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("kind", ["503", "not-json", "drop-after-commit"])
+async def test_what_was_sent_is_not_reported_as_failed(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
+) -> None:
+    """When it cannot be read afterwards, what is known is given."""
+    parcel = parcel_of()
+    sandbox.faults.add("signings.get", kind)
+    signing = await client.dispatch(parcel.package, tmp_path / "journal")
+    assert signing.is_draft is False
+    assert signing.name == "Lease"
+    assert sorted(document.name for document in signing.documents) == ["part 0.pdf", "part 1.pdf"]
+    # aiohttp by itself asks once more when a connection breaks.
+    assert count(sandbox)["signings.get"] <= 2
+
+
+# Others who touch the draft
+
+
+async def _leave_a_draft(sandbox: Sandbox, client: SigningClient, parcel: Parcel, path: Path, step: str) -> str:
+    """A draft that is known to hold what it holds."""
+    sandbox.faults.add(step, "expired-token", skip=1 if step == "recipients.add" else 0)
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    return sandbox.signings[0].id
+
+
+@pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
+@pytest.mark.parametrize("what", ["document", "recipient"])
+async def test_a_draft_that_somebody_has_added_to(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, what: str
+) -> None:
+    """It is abandoned, and what is sent is a new one."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    draft = await _leave_a_draft(sandbox, client, parcel, path, step)
+    if what == "document":
+        await client.documents.upload(draft, make_pdf(), "other.pdf")
+    else:
+        await client.recipients.add(draft, email="eve@example.com", order=9)
+    signing = await client.dispatch(parcel.package, path)
+    assert signing.id != draft
+    sent_well(sandbox, parcel, spare=1)
+
+
+@pytest.mark.parametrize("end", ["sent", "cancelled"])
+async def test_a_draft_that_somebody_has_ended(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, end: str
+) -> None:
+    """What a person did with it is not undone by sending another one."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    draft = await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
+    await (client.signings.send(draft) if end == "sent" else sandbox.cancel(draft))
+    with pytest.raises(OutcomeUnknown, match="somebody else has sent or cancelled"):
+        await client.dispatch(parcel.package, path)
+    assert [signing.state for signing in sandbox.signings] == [end]
+
+
+async def test_a_draft_that_is_gone(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """A new one is made."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
+    sandbox._database.run("DELETE FROM signings")
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_drafts_that_somebody_adds_to_again_and_again(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """After two drafts it is given up for this run, and nothing was sent."""
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    add = Recipients.add
+
+    async def twice(self: Recipients, signing_id: str, **fields: Any) -> Recipient:
+        await add(self, signing_id, email="eve@example.com", order=9)
+        return await add(self, signing_id, **fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recipients, "add", twice)
+        patch.setattr(_Tries, "were_in_doubt", True)
+        with pytest.raises(OutcomeUnknown, match="two drafts did not hold just what was put into them"):
+            await client.dispatch(parcel.package, path)
+    assert [signing.state for signing in sandbox.signings] == ["draft", "draft"]
+    assert len(state_of(path)["abandoned"]) == 2
+    sandbox.faults.clear()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=2)
+
+
+async def test_an_upload_in_doubt_is_done_anew_in_another_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """Whether a document arrived cannot be told: within the same run a new draft is made, once."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("signings.get", "503", times=5)
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=1)
+    other = parcel_of(name="Other")
+    sandbox.faults.add("documents.upload", "drop-before-commit", times=None)
+    sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.raises(OutcomeUnknown):
+        await client.dispatch(other.package, tmp_path / "other")
+    sandbox.faults.clear()
+    await client.dispatch(other.package, tmp_path / "other")
+    sent_well(sandbox, other, spare=3)
+
+
+async def test_a_deadline_in_the_middle(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """A call that takes too long is not begun anew in the same run; the next run makes a new draft."""
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add("recipients.add", "hang", times=None)
+    with pytest.raises(OutcomeUnknownTimeout):
+        await client.with_options(timeout=0.4).dispatch(parcel.package, path)
+    assert len(sandbox.signings) == 1
+    sandbox.faults.clear()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_people_who_look_alike(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """The same person twice: one that an earlier run has added is not taken for the one that this run adds."""
+    anna = NewRecipient("anna@example.com", "Anna", "Berg")
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [anna, anna])
+    parcel = Parcel(package, (("a.pdf", make_pdf()),), (("anna@example.com", None),) * 2)
+    await _leave_a_draft(sandbox, client, parcel, tmp_path / "journal", "recipients.add")
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01)) as fresh:
+        sandbox.faults.add("recipients.add", "drop-before-commit")
+        await fresh.dispatch(package, tmp_path / "journal")
+    sent_well(sandbox, parcel)
+
+
+async def test_a_document_too_many_in_what_was_sent(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the very last moment somebody adds a document: it was sent, and that is told loudly."""
+    send = Signings.send
+
+    async def late(self: Signings, signing_id: str) -> None:
+        await client.documents.upload(signing_id, make_pdf(), "late.pdf")
+        await send(self, signing_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "send", late)
+        signing = await client.dispatch(parcel_of().package)
+    assert len(signing.documents) == 3
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"signing {signing.id} was sent with documents that are not of its package"
+    ]
+
+
+async def test_a_reading_that_lags_behind(sandbox: Sandbox, client: SigningClient) -> None:
+    """The service took the sending, and its next answer still shows a draft: what was sent is given."""
+    get = Signings.get
+
+    async def lagging(self: Signings, signing_id: str) -> Signing:
+        return attrs.evolve(await get(self, signing_id), is_draft=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "get", lagging)
+        signing = await client.dispatch(parcel_of().package)
+    assert signing.is_draft is False
+
+
+async def test_a_service_that_does_not_say(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """Without is_draft a sending in doubt stays in doubt."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    get = Signings.get
+
+    async def silent(self: Signings, signing_id: str) -> Signing:
+        return attrs.evolve(await get(self, signing_id), is_draft=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "get", silent)
+        with pytest.raises(OutcomeUnknown, match="does not say whether it is a draft"):
+            await client.dispatch(parcel.package, path)
+
+
+# The package itself
+
+
+async def test_nothing_is_sent_of_what_is_wrong(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """One InvalidRequest with all problems, before the first request, and nothing in the journal."""
+    package = SigningPackage("", "DE", [b"text"], [NewRecipient("anna")])
+    with pytest.raises(InvalidRequest) as caught:
+        await client.dispatch(package, tmp_path / "journal")
+    assert len(caught.value.problems) == 4
+    assert sandbox.requests == []
+    assert not (tmp_path / "journal").exists()
+
+
+@pytest.mark.parametrize("size", [1500, 600_000])
+async def test_a_file_that_changes_after_the_check(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
+) -> None:
+    """It is an error, and not one byte of it is uploaded."""
+    file = tmp_path / "a.pdf"
+    file.write_bytes(make_pdf(size))
+    create = Signings.create
+
+    async def change(self: Signings, **fields: Any) -> Signing:
+        file.write_bytes(make_pdf(size, seed=1))
+        return await create(self, **fields)
+
+    package = SigningPackage("Lease", "EN", [file], [NewRecipient("a@example.com")], key="lease")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "create", change)
+        with pytest.raises(InvalidRequest, match=r"a\.pdf was changed since it was checked"):
+            await client.dispatch(package, tmp_path / "journal")
+    assert count(sandbox) == {"signings.create": 1}
+    assert state_of(tmp_path / "journal")["documents"] == {}
+    await client.dispatch(package, tmp_path / "journal")
+    assert [sandbox.document_bytes(one.id) for one in sandbox.documents()] == [make_pdf(size, seed=1)]
+
+
+async def test_streams_survive_a_new_draft(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """What can be read only once is uploaded again to another draft all the same."""
+    data = make_pdf(600_000)
+
+    async def stream() -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 50_000):
+            yield data[at : at + 50_000]
+
+    package = SigningPackage("Lease", "EN", [PdfSource(stream(), "a.pdf")], [NewRecipient("a@example.com")])
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("signings.get", "503", times=5)
+    await client.dispatch(package, tmp_path / "journal")
+    sent_well(sandbox, Parcel(package, (("a.pdf", data),), (("a@example.com", None),)), spare=1)
