@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -45,7 +46,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(100)[:5] in (b"+PONG", b"-NOAU")
         except OSError:
@@ -64,6 +65,12 @@ class RedisServer:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def restart(self, *settings: str) -> None:
+        """Kill it, and start it with further settings."""
+        self.kill()
+        self.settings += settings
+        self.start()
 
     def empty(self) -> None:
         """Take away what it kept, for the next start."""
@@ -106,23 +113,26 @@ async def slow_way(port: int, delay: float = 0.0) -> AsyncIterator[SlowWay]:
     tasks: set[asyncio.Task[None]] = set()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            await asyncio.sleep(way.delay)
-            if not way.cut:
-                writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                await asyncio.sleep(way.delay)
+                if not way.cut:
+                    writer.write(data)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        there, back = (asyncio.create_task(work) for work in (pass_on(reader, far_writer), pass_on(far_reader, writer)))
+        ways = [asyncio.create_task(work) for work in (pass_on(reader, far_writer), pass_on(far_reader, writer))]
         try:
-            await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass
         finally:
-            for each in (there, back):
+            for each in ways:
                 each.cancel()
-            await asyncio.gather(there, back, return_exceptions=True)
+            await asyncio.wait(ways)
             writer.close()
             far_writer.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from ..errors import ConfigurationError
 from ..redaction import redact
 
-__all__ = ["Connection", "RedisClient", "Script", "Unreachable", "text_of"]
+__all__ = ["Connection", "RedisClient", "Script", "Unreachable", "end", "text_of"]
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class Connection:
         """What the function comes to within the time there is, or `Unreachable`."""
         try:
             async with asyncio.timeout(self.timeout + longer):
-                return await ask()
+                return await _cancellable(ask)
         except Exception as error:
             words = self._words(error)
         # Raised here, so that it does not hold the client's own error, whose frames know the password.
@@ -169,7 +170,8 @@ class Connection:
         """Close what was opened here; the next use opens it again."""
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
-            await client.aclose()
+            with contextlib.suppress(Unreachable):
+                await self.bounded(client.aclose)
         self.close()
 
     def close(self) -> None:
@@ -189,7 +191,6 @@ class Connection:
         return {
             "max_connections": _MOST_CONNECTIONS,
             "timeout": self.timeout,
-            "socket_timeout": self.timeout,
             "socket_connect_timeout": self.timeout,
             "retry": retry,
             "protocol": 2,
@@ -200,22 +201,44 @@ class Connection:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        return Redis.from_pool(
-            BlockingConnectionPool.from_url(self._url, **self._settings(Retry(NoBackoff(), 0)))  # type: ignore[arg-type]  # it is a URL here
-        )
+        assert self._url is not None
+        # Reads and writes are bounded by `bounded`, so that they need no time-out here.
+        settings = self._settings(Retry(NoBackoff(), 0)) | {"socket_timeout": None}
+        return Redis.from_pool(BlockingConnectionPool.from_url(self._url, **settings))
 
     def _connect_blocking(self) -> Any:
         from redis import BlockingConnectionPool, Redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        return Redis.from_pool(
-            BlockingConnectionPool.from_url(self._url, **self._settings(Retry(NoBackoff(), 0)))  # type: ignore[arg-type]  # it is a URL here
-        )
+        assert self._url is not None
+        settings = self._settings(Retry(NoBackoff(), 0)) | {"socket_timeout": self.timeout}
+        return Redis.from_pool(BlockingConnectionPool.from_url(self._url, **settings))
 
 
 def _is_unknown_script(error: Exception) -> bool:
     return type(error).__name__ == "NoScriptError" or str(error).startswith("NOSCRIPT")
+
+
+async def _cancellable(ask: Callable[[], Awaitable[T]]) -> T:
+    """The client may swallow a cancellation (Python 3.11's `asyncio.wait_for` does, and it is used there)."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        return await ask()
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+async def end(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancel tasks, and wait for them."""
+    running = {task for task in tasks if task is not None and not task.done()}
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
 
 
 def text_of(value: Any) -> str:

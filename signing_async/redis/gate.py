@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from ..errors import ConfigurationError
 from ..throttle import Gate, LocalGate
-from .connection import Connection, RedisClient, Script, Unreachable, text_of
+from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
 
 __all__ = ["RedisGate"]
 
@@ -135,6 +135,8 @@ class RedisGate:
         self._closed_until = 0.0
         self._turns = None if rate is None else _Turns(1 / rate)
         self._wanted = 0
+        self._fetched = 0
+        self._fetched_at = -math.inf
         self._alone_next = 0.0
         self._fetching: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -159,10 +161,7 @@ class RedisGate:
 
     async def aclose(self) -> None:
         """Stop watching, and close the connections, but not a client that was given."""
-        tasks = [task for task in (self._watching, self._fetching, *self._telling) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._watching, self._fetching, *self._telling)
         self._watching = self._fetching = None
         self._looked.clear()
         await self._connection.aclose()
@@ -213,7 +212,7 @@ class RedisGate:
         if turn >= deadline:
             return False
         turns.take()
-        if 2 * len(turns) < self._wanted:
+        if 2 * len(turns) < self._fetched:
             self._fetch_more(turns)
         if (wait := turn - loop.time()) > 0:
             await asyncio.sleep(wait)
@@ -225,11 +224,12 @@ class RedisGate:
         return self._fetching
 
     async def _fetch(self, turns: _Turns) -> None:
-        """As many turns as were wanted since the last time, but no more than those of a moment."""
-        count = max(1, min(self._wanted, round(_SLICE / turns.step)))
-        self._wanted = 0
-        spare = (self._burst - 1) * turns.step
+        """As many turns as are wanted, or twice as many as before if those were used at once; a moment's at most."""
         loop = asyncio.get_running_loop()
+        doubled = 2 * self._fetched if loop.time() - self._fetched_at < 2 * _SLICE else 0
+        count = max(1, min(max(self._wanted, doubled), round(_SLICE / turns.step)))
+        self._wanted, self._fetched, self._fetched_at = 0, count, loop.time()
+        spare = (self._burst - 1) * turns.step
         if self._together:
             try:
                 ahead = await self._connection.script(_TAKE, [self._key + b":rate"], count, self.rate, spare)

@@ -26,7 +26,7 @@ from ..encryption import Sealer
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
 from ..token_stores import token_from_json, token_to_json
-from .connection import Connection, RedisClient, Script, Unreachable, text_of
+from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
 
 __all__ = ["RedisTokenStore"]
 
@@ -250,8 +250,7 @@ class RedisTokenStore:
             await asyncio.wait([self._finishing], timeout=self._connection.timeout)
             if not self._finishing.done():
                 log.error("%r is closed, and a refreshed token was never saved: its user may have to authorize", self)
-                self._finishing.cancel()
-                await asyncio.wait([self._finishing])
+                await end(self._finishing)
         await self._connection.aclose()
 
     async def load(self) -> Token | None:
@@ -320,12 +319,15 @@ class RedisTokenStore:
         return hold if hold is not None and hold.store is self else None
 
     async def _acquire(self, hold: _Hold) -> None:
+        patience: float | None = None
         while True:
             answer = await self._ask(hold, _ACQUIRE, hold.owner, self._lease, *self._known.arguments(self._lease))
             if answer[0]:
                 break
-            left = float(text_of(answer[1]))
-            if left < -self._lease:
+            left, now = float(text_of(answer[1])), time.monotonic()
+            # Redis may have been away itself: a holder that is well renews its lease before another one is over.
+            patience = None if left > 0 else patience or now + self._lease
+            if patience is not None and now > patience:
                 host, process, _ = text_of(answer[2]).rsplit(":", 2)
                 raise AuthError(
                     f"{self!r} is locked by process {process} on {host}, which has been paused for {-left:.0f} s in a"
@@ -373,9 +375,7 @@ class RedisTokenStore:
                 listeners = await self._connection.script(_RENEW, [self._lock_key], hold.owner, self._lease)
 
     async def _let_go(self, hold: _Hold) -> None:
-        if hold.keeper is not None:
-            hold.keeper.cancel()
-            await asyncio.wait([hold.keeper])
+        await end(hold.keeper)
         # Redis that has just not answered is not waited for again: the lease ends by itself.
         if not hold.silent:
             with contextlib.suppress(Unreachable):
