@@ -108,13 +108,13 @@ class Manifest:
         try:
             # Opening a pipe would wait for its writer; and it could be read only once.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            self._file = os.fdopen(descriptor, "rb")
         except OSError as error:
             raise InvalidRequest(f"{path}: cannot be opened: {error.strerror}") from None
         self._status = os.fstat(descriptor)
         if not stat.S_ISREG(self._status.st_mode):
-            self._file.close()
+            os.close(descriptor)
             raise InvalidRequest(f"{path}: is not a file")
+        self._file = os.fdopen(descriptor, "rb")
         self.folder: Path = path.absolute().parent
         start = self._file.read(4096)
         self.format: _Format = Json() if start.removeprefix(_BOM).lstrip()[:1] == b"{" else Csv()
@@ -290,6 +290,8 @@ def _read_header(cells: list[str], line: int) -> _Columns:
 
 
 def _hint(name: str) -> str:
+    if name in _OF_RECIPIENTS:
+        return f"; is recipient1_{name} meant?"
     number = re.search(r"\d+", name)
     fields = [f"recipient{number[0] if number else 1}_{field}" for field in _OF_RECIPIENTS]
     return closest(name, [*_FIELDS, "documents", *fields])

@@ -9,13 +9,12 @@ import click
 
 from ..errors import InvalidRequest
 from .command import State, command
-from .exits import USAGE
+from .exits import NOT_SOUND, USAGE
 from .output import iso
 
 if TYPE_CHECKING:
     from ..sealed import Seal, SealedReport
 
-NOT_SOUND = 7
 NOTE = (
     "Sound means: as it was when it was signed. It is no legal opinion, and whether the certificates can be trusted"
     " is not checked."

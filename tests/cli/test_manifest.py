@@ -1,0 +1,350 @@
+"""Manifests as people make them: what is read of them, what is wrong with them, and what failed, written again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signing_async import InvalidRequest, NewRecipient, SigningPackage
+from signing_async.cli.manifest import LONGEST_LINE, Entry, Manifest, Report
+
+HEADER = "key,name,language,documents,recipient1_email"
+Written = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes a manifest."""
+
+    def write(content: str | bytes, name: str = "leases.csv") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def read(path: Path) -> list[Entry]:
+    """All of its entries, read twice."""
+    with Manifest(path) as manifest:
+        entries = list(manifest.entries())
+        manifest.check_unchanged()
+        assert list(map(_comparable, manifest.entries())) == list(map(_comparable, entries))
+    return entries
+
+
+def _comparable(entry: Entry) -> tuple[Any, ...]:
+    return entry.line, entry.row, entry.problems, entry.columns
+
+
+def problems(path: Path) -> list[str]:
+    return [str(problem) for entry in read(path) for problem in entry.problems]
+
+
+def paths(package: SigningPackage | None) -> list[str]:
+    """Where the documents of a package are."""
+    assert package is not None
+    return [str(document.source) for document in package.documents]  # type: ignore[union-attr]  # each is a PdfSource
+
+
+FULL = (
+    "Key;Name;Language;Signing order;Message;Documents;Recipient1 Email;recipient1-first-name;recipient1_last_name;"
+    "recipient1_signing_method;recipient1_order;Recipient1_Extra_Personal_Number;recipient3_email;recipient3_order\r\n"
+    'lease-1;Lease 1;EN;sequential;"Please sign;\r\nsoon";"a.pdf; b.pdf\r\nc.pdf";anna@example.com;Anna;Berg;bankid;1;'
+    "198001011234;bo@example.com;2.0\r\n"
+)
+
+
+@pytest.mark.parametrize("encode", [lambda text: text.encode("utf-8-sig"), lambda text: b"sep=;\r\n" + text.encode()])
+@pytest.mark.parametrize("delimiter", [";", ",", "\t"])
+def test_a_csv_as_excel_writes_it(
+    encode: Callable[[str], bytes], delimiter: str, written: Written, tmp_path: Path
+) -> None:
+    """With a byte order mark or a line on its separator, columns as people name them, line breaks in cells."""
+    data = (
+        encode(FULL)
+        if delimiter == ";"
+        else encode(FULL.replace(";", delimiter)).replace(b"a.pdf" + delimiter.encode(), b"a.pdf;")
+    )
+    if delimiter != ";":
+        data = data.removeprefix(b"sep=;\r\n").replace(b"sign" + delimiter.encode(), b"sign;")
+        data = data.replace(b"sep=" + delimiter.encode() + b"\r\n", b"")
+    (entry,) = read(written(data))
+    assert entry.problems == ()
+    package = entry.package
+    assert package is not None
+    assert (package.key, package.name, package.language) == ("lease-1", "Lease 1", "EN")
+    assert (package.signing_order, package.message) == ("sequential", "Please sign;\r\nsoon")
+    assert paths(package) == [str(tmp_path / name) for name in ("a.pdf", "b.pdf", "c.pdf")]
+    extra = {"Personal_Number": "198001011234"}
+    assert package.recipients == (
+        NewRecipient("anna@example.com", "Anna", "Berg", "bankid", 1, extra),
+        NewRecipient("bo@example.com", order=2),
+    )
+    assert entry.columns == (1, 3)
+
+
+def test_json_lines(written: Written, tmp_path: Path) -> None:
+    """The same names; a document may have another name than its file."""
+    row = {
+        "key": "k",
+        "name": "Lease",
+        "language": "SV",
+        "documents": ["a.pdf", {"path": "/b/c.pdf", "filename": "Lease.pdf"}],
+        "recipients": [
+            {"email": "anna@example.com", "order": 1, "extra": {"phone": "+46"}},
+            {"email": "b@example.com"},
+        ],
+        "error": "of the last run",
+    }
+    path = written("\ufeff\n" + json.dumps(row) + "\n\n" + json.dumps({**row, "key": None}), "leases.jsonl")
+    first, second = read(path)
+    assert (first.line, second.line, first.problems) == (2, 4, ())
+    assert first.package is not None
+    assert second.package is not None
+    assert paths(first.package) == [str(tmp_path / "a.pdf"), "/b/c.pdf"]
+    assert [document.filename for document in first.package.documents] == ["a.pdf", "Lease.pdf"]  # type: ignore[union-attr]
+    assert first.package.recipients[0] == NewRecipient("anna@example.com", order=1, extra={"phone": "+46"})
+    assert (first.package.key, second.package.key) == ("k", None)
+
+
+def test_blank_rows_are_passed_over(written: Written) -> None:
+    """As spreadsheets leave them, and columns without a name or content."""
+    path = written(f"\n{HEADER},,\n\n,,,,\nk,Lease,EN,a.pdf,a@example.com\n   \n")
+    (entry,) = read(path)
+    assert (entry.line, entry.problems) == (5, ())
+    assert entry.row == {
+        "key": "k",
+        "name": "Lease",
+        "language": "EN",
+        "documents": "a.pdf",
+        "recipient1_email": "a@example.com",
+    }
+
+
+HEADERS = {
+    "key,name,langauge,documents,recipient1_email": [
+        "line 1: there is no column 'langauge'; is language meant?",
+        "line 1: the column 'language' is missing",
+    ],
+    "name,language,documents,recipient2_emial": [
+        "line 1: there is no column 'recipient2_emial'; is recipient2_email meant?",
+        "line 1: the column 'recipient1_email' is missing",
+    ],
+    "name,language,documents,email,recipient1_email": [
+        "line 1: there is no column 'email'; is recipient1_email meant?"
+    ],
+    "name,language,documents,recipient1_email,xyzzy": ["line 1: there is no column 'xyzzy'"],
+    "name,language,documents,recipient1_email,Name": ["line 1: the column 'Name' stands there twice"],
+    "nonsense": [
+        "line 1: there is no column 'nonsense'",
+        *(f"line 1: the column {name!r} is missing" for name in ("name", "language", "documents", "recipient1_email")),
+    ],
+    "": [f"line 0: the column {name!r} is missing" for name in ("name", "language", "documents", "recipient1_email")],
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_that_is_wrong(header: str, written: Written) -> None:
+    """Each column that is unknown, twice there or missing is named, with what is meant perhaps."""
+    assert problems(written(header + "\nx,EN,a.pdf,a@example.com,\n" if header else "")) == HEADERS[header]
+
+
+LINES = {
+    'k,Lease,EN,a.pdf,"a@example.com': "line 3: is no CSV: unexpected end of data",
+    'k,Lease,EN,a.pdf,"a"b': "line 3: is no CSV: ',' expected after '\"'",
+    "k,Lease,EN,a.pdf," + "x" * 140_000: "line 3: is no CSV: field larger than field limit (131072)",
+    "k" * (LONGEST_LINE + 5): f"line 3: is longer than {LONGEST_LINE} bytes",
+    "k,Lease,EN,a.pdf,a@example.com,,surplus": "line 3: the cell 'surplus' has no column: it is number 7",
+}
+
+
+@pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
+def test_a_line_that_is_wrong(line: str, written: Written) -> None:
+    """It is told with its number, and the others are read all the same."""
+    good = "k,Lease,EN,a.pdf,a@example.com,"
+    path = written(f"{HEADER},\n{good}\n{line}\n{good}\n")
+    assert problems(path) == [LINES[line]]
+    assert sum(entry.package is not None for entry in read(path)) >= (1 if "unexpected" in LINES[line] else 2)
+
+
+def test_a_file_that_is_not_utf_8(written: Written) -> None:
+    """As older spreadsheets write it: each such line is named."""
+    good = b"k,Lease,EN,a.pdf,a@example.com\n"
+    path = written(HEADER.encode() + b"\n" + good + good.replace(b"Lease", b"L\xe4ge") + good)
+    assert problems(path) == ["line 3: is not UTF-8: save the manifest as UTF-8"]
+    lines = [b'{"name": "L\xe4ge"}', b'{"name": "x", "language": "EN"}', b"{" + b" " * LONGEST_LINE * 2 + b"}"]
+    assert problems(written(b"\n".join(lines), "x.jsonl")) == [
+        "line 1: is not UTF-8: save the manifest as UTF-8",
+        f"line 3: is longer than {LONGEST_LINE} bytes",
+    ]
+
+
+def test_orders_in_a_csv(written: Written) -> None:
+    """Are whole numbers; the problem names the column and the value."""
+    header = f"{HEADER},recipient1_order,recipient2_order,recipient2_email"
+    (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,a@example.com,first,{'9' * 300},b@example.com"))
+    assert str(entry.problems[0]) == "line 2, recipient1_order: must be a whole number, not 'first'"
+    assert len(str(entry.problems[1])) < 300
+
+
+OBJECTS = {
+    "[1]": "must be an object, not [1]",
+    '{"name": }': "is no JSON: Expecting value",
+    '{"name": "a", "name": "b"}': "the name 'name' stands twice in one object",
+    '{"a": ' * 100_000: "is no JSON: ",
+    '{"nmae": 1}': "nmae: is unknown; is name meant?",
+    '{"documents": "a.pdf"}': "documents: must be a list, not 'a.pdf'",
+    '{"recipients": {}}': "recipients: must be a list, not {}",
+    '{"documents": [5]}': "documents[0]: must be a path, or an object with a path, not 5",
+    '{"documents": [{"path": ""}]}': "documents[0]: must be a path",
+    '{"documents": [{"path": "a", "name": "b"}]}': "documents[0]: 'name' is unknown; is filename meant?",
+    '{"documents": [{"path": "a", "filename": " "}]}': "documents[0]: filename must be a name, not ' '",
+    '{"recipients": [5]}': "recipients[0]: must be an object, not 5",
+    '{"recipients": [{"emial": "a"}]}': "recipients[0]: 'emial' is unknown; is email meant?",
+}
+
+
+@pytest.mark.parametrize("text", OBJECTS, ids=range(len(OBJECTS)))
+def test_an_object_that_is_wrong(text: str, written: Written) -> None:
+    """The problem names the line, the field and the value."""
+    found = problems(written("{}\n" + text, "x.jsonl"))
+    assert len(found) == 1
+    assert found[0].startswith("line 2")
+    assert OBJECTS[text] in found[0]
+
+
+def test_what_else_is_wrong_by_the_manifests_own_names(written: Written) -> None:
+    """Recipients have the numbers of their columns; what was told once is not told again."""
+    header = f"{HEADER},recipient3_email,recipient3_order,recipient3_extra_phone"
+    (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,,b@example.com,x,1"))
+    found = entry.found(
+        [
+            "language: must be EN or SV, not 'DE'",
+            "recipients[0].email: must be an e-mail address, not 'b'",
+            "recipients[0].order: is missing, while other recipients have one",
+            "recipients[0].extra: cannot be sent",
+            "documents[0]: a.pdf: it is not a PDF",
+            "recipients: there is none, and at least one is needed",
+        ]
+    )
+    assert [str(problem) for problem in found] == [
+        "line 2, recipient3_order: must be a whole number, not 'x'",
+        "line 2, language: must be EN or SV, not 'DE'",
+        "line 2, recipient3_email: must be an e-mail address, not 'b'",
+        "line 2, recipient3_extra: cannot be sent",
+        "line 2, documents: a.pdf: it is not a PDF",
+        "line 2, recipient1_email: there is none, and at least one is needed",
+    ]
+    (entry,) = read(written('{"documents": [5], "recipients": 7}', "x.jsonl"))
+    found = entry.found(
+        ["documents[0]: document.pdf: it is empty", "recipients: there is none", "name: must be a text"]
+    )
+    assert [problem.column for problem in found] == ["documents[0]", "recipients", "name"]
+
+
+def test_files_that_cannot_be_manifests(tmp_path: Path) -> None:
+    """Each error names the file and the reason."""
+    (tmp_path / "utf16.csv").write_bytes(HEADER.encode("utf-16"))
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in (
+        ("none.csv", "none.csv: cannot be opened: No such file or directory"),
+        (".", "is not a file"),
+        ("pipe", "pipe: is not a file"),
+        ("utf16.csv", "utf16.csv: is UTF-16: save it as UTF-8, in Excel as 'CSV UTF-8'"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            Manifest(tmp_path / name)
+        assert words in str(caught.value)
+
+
+def test_a_manifest_that_changes_is_noticed(written: Written) -> None:
+    """What was checked is not what is sent then."""
+    path = written(HEADER)
+    with Manifest(path) as manifest:
+        with path.open("a") as file:
+            file.write("\nk,Lease,EN,a.pdf,a@example.com\n")
+        with pytest.raises(InvalidRequest, match=r"leases\.csv: was changed while it was read"):
+            manifest.check_unchanged()
+
+
+# What failed, written again
+
+CSV = f"{HEADER}\nk1,Lease 1,EN,a.pdf; /b.pdf,a@example.com\n,Lease 2,EN,b.pdf,b@example.com\n"
+JSON = (
+    '{"name": "Lease", "language": "EN", "documents": ["a.pdf", {"path": "b.pdf", "filename": "B"}], "recipients": []}'
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [(CSV, "leases.csv"), (CSV.replace(",", ";").replace("; /", ", /"), "x.csv"), (JSON, "x.jsonl")],
+)
+@pytest.mark.parametrize("folder", [".", "elsewhere"])
+def test_a_report_is_a_manifest(content: str, name: str, folder: str, written: Written, tmp_path: Path) -> None:
+    """The same packages under their keys, from wherever it lies; its reasons are passed over."""
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / folder / "failed"
+    with Manifest(written(content, name)) as manifest:
+        entries = list(manifest.entries())
+        report = Report(target, manifest)
+        for number, entry in enumerate(entries, 1):
+            report.add(entry.row, f"k{number}", 'HTTP 500:\nnot today; "perhaps" tomorrow')
+        assert report.finish()
+        report.drop()
+    again = read(target)
+    assert [entry.problems for entry in again] == [()] * len(entries)
+    for number, (old, new) in enumerate(zip(entries, again, strict=True), 1):
+        assert new.package is not None
+        assert new.package.key == f"k{number}"
+        assert list(map(os.path.normpath, paths(new.package))) == list(map(os.path.normpath, paths(old.package)))
+        assert new.row["error"] == 'HTTP 500: not today; "perhaps" tomorrow'
+    assert sorted(path.name for path in target.parent.iterdir() if "fail" in path.name) == ["failed"]
+
+
+def test_a_report_of_a_report(written: Written, tmp_path: Path) -> None:
+    """Has the same columns, and takes the older one's place."""
+    path = tmp_path / "failed.csv"
+    for _ in range(3):
+        source = path if path.exists() else written(CSV.replace("key,", "").replace("k1,", "").replace("\n,", "\n"))
+        with Manifest(source) as manifest:
+            report = Report(path, manifest)
+            for entry in manifest.entries():
+                report.add(entry.row, f"k{entry.line}", "no")
+            assert report.finish()
+        header = path.read_text("utf-8-sig").splitlines()[0]
+        assert header == "name,language,documents,recipient1_email,key,error"
+
+
+def test_a_report_of_nothing(written: Written, tmp_path: Path) -> None:
+    """There is none; an older one is removed, since it is not true any more."""
+    (tmp_path / "failed.csv").write_text("old")
+    with Manifest(written(CSV)) as manifest:
+        report = Report(tmp_path / "failed.csv", manifest)
+        assert not report.finish()
+        report.drop()
+    assert not (tmp_path / "failed.csv").exists()
+
+
+def test_a_report_that_is_dropped(written: Written, tmp_path: Path) -> None:
+    """Leaves all as it was."""
+    (tmp_path / "failed.csv").write_text("old")
+    with Manifest(written(CSV)) as manifest:
+        report = Report(tmp_path / "failed.csv", manifest)
+        report.add(next(manifest.entries()).row, "k", "no")
+        report.drop()
+    assert (tmp_path / "failed.csv").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_report_that_cannot_be_written(written: Written, tmp_path: Path) -> None:
+    """The error names the option, the path and the reason."""
+    with Manifest(written(CSV)) as manifest:
+        report = Report(tmp_path / "none" / "failed.csv", manifest)
+        with pytest.raises(InvalidRequest, match=r"--failures: '.*/none/failed\.csv' cannot be written: No such file"):
+            report.add({}, "k", "no")
