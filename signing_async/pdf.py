@@ -22,8 +22,12 @@ from .pdf_preflight import Verdict, glance, preflight
 
 __all__ = ["OpenPdf", "PdfSource", "Source"]
 
-# Read and written at once, in one reused buffer: a larger one is slower, since it falls out of the processor's cache.
+# A file of this size is read at once; more of a stream than this is not kept in memory.
 _BLOCK = 256 * 1024
+# What is read of a larger file at once, into buffers that stay in the processor's cache, and how much of that is
+# written at once: what fits into a packet of the loopback, and into four records of TLS. Both measured.
+_READ = 120 * 1024
+_WRITTEN = 60 * 1024
 _JOINED = 64 * 1024
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
 _one_at_a_time = threading.Lock()
@@ -225,14 +229,14 @@ class OpenPdf:
         return wire.Body(produce, len(head) + self.size + len(tail), f"multipart/form-data; boundary={boundary}")
 
     async def _send(self, write: wire.Write, sent: Callable[[int], None]) -> None:
-        room = None
+        room = spare = None
         digest = hashlib.sha256()
-        for at in range(0, self.size, _BLOCK):
-            size = min(_BLOCK, self.size - at)
+        for at in range(0, self.size, _READ):
+            size = min(_READ, self.size - at)
             if isinstance(self._content, memoryview):
                 block = self._content[at : at + size]
             else:
-                room = room or memoryview(bytearray(_BLOCK))
+                room = room or memoryview(bytearray(_READ))
                 block = room[:size]
                 await self._fill(block, at)
             if self.sha256 is not None:
@@ -240,8 +244,11 @@ class OpenPdf:
                 if at + size == self.size:
                     # Without its last block it is no upload.
                     self._check_hash(digest)
-            if not await write(block):
-                room = None  # some of it still waits to be sent
+            waiting = 0
+            for start in range(0, size, _WRITTEN):
+                waiting = await write(block[start : start + _WRITTEN])
+            # What still waits to be sent must stay as it is: that is some of this block, and seldom of the one before.
+            room, spare = spare if waiting <= size else None, room
             sent(size)
 
     def _check_hash(self, digest: hashlib._Hash) -> None:

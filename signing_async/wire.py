@@ -47,8 +47,8 @@ _PATIENCE = 2.0
 _CONNECTIONS = 100
 
 Chunk = bytes | bytearray | memoryview
-Write = Callable[[Chunk], Awaitable[bool]]
-"""Writes a chunk of a body, and says whether all of it has gone, so that its memory may be used again."""
+Write = Callable[[Chunk], Awaitable[int]]
+"""Writes a chunk of a body, and says how many bytes still wait to be sent: their memory may not be used again yet."""
 
 
 def check_origin(base_url: str) -> str:
@@ -127,7 +127,7 @@ class Body(aiohttp.Payload):
         self.started = True
         broken: Exception | None = None
 
-        async def write(chunk: Chunk) -> bool:
+        async def write(chunk: Chunk) -> int:
             nonlocal broken
             try:
                 await writer.write(chunk)
@@ -135,7 +135,7 @@ class Body(aiohttp.Payload):
                 broken = error
                 raise
             transport = cast("StreamWriter", writer).transport
-            return transport is not None and not transport.get_write_buffer_size()
+            return 0 if transport is None else transport.get_write_buffer_size()
 
         try:
             await self._produce(write)

@@ -549,22 +549,43 @@ async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, monkeypatch: py
         assert await sent(opened) == make_pdf(LARGE)
 
 
-@pytest.mark.parametrize("waiting", [0, 1])
-async def test_a_block_that_still_waits_to_be_sent_is_left_alone(tmp_path: Path, waiting: int) -> None:
-    """Where a transport keeps a block instead of copying it, the next one is read into other memory; else the same."""
+class Slow:
+    """A transport that keeps what it is given, without copying it, until all but so many bytes are sent."""
+
+    def __init__(self, lags: int) -> None:
+        self.lags = lags
+        self.kept: list[memoryview] = []
+        self.out = bytearray()
+        self.rooms: set[int] = set()
+
+    async def write(self, chunk: wire.Chunk) -> None:
+        self.kept.append(memoryview(chunk))
+        self.rooms.add(id(memoryview(chunk).obj))
+        while self.get_write_buffer_size() > self.lags:
+            too_many = self.get_write_buffer_size() - self.lags
+            self.out += self.kept[0][:too_many]
+            self.kept[0] = self.kept[0][too_many:]
+            if not self.kept[0]:
+                del self.kept[0]
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.kept))
+
+
+@pytest.mark.parametrize("lags", [0, 1, 16 * 1024, pdf._READ - 1, pdf._READ, pdf._READ + 1, 300_000, LARGE])
+async def test_what_still_waits_to_be_sent_is_left_alone(tmp_path: Path, lags: int) -> None:
+    """Where a transport keeps blocks instead of copying them, their memory is used again only once they are sent."""
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
-    kept: list[Any] = []
-
-    async def keep(chunk: wire.Chunk) -> None:
-        kept.append(chunk)
-
-    slow = SimpleNamespace(write=keep, transport=SimpleNamespace(get_write_buffer_size=lambda: waiting))
+    slow = Slow(lags)
     with await PdfSource(path).open() as opened:
-        await opened.body(lambda size: None).write(slow)  # type: ignore[arg-type]  # all of a writer that is used
-    assert (b"".join(kept[1:-1]) == data) == bool(waiting)
-    assert len({id(chunk.obj) for chunk in kept[1:-1]}) == (-(-LARGE // (256 * 1024)) if waiting else 1)
+        writer = SimpleNamespace(write=slow.write, transport=slow)
+        await opened.body(lambda size: None).write(writer)  # type: ignore[arg-type]  # all of a writer that is used
+    slow.lags = 0
+    await slow.write(b"")
+    assert slow.out.split(b"\r\n\r\n", 1)[1].startswith(data + b"\r\n--")
+    assert len(slow.rooms) <= 5 or lags > pdf._READ
 
 
 async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from signing_async import (
     SigningClient,
     TransportError,
     documents,
+    pdf,
 )
 from signing_async.bulk import Teller
 from signing_async.sandbox import Sandbox
@@ -406,7 +407,7 @@ async def test_progress(tmp_path: Path, kind: str, size: int) -> None:
     assert told[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
     assert [progress.bytes_done for progress in told] == sorted(progress.bytes_done for progress in told)
     assert all(progress.bytes_total == size for progress in told)
-    assert len(told) == 1 + -(-size // (256 * 1024))
+    assert len(told) == 1 + (1 if size <= 64 * 1024 else -(-size // pdf._READ))
 
 
 async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: SigningClient) -> None:
@@ -419,7 +420,7 @@ async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: Signin
     )
     again = told.index(0)
     assert told[:again] == sorted(told[:again])
-    assert told[again:] == [*range(0, LARGE, 262_144), LARGE, LARGE]
+    assert told[again:] == [*range(0, LARGE, pdf._READ), LARGE, LARGE]
 
 
 async def test_progress_ends_when_the_document_was_found(sandbox: Sandbox, client: SigningClient) -> None:
