@@ -128,7 +128,12 @@ class Results(Generic[R]):
         return self
 
     async def __anext__(self) -> R:
-        return await self._run.take()
+        try:
+            return await self._run.take()
+        except BaseException:
+            # The traceback of who was cancelled here keeps this frame, and must not keep the work going.
+            del self
+            raise
 
     async def aclose(self) -> None:
         """Cancel what is under way, and return when it has come to its end."""

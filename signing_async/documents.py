@@ -426,8 +426,9 @@ def _cheap_size(source: Any) -> int | None:
         return None
     try:
         return Path(source).stat().st_size
-    except (OSError, ValueError):
-        return 0  # it will fail, and count for nothing
+    except Exception:
+        # A path of the caller's own class may raise anything. It will fail as well, and counts for nothing.
+        return 0
 
 
 class _Sending:

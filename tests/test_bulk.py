@@ -158,12 +158,16 @@ async def test_to_leave_early_is_to_cancel(kind: str, way: str) -> None:
         with pytest.raises(ZeroDivisionError):
             await divide(make())
     else:
-        consumer = asyncio.create_task(consume(make()))
+
+        async def look() -> None:
+            async for _ in make():
+                pass
+
+        consumer = asyncio.create_task(look())
         await asyncio.sleep(0.01)
         consumer.cancel()
         await asyncio.wait([consumer])
         assert consumer.cancelled()
-        del consumer
     await settled()
     assert not others()
     assert hands.at_once == 0
@@ -295,6 +299,14 @@ async def test_a_consumer_that_gives_up_waiting_loses_nothing() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     assert [result async for result in results] == [1, 2]
+
+
+async def test_one_result_may_be_enough() -> None:
+    """Whoever asks for the first one gets it, and then the rest is cancelled."""
+    hands = Hands()
+    assert await anext(Results(range(10), hands.work, 1)) == 0
+    await settled()
+    assert not others()
 
 
 async def test_consumers_may_share() -> None:

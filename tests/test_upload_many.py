@@ -1,0 +1,434 @@
+"""Uploading many documents: each with its own result, lazily, told of as a whole, and over when it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signing_async import (
+    ClientClosed,
+    InvalidRequest,
+    MemoryTokenStore,
+    NotFound,
+    OAuth,
+    PdfRejected,
+    PdfSource,
+    Progress,
+    RefreshRejected,
+    RetryPolicy,
+    ServerError,
+    Signing,
+    SigningClient,
+    Token,
+    Unauthorized,
+    UploadResult,
+)
+from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
+
+SIZE = 20_000
+
+
+@pytest.fixture
+async def signing(client: SigningClient) -> Signing:
+    """A draft."""
+    return await client.signings.create(name="Leases", language="EN")
+
+
+def named(count: int, size: int = SIZE) -> list[PdfSource]:
+    """So many different PDFs."""
+    return [PdfSource(make_pdf(size, seed=number), f"lease-{number}.pdf") for number in range(count)]
+
+
+def descriptors() -> int:
+    """How many files and sockets are open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def others() -> set[asyncio.Task[Any]]:
+    """Tasks other than the test's own, once what was cancelled has come to its end."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return {task for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")}
+
+
+async def test_each_source_has_its_result(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
+    """The object that was given, and its document, byte for byte."""
+    sources = named(20)
+    results = [result async for result in client.documents.upload_many(signing, sources)]
+    assert {id(result.source) for result in results} == {id(source) for source in sources}
+    for result in results:
+        assert result.error is None
+        assert result.document is not None
+        assert result.document.name == result.source.filename
+        assert sandbox.document_bytes(result.document.id) == result.source.source
+    assert len((await client.signings.get(signing)).documents) == 20
+
+
+async def test_all_kinds_of_sources(client: SigningClient, signing: Signing, tmp_path: Path) -> None:
+    """Whatever `upload` takes."""
+    (tmp_path / "a.pdf").write_bytes(make_pdf(SIZE, seed=1))
+    (tmp_path / "b.pdf").write_bytes(make_pdf(SIZE, seed=2))
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield make_pdf(SIZE, seed=3)
+
+    sources: list[Any] = [
+        tmp_path / "a.pdf",
+        str(tmp_path / "b.pdf"),
+        stream(),
+        make_pdf(SIZE, seed=4),
+        io.BytesIO(make_pdf(SIZE, seed=5)),
+        PdfSource(make_pdf(SIZE, seed=6), "f.pdf"),
+    ]
+    results = [result async for result in client.documents.upload_many(signing.id, sources, concurrency=2)]
+    assert [result.error for result in results] == [None] * 6
+
+
+async def test_one_failure_sinks_nothing_else(
+    sandbox: Sandbox, client: SigningClient, signing: Signing, tmp_path: Path
+) -> None:
+    """Each has its own error: the file's, the service's, and what a source of the caller's raises."""
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield make_pdf(SIZE)[:100]
+        raise LookupError("the bucket is gone")
+
+    good = named(3)
+    bad: list[Any] = [b"no PDF", tmp_path / "missing.pdf", broken(), 5, None]
+    results = {
+        id(result.source): result
+        async for result in client.documents.upload_many(signing, [*bad[:2], *good, *bad[2:]], concurrency=3)
+    }
+    errors = [results[id(source)].error for source in bad]
+    assert [type(error) for error in errors] == [
+        PdfRejected,
+        InvalidRequest,
+        LookupError,
+        InvalidRequest,
+        InvalidRequest,
+    ]
+    assert all(results[id(source)].document is None for source in bad)
+    assert all(results[id(source)].document is not None for source in good)
+    assert len(sandbox.requests_of("documents.upload")) == 3
+
+
+async def test_pairs_across_many_signings(sandbox: Sandbox, client: SigningClient) -> None:
+    """Without a signing, each source comes with its own."""
+    signings = [await client.signings.create(name=f"Lease {number}", language="EN") for number in range(5)]
+
+    async def pairs() -> AsyncIterator[tuple[Signing | str, PdfSource]]:
+        for number, signing in enumerate(signings):
+            yield signing if number % 2 else signing.id, PdfSource(make_pdf(SIZE, seed=number), "lease.pdf")
+
+    results = [result async for result in client.documents.upload_many(None, pairs(), 3)]
+    assert len(results) == 5
+    for result in results:
+        target, source = result.source
+        assert result.document is not None
+        assert sandbox.document_bytes(result.document.id) == source.source
+        read = await client.signings.get(target)
+        assert [document.id for document in read.documents] == [result.document.id]
+
+
+async def test_what_is_no_pair(client: SigningClient, signing: Signing) -> None:
+    """It is that item's error, in few words, and so is a signing that is none."""
+    items: list[Any] = [
+        make_pdf(SIZE),
+        (signing, make_pdf(SIZE), "name"),
+        ("", make_pdf(SIZE)),
+        ("00000000-0000-4000-8000-000000000000", make_pdf(SIZE)),
+    ]
+    results = [result async for result in client.documents.upload_many(None, items, 1)]
+    assert [type(result.error) for result in results] == [InvalidRequest, InvalidRequest, InvalidRequest, NotFound]
+    assert "sources: without signing_id each must be a pair (signing_id, source), not b'%PDF" in str(results[0].error)
+    assert all(len(repr(result)) < 600 for result in results)
+    items = [(signing, make_pdf(SIZE))]
+    results = [result async for result in client.documents.upload_many(signing, items)]
+    assert "source: must be a path, bytes" in str(results[0].error)
+
+
+@pytest.mark.parametrize(
+    "sources",
+    ["lease.pdf", b"%PDF-", bytearray(), memoryview(b""), Path("lease.pdf"), PdfSource(b""), io.BytesIO(), {}, 5, None],
+)
+async def test_sources_that_are_none(client: SigningClient, signing: Signing, sources: Any) -> None:
+    """One source is not taken for many: it is said at once."""
+    with pytest.raises(InvalidRequest, match=f"sources: must be an iterable of sources, not {type(sources).__name__}"):
+        client.documents.upload_many(signing, sources)
+
+
+async def test_other_arguments_that_are_wrong(client: SigningClient, signing: Signing) -> None:
+    """They are refused before anything is done, each by its name."""
+    with pytest.raises(InvalidRequest, match="signing_id: must be an id or a record"):
+        client.documents.upload_many("", [])
+    with pytest.raises(InvalidRequest, match="concurrency: must be a whole number from 1, not 0"):
+        client.documents.upload_many(signing, [], concurrency=0)
+    with pytest.raises(InvalidRequest, match="on_progress: must be callable, not 5"):
+        client.documents.upload_many(signing, [], on_progress=5)  # type: ignore[call-overload]  # that is the test
+
+
+async def test_no_more_at_once_than_asked_for(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
+    """And as many as that."""
+    sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.05)
+    pulled, done, most = 0, 0, 0
+
+    def sources() -> Iterator[PdfSource]:
+        nonlocal pulled, most
+        for source in named(12, 2000):
+            pulled += 1
+            most = max(most, pulled - done)
+            yield source
+
+    async for _ in client.documents.upload_many(signing, sources(), concurrency=3):
+        done += 1
+    assert 3 <= most <= 6
+    assert done == 12
+
+
+async def test_a_repeat_is_each_ones_own_business(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
+    """Faults on the way change nothing: each document is there once."""
+    sandbox.faults.add("documents.upload", "503", times=3)
+    sandbox.faults.add("documents.upload", "500-after-commit", times=2, skip=5)
+    sandbox.faults.add("documents.upload", "429", times=2, skip=9, retry_after=0.01)
+    results = [result async for result in client.documents.upload_many(signing, named(15), concurrency=4)]
+    assert [result.error for result in results] == [None] * 15
+    names = sorted(document.name for document in (await client.signings.get(signing)).documents)
+    assert names == sorted(source.filename for source in named(15))
+
+
+# Leaving early
+
+
+@pytest.mark.parametrize("way", ["break", "with", "aclose", "cancel"])
+async def test_to_leave_is_to_clean_up(
+    sandbox: Sandbox, client: SigningClient, signing: Signing, tmp_path: Path, way: str
+) -> None:
+    """No task, file or connection is left; the client goes on as before."""
+    sandbox.faults.add("documents.upload", "hang", times=None, skip=2)
+    paths = []
+    for number in range(20):
+        paths.append(tmp_path / f"{number}.pdf")
+        paths[-1].write_bytes(make_pdf(2_000_000, seed=number))
+    await client.me()
+    before = descriptors()
+    if way == "break":
+        async for _ in client.documents.upload_many(signing, paths):
+            break
+    elif way == "with":
+        async with client.documents.upload_many(signing, paths) as results:
+            async for _ in results:
+                break
+    elif way == "aclose":
+        results = client.documents.upload_many(signing, paths)
+        await anext(results)
+        await results.aclose()
+    else:
+
+        async def consume() -> None:
+            async for _ in client.documents.upload_many(signing, paths):
+                pass
+
+        consumer = asyncio.create_task(consume())
+        while len(sandbox.requests_of("documents.upload")) < 4:
+            await asyncio.sleep(0.01)
+        consumer.cancel()
+        await asyncio.wait([consumer])
+        assert consumer.cancelled()
+    assert not await others()
+    sandbox.faults.clear()
+    assert descriptors() <= before + 1  # one connection that is kept
+    await client.me()
+
+
+async def drain(results: Any) -> list[Any]:
+    return [result async for result in results]
+
+
+async def test_errors_that_would_hit_every_file(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
+    """When the client is closed the rest gets that error, one each, and its files are not opened."""
+    opened = 0
+
+    class Watched(os.PathLike[str]):
+        def __fspath__(self) -> str:
+            nonlocal opened
+            opened += 1
+            return "/nowhere.pdf"
+
+    sources: list[Any] = [*named(3), *(Watched() for _ in range(50))]
+    results = client.documents.upload_many(signing, sources, concurrency=1)
+    first = await anext(results)
+    assert first.document is not None
+    await client.aclose()
+    errors = [result.error async for result in results]
+    assert len(errors) == 52
+    closed = [error for error in errors if isinstance(error, ClientClosed)]
+    assert len(closed) >= 45
+    assert len({id(error) for error in closed}) == len(closed)
+
+
+@pytest.mark.parametrize("auth", ["token", "oauth"])
+async def test_a_token_that_is_rejected_for_good(sandbox: Sandbox, auth: str) -> None:
+    """It is tried by those under way, and not with each of thousands."""
+    kind: type[Exception]
+    if auth == "token":
+        client, kind = SigningClient(sandbox.base_url, "wrong"), Unauthorized
+    else:
+        app = sandbox.register_app("http://localhost/callback")
+        assert app.client_secret is not None
+        oauth = OAuth(
+            sandbox.base_url,
+            client_id=app.client_id,
+            client_secret=app.client_secret,
+            redirect_uri="http://localhost/callback",
+            store=MemoryTokenStore(Token("wrong", "wrong-as-well")),
+        )
+        client, kind = SigningClient(sandbox.base_url, oauth), RefreshRejected
+    async with client:
+        results = await drain(client.documents.upload_many("a-signing", named(1) * 200, concurrency=4))
+    assert {type(result.error) for result in results} == {kind}
+    assert len(results) == 200
+    assert len(sandbox.requests) <= 12
+
+
+# Progress
+
+
+async def test_progress_is_of_all_files(client: SigningClient, signing: Signing, tmp_path: Path) -> None:
+    """Counts only grow where nothing is repeated, and end at their totals."""
+    sources: list[Any] = [*named(6), make_pdf(SIZE, seed=7)]
+    (tmp_path / "file.pdf").write_bytes(make_pdf(SIZE, seed=8))
+    sources += [tmp_path / "file.pdf", str(tmp_path / "file.pdf"), b"no PDF", tmp_path / "missing.pdf"]
+    told: list[Progress] = []
+    await drain(client.documents.upload_many(signing, sources, 3, told.append))
+    assert told[-1] == Progress(11, 11, 9 * SIZE + 6, 9 * SIZE + 6)
+    assert [one.files_done for one in told] == sorted(one.files_done for one in told)
+    assert [one.bytes_done for one in told] == sorted(one.bytes_done for one in told)
+    assert {one.files_total for one in told} == {11}
+    assert {one.bytes_total for one in told} <= {None, 9 * SIZE + 6}
+
+
+@pytest.mark.parametrize(
+    ("make", "files", "size"),
+    [
+        (lambda pairs: iter(pairs), None, None),
+        (lambda pairs: set(pairs), 4, None),
+        (lambda pairs: tuple(pairs), 4, 4 * SIZE),
+        (lambda pairs: [*pairs[:3], (pairs[0][0], io.BytesIO(make_pdf(SIZE)))], 4, None),
+        (lambda pairs: [*pairs, (5, 5, 5)], 5, None),
+    ],
+)
+async def test_totals_where_they_are_known(
+    client: SigningClient, make: Callable[[list[Any]], Iterable[Any]], files: int | None, size: int | None
+) -> None:
+    """The number of files of what has a length, their bytes where no file has to be read for that."""
+    signing = await client.signings.create(name="Leases", language="EN")
+    pairs = make([(signing.id, source) for source in named(4)])
+    told: list[Progress] = []
+    results = client.documents.upload_many(None, pairs, on_progress=told.append)
+    await drain(results)
+    assert told[-1].files_total == files
+    assert told[-1].bytes_total == size
+    assert told[-1].bytes_done == 4 * SIZE
+
+
+async def test_bytes_of_a_repeat_are_taken_back(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
+    """No more bytes are done in the end than there are."""
+    sandbox.faults.add("documents.upload", "503", times=2)
+    told: list[Progress] = []
+    await drain(client.documents.upload_many(signing, named(3), on_progress=told.append))
+    assert told[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
+    assert [one.bytes_done for one in told] != sorted(one.bytes_done for one in told)
+
+
+async def test_a_file_that_failed_is_done_with_all_of_its_bytes(sandbox: Sandbox) -> None:
+    """A bar that is drawn of it reaches its end."""
+    sandbox.faults.add("documents.upload", "503", times=None)
+    told: list[Progress] = []
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
+        signing = await client.signings.create(name="Leases", language="EN")
+        results = await drain(client.documents.upload_many(signing, named(3), on_progress=told.append))
+    assert all(isinstance(result.error, ServerError) for result in results)
+    assert told[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
+
+
+async def test_sizes_are_not_waited_for(client: SigningClient, signing: Signing) -> None:
+    """On a slow disk uploads begin before all sizes are known, and what is left of them is not asked for in the end."""
+    asked = 0
+
+    class Slow(os.PathLike[str]):
+        def __fspath__(self) -> str:
+            nonlocal asked
+            asked += 1
+            time.sleep(0.05)
+            return "/nowhere.pdf"
+
+    told: list[Progress] = []
+    sources: list[Any] = [*named(2), *(Slow() for _ in range(100))]
+    async with client.documents.upload_many(signing, sources, 1, told.append) as results:
+        result = await anext(results)
+    assert result.document is not None
+    assert told[0].bytes_total is None
+    await asyncio.sleep(0.2)
+    before = asked
+    await asyncio.sleep(0.2)
+    assert asked == before
+    assert asked < 50
+
+
+async def test_sizes_that_cannot_be_asked_for(client: SigningClient, signing: Signing) -> None:
+    """They count for nothing; the file's own error tells why."""
+
+    class Broken(os.PathLike[str]):
+        def __fspath__(self) -> str:
+            raise LookupError("no path")
+
+    told: list[Progress] = []
+    sources: list[Any] = [*named(1), Broken(), "nul\0"]
+    results = await drain(client.documents.upload_many(signing, sources, 1, told.append))
+    assert sum(result.error is not None for result in results) == 2
+    assert told[-1] == Progress(3, 3, SIZE, SIZE)
+
+
+# What it takes
+
+
+async def test_memory_does_not_grow_with_the_number(sandbox: Sandbox, client: SigningClient) -> None:
+    """Four hundred uploads hold no more at once than a hundred; only their ids are remembered."""
+    signing = await client.signings.create(name="Leases", language="EN")
+
+    async def peak(first: int, count: int) -> int:
+        def sources() -> Iterator[PdfSource]:
+            for number in range(first, first + count):
+                yield PdfSource(make_pdf(100_000, seed=number), f"{number}.pdf")
+
+        tracemalloc.reset_peak()
+        async for result in client.documents.upload_many(signing, sources(), concurrency=4):
+            assert result.error is None
+            # The sandbox runs in this process, and keeps what it is given.
+            del result
+        return tracemalloc.get_traced_memory()[1]
+
+    await peak(0, 50)
+    tracemalloc.start()
+    try:
+        few = await peak(100, 50)
+        kept = tracemalloc.get_traced_memory()[0]
+        many = await peak(1000, 200)
+        assert many - few < 200 * 20_000 + kept
+    finally:
+        tracemalloc.stop()
+
+
+async def test_results_show_no_more_than_a_glimpse() -> None:
+    """A PDF in memory is not printed."""
+    result = UploadResult(make_pdf(5_000_000), None, None)
+    assert len(repr(result)) < 200
