@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import os
 import sys
@@ -17,7 +16,7 @@ except ModuleNotFoundError:  # the extra is not installed: say so in a sentence,
     sys.exit("signing-async: the command line needs its extra: pip install 'signing-async[cli]'")
 
 from .command import common_options
-from .exits import CODES, FAILED, INTERRUPTED, PIPE_CLOSED, code_of, facts_of
+from .exits import CODES, FAILED, INTERRUPTED, code_of, facts_of
 from .output import Output, discard_output
 
 if TYPE_CHECKING:
@@ -115,15 +114,10 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # not every stream has it
     out = Output(json="--json" in arguments)
     try:
-        code = _invoke(arguments, out)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        return _invoke(arguments, out)
     except OSError as error:
-        code = PIPE_CLOSED if error.errno == errno.EPIPE else FAILED
         discard_output()
-        if code == FAILED:
-            _tell(out, error, code, f"{error.filename or 'the output cannot be written'}: {error.strerror}")
-    return code
+        return _tell(out, error, FAILED, f"{error.filename or 'the output cannot be written'}: {error.strerror}")
 
 
 def _invoke(arguments: Sequence[str], out: Output) -> int:

@@ -171,10 +171,8 @@ class Command(click.Command):
         common = {str(option.name) for option in self._common}
         own = [(parameter.name, parameter.get_help_record(ctx)) for parameter in self.get_params(ctx)]
         for title, among in (("Options", False), ("Common options", True)):
-            rows = [row for name, row in own if row is not None and (name in common) is among]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+            with formatter.section(title):
+                formatter.write_dl([row for name, row in own if row is not None and (name in common) is among])
 
 
 def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:

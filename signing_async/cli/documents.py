@@ -136,7 +136,7 @@ async def _download(state: State, signing_id: str, choice: _Choice, output: str 
     async with state.client() as client:
         chosen = choice.of((await client.signings.get(signing_id)).documents)
         if output == "-":
-            await _to_stdout(client, signing_id, chosen)
+            await _to_stdout(state, client, signing_id, chosen)
             return
         targets = list(zip(chosen, _targets(chosen, output), strict=True))
 
@@ -169,12 +169,11 @@ async def _fetch(client: SigningClient, signing_id: str, document: Document, pat
     return await client.documents.download_signed(signing_id, document, path)
 
 
-async def _to_stdout(client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:
+async def _to_stdout(state: State, client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:
     if len(documents) > 1:
         raise InvalidRequest(f"--output -: only one document can go to standard output, not {len(documents)}")
     # Whole and checked before any of it is passed on.
-    content = await client.documents.read_signed(signing_id, documents[0])
-    sys.stdout.buffer.write(content)
+    state.out.binary(await client.documents.read_signed(signing_id, documents[0]))
 
 
 def _targets(documents: Sequence[Document], output: str | None) -> list[Path]:

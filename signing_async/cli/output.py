@@ -170,8 +170,12 @@ class Output:
     def _write(self, text: str) -> None:
         if self._above_bar(text, sys.stdout):
             return
+        self.binary(text)
+
+    def binary(self, content: str | bytes) -> None:
+        """To standard output, as it is."""
         try:
-            click.echo(text, nl=False, color=True)
+            click.echo(content, nl=False, color=True)
         except BrokenPipeError:
             # Whoever read has seen enough: what is still in the buffer goes nowhere, also at the end.
             discard_output()

@@ -131,4 +131,7 @@ def screen(*arguments: str, columns: int = 100, environment: Mapping[str, str] =
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    # What whoever runs the tests has set for a terminal is not the test's.
+    own = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "BROWSER")
+    kept = {name: value for name, value in os.environ.items() if name not in own}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}

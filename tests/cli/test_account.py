@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 import sys
-import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -35,6 +35,14 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def until(done: Callable[[], object]) -> None:
+    """Wait for what happens in a thread."""
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -126,6 +134,7 @@ def test_the_page_in_the_browser(run: Run, app: dict[str, str], monkeypatch: pyt
     ran = run("login")
     assert ran.code == 4
     assert "Error: " in ran.err
+    until(lambda: len(answers) == 3)
     forged, empty, wrong = answers
     for answer in answers:
         assert answer.status == 400
@@ -142,10 +151,7 @@ def test_the_user_does_not_agree(run: Run, app: dict[str, str], monkeypatch: pyt
     ran = run("login")
     assert ran.code == 4
     assert "access_denied" in ran.err
-    for _ in range(100):
-        if pages:
-            break
-        threading.Event().wait(0.05)
+    until(lambda: pages)
     assert "Not logged in" in pages[0]
 
 
@@ -173,10 +179,7 @@ def test_a_second_answer_is_too_late(run: Run, app: dict[str, str], monkeypatch:
 
     browsing(monkeypatch, visit)
     assert run("login").code == 0
-    for _ in range(100):
-        if late:
-            break
-        threading.Event().wait(0.05)
+    until(lambda: late)
     assert late == [410]
 
 

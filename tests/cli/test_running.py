@@ -257,6 +257,12 @@ def test_without_any_output(service: Service) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_without_standard_output_at_all(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    """The same in this process."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run("me").code == 0
+
+
 def test_a_terminal_that_knows_no_unicode(service: Service) -> None:
     """Shows it as well as it can; JSON is the same everywhere."""
     service.draft(name="Båthus…")
