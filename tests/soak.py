@@ -64,6 +64,7 @@ async def run_sandbox(webhook_url: str) -> None:
     """Serve until standard input ends; say first where, and how to get in."""
     from signing_async.sandbox import Profile, Sandbox
 
+    logging.disable()  # it tells of clients that have hung up
     # A refresh whose answer is lost is made again with the same token.
     profile = Profile(access_token_lifetime=5, replay_grace=60)
     async with Sandbox(

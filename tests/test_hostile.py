@@ -468,6 +468,7 @@ async def test_a_flood_is_not_swallowed(name: str, tmp_path: Path) -> None:
                 finally:
                     tracemalloc.stop()
             assert isinstance(found, SigningError) or operation == "remind"
+            assert "larger than" in str(found) or name != "a body" or operation == "remind"
             assert peak < 24 * 2**20, (operation, peak)
 
 
@@ -495,6 +496,19 @@ async def test_a_bomb_is_not_unpacked_whole(encoding: str, status: int, tmp_path
 
 
 # Where the token goes
+
+
+FOREIGN = (
+    "http://{other}",
+    "//{other}",
+    "HTTP:",
+    "http://localhost",
+    "http://user",
+    "https:",
+    "ftp:",
+    "file:",
+    "data:",
+)
 
 
 @pytest.mark.parametrize(
@@ -552,7 +566,7 @@ async def test_a_redirect_takes_the_token_nowhere_else(location: str, tmp_path: 
             async with connected(server) as client:
                 error = await outcome(operate, client, tmp_path)
             assert isinstance(error, SigningError)
-            assert len(server.heads) <= 6
+            assert len(server.heads) <= (1 if location.startswith(FOREIGN) else 6)
             host = server.origin.removeprefix("http://").encode()
             assert all(b"\r\nHost: %s\r\n" % host in head for head in server.heads)
         assert other.heads == []
@@ -561,9 +575,11 @@ async def test_a_redirect_takes_the_token_nowhere_else(location: str, tmp_path: 
 async def test_cookies_are_not_kept() -> None:
     """A client's own session takes no cookies: nothing of one call is sent with the next."""
     raw = _sized(SIGNING, JSON + b"Set-Cookie: session=of-somebody; Path=/\r\n")
-    async with hostile(saying(raw)) as server, connected(server) as client:
-        await client.me()
-        await client.me()
+    async with hostile(saying(raw)) as server:
+        # Of a host without a name nobody keeps cookies.
+        async with SigningClient(server.origin.replace("127.0.0.1", "localhost"), TOKEN) as client:
+            await client.me()
+            await client.me()
         assert all(b"cookie" not in head.lower() for head in server.heads)
 
 
