@@ -449,10 +449,11 @@ class Sending:
         self._changes += 1
         mine = self._changes
         async with self._turn:
-            if self._saved < mine:
-                covered = self._changes
-                await journaled(self._journal.write(self._claim, self._state.text()))
-                self._saved = covered
+            if self._saved >= mine:
+                return
+            covered = self._changes
+            await journaled(self._journal.write(self._claim, self._state.text()))
+            self._saved = covered
 
 
 async def _readable(reading: Awaitable[T]) -> T:

@@ -33,6 +33,7 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.documents import Documents
+from signing_async.journal import Claim
 from signing_async.recipients import Recipients
 from signing_async.sandbox import Sandbox
 from signing_async.sending import _Tries
@@ -146,7 +147,7 @@ async def test_death_again_and_again(tmp_path: Path) -> None:
     moments = await moments_of(parcel_of())
     chance = random.Random(5)
     async with Sandbox(seed=7) as sandbox:
-        for number in range(15):
+        for number in range(8):
             each, path = parcel_of(name=f"Lease {number}"), tmp_path / f"{number}"
             deaths = 0
             for at in [chance.randint(1, moments) for _ in range(5)]:
@@ -345,6 +346,47 @@ async def test_a_package_that_was_changed(sandbox: Sandbox, client: SigningClien
     assert "key: 'lease' names another package, which was sent as signing" in str(result.error)
     assert isinstance(result.error, InvalidRequest)
     assert state_of(path)["error"] is None
+
+
+async def test_a_package_that_was_changed_before_it_had_a_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """There is no draft to be abandoned."""
+    sandbox.faults.add("signings.create", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel_of(name="First", key="lease").package, tmp_path / "journal")
+    second = parcel_of(name="Second", key="lease")
+    await client.dispatch(second.package, tmp_path / "journal")
+    assert state_of(tmp_path / "journal")["abandoned"] == []
+    sent_well(sandbox, second)
+
+
+async def test_what_ends_together_is_written_together(sandbox: Sandbox, client: SigningClient) -> None:
+    """While one state is written, those of a package that follow are gathered into one; none overtakes another."""
+    journal = MemoryJournal()
+    write, under_way = journal.write, 0
+
+    async def slow(claim: Claim, state: str) -> None:
+        nonlocal under_way
+        under_way += 1
+        assert under_way == 1
+        await asyncio.sleep(0.05)
+        await write(claim, state)
+        under_way -= 1
+
+    journal.write = slow  # type: ignore[method-assign]  # a slow one
+    await client.dispatch(parcel_of(8, 1).package, journal)
+    # Begun, created, some of the eight documents at a time, the recipient, the sending, sent.
+    assert journal.writes < 5 + 7
+    sent_well(sandbox, parcel_of(8, 1))
+
+
+async def test_the_hook_is_told(sandbox: Sandbox, client: SigningClient) -> None:
+    """The client's own hook hears of every attempt."""
+    told: list[str] = []
+    watched = client.with_options(on_attempt=lambda attempt: told.append(attempt.operation))
+    await watched.dispatch(parcel_of().package)
+    assert Counter(told) == count(sandbox)
 
 
 async def test_a_package_that_was_changed_in_the_middle_of_its_sending(

@@ -401,7 +401,7 @@ async def test_a_journal_that_fails_at_any_step(tmp_path: Path) -> None:
 
 async def test_a_journal_that_fails_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     """Other packages are not begun any more; an exception of any kind is named as the journal's."""
-    parcels = [make_parcel(number, tmp_path) for number in range(100)]
+    parcels = [make_parcel(number, tmp_path) for number in range(40)]
     packages = [parcel.package for parcel in parcels]
     async with SqliteJournal(tmp_path / "journal") as journal:
         failing = Failing(journal, 60, ZeroDivisionError("by a replica"))

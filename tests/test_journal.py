@@ -79,6 +79,17 @@ async def test_what_is_written_is_there_for_the_next(path: Path) -> None:
         assert await journal.claim("other") == Claim("other", None, 1)
 
 
+async def test_what_is_written_survives_a_power_cut(path: Path) -> None:
+    """As far as that can be seen from here: a write-ahead log, flushed with each commit."""
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+        assert journal._connection is not None
+        settings = [
+            journal._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+        ]
+        assert settings == ["wal", 2]
+
+
 async def test_one_at_a_time_has_a_package(path: Path) -> None:
     """Neither the same journal object nor another one of the same process gets what is taken."""
     async with SqliteJournal(path) as one, SqliteJournal(path) as other:
