@@ -60,7 +60,8 @@ def guide(name: str, seconds: float, seed: int) -> None:
         words.write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
         once = guarded(target, held.enter_context(target.attacking()))
         options = [f"-max_total_time={seconds:.0f}", f"-max_len={LONGEST}", f"-seed={seed % 2**32}", f"-dict={words}"]
-        atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=1500", "-timeout=20", folder], once)
+        options += ["-rss_limit_mb=1500", "-timeout=20", f"-artifact_prefix={folder}/"]
+        atheris.Setup([sys.argv[0], *options, folder], once)
         atheris.Fuzz()
 
 
