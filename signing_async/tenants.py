@@ -98,6 +98,7 @@ class Tenants:
         self._in_use: dict[str, _Tenant] = {}
         self._idle: OrderedDict[str, _Tenant] = OrderedDict()
         self._closing: dict[str, asyncio.Task[None]] = {}
+        self._users = 0
         self._closed = False
 
     def __repr__(self) -> str:
@@ -128,8 +129,8 @@ class Tenants:
         self._idle.clear()
         while self._closing:
             await asyncio.wait(tuple(self._closing.values()))
-        if self._session is not None and self._session is not self._given:
-            await self._session.close()
+        if not self._users:
+            self._detach()
 
     async def __aenter__(self) -> Self:
         return self
@@ -150,6 +151,7 @@ class Tenants:
             tenant = _Tenant(tenant_id, asyncio.create_task(self._make(tenant_id), name="signing_async tenant"))
         self._in_use[tenant_id] = tenant
         tenant.users += 1
+        self._users += 1
         self._trim()
         try:
             yield await tenant.ready()
@@ -158,6 +160,9 @@ class Tenants:
 
     def _leave(self, tenant: _Tenant) -> None:
         tenant.users -= 1
+        self._users -= 1
+        if self._closed and not self._users:
+            self._detach()
         # Another may have taken its place: it was closed by hand, or all were.
         if tenant.users or self._in_use.get(tenant.id) is not tenant:
             return
@@ -165,6 +170,11 @@ class Tenants:
         if not tenant.is_spent:
             self._idle[tenant.id] = tenant
             self._trim()
+
+    def _detach(self) -> None:
+        """Let go of the connections. Not while a request may be on its way to one: it would fall over that."""
+        if self._session is not None and self._session is not self._given:
+            self._session.detach()
 
     def _trim(self) -> None:
         while self._idle and len(self._in_use) + len(self._idle) > self._most:

@@ -1,0 +1,529 @@
+"""Clients of many tenants: one each, a bounded number at a time, none closed in use, nothing shared but connections."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    ClientClosed,
+    ConfigurationError,
+    InvalidRequest,
+    LocalGate,
+    MemoryTokenStore,
+    RateLimited,
+    RetryPolicy,
+    SigningClient,
+    TenantApp,
+    Tenants,
+    Token,
+    TokenStore,
+)
+from tests.servers import Web, serving
+
+
+class Registry:
+    """What an application knows of its tenants."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.stores: dict[str, MemoryTokenStore] = {}
+        self.asked: list[str] = []
+
+    def store(self, tenant_id: str) -> TokenStore:
+        fresh = MemoryTokenStore(Token(f"access-{tenant_id}", f"refresh-{tenant_id}"))
+        return self.stores.setdefault(tenant_id, fresh)
+
+    def app(self, tenant_id: str) -> TenantApp:
+        self.asked.append(tenant_id)
+        return TenantApp(self.origin, f"client-{tenant_id}", f"secret-{tenant_id}", "https://app.example.com/callback")
+
+
+class Service:
+    """All tenants on one host: it says who asked, sets a cookie, and does as it is told."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+        self.refreshing = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.refreshes: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        assert "Cookie" not in request.headers
+        if request.path == "/api/oauth/token":
+            form = await request.post()
+            tenant = str(form["client_id"]).removeprefix("client-")
+            self.refreshes.append(tenant)
+            self.refreshing.set()
+            await self.go_on.wait()
+            assert form["client_secret"] == f"secret-{tenant}"
+            assert str(form["refresh_token"]).startswith(f"refresh-{tenant}")
+            return web.json_response({"access_token": f"access-{tenant}-new", "refresh_token": f"refresh-{tenant}-new"})
+        token = request.headers["Authorization"].removeprefix("Bearer ")
+        if token in self.refused:
+            return web.json_response({}, status=401)
+        response = web.json_response({"id": token.removeprefix("access-"), "cookie": "set"})
+        response.set_cookie("session", token)
+        return response
+
+
+@pytest.fixture
+def service() -> Service:
+    """The service's behaviour."""
+    return Service()
+
+
+@pytest.fixture
+async def server(service: Service) -> AsyncIterator[Web]:
+    """The service, running."""
+    async with serving(service.answer) as running:
+        yield running
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session whose jar would keep cookies of addresses too."""
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as made:
+        yield made
+
+
+async def test_each_tenant_is_who_it_is(server: Web, session: aiohttp.ClientSession) -> None:
+    """However many at once: no token, and no cookie, of another."""
+    registry = Registry(server.origin)
+    async with Tenants(registry.store, registry.app, session, max_clients=5) as tenants:
+
+        async def ask(number: int) -> tuple[str, str]:
+            async with tenants.client(f"t{number}") as client:
+                return f"t{number}", (await client.me()).id or ""
+
+        answers = await asyncio.gather(*(ask(number % 40) for number in range(200)))
+    assert all(tenant == told for tenant, told in answers)
+    assert not session.closed
+    assert len(session.cookie_jar) == 0
+
+
+async def test_a_client_is_made_once(server: Web, session: aiohttp.ClientSession) -> None:
+    """However many ask for it at once, and whenever they do."""
+    registry = Registry(server.origin)
+
+    async def app(tenant_id: str) -> TenantApp:
+        await asyncio.sleep(0.01)
+        return registry.app(tenant_id)
+
+    async def store(tenant_id: str) -> TokenStore:
+        return registry.store(tenant_id)
+
+    async with Tenants(store, app, session) as tenants:
+
+        async def get() -> SigningClient:
+            async with tenants.client("acme") as client:
+                return client
+
+        first = asyncio.create_task(get())
+        await asyncio.sleep(0)
+        first.cancel()
+        clients = await asyncio.gather(*(get() for _ in range(10)))
+        assert len({id(client) for client in [*clients, await get()]}) == 1
+        assert first.cancelled()
+        assert repr(tenants) == "<Tenants: 0 clients in use, 1 kept>"
+    assert registry.asked == ["acme"]
+    assert clients[0].closed
+
+
+async def test_the_least_recently_used_is_closed_first(server: Web, session: aiohttp.ClientSession) -> None:
+    """And none while it is in use."""
+    registry = Registry(server.origin)
+    seen: dict[str, SigningClient] = {}
+    async with Tenants(registry.store, registry.app, session, max_clients=3) as tenants:
+
+        async def touch(tenant_id: str) -> None:
+            async with tenants.client(tenant_id) as client:
+                seen[tenant_id] = client
+            await asyncio.sleep(0.005)
+
+        async with tenants.client("long") as used:
+            for tenant_id in ("a", "b", "a", "c"):
+                await touch(tenant_id)
+            assert [tenant_id for tenant_id, client in seen.items() if client.closed] == ["b"]
+            for number in range(5):
+                await touch(f"more-{number}")
+            assert not used.closed
+            await used.me()
+        await touch("last")
+        assert not used.closed
+        assert sum(not client.closed for client in seen.values()) == 2
+        await touch("b")
+        assert registry.asked.count("b") == 2
+        assert not seen["b"].closed
+
+
+async def test_more_in_use_than_are_kept(server: Web, session: aiohttp.ClientSession) -> None:
+    """Nobody waits for another's client; afterwards there are as many as may be."""
+    registry = Registry(server.origin)
+    async with Tenants(registry.store, registry.app, session, max_clients=2) as tenants:
+        everyone = asyncio.Barrier(6)
+
+        async def use(number: int) -> None:
+            async with tenants.client(f"t{number}") as client:
+                await everyone.wait()
+                await client.me()
+
+        await asyncio.gather(*(use(number) for number in range(6)))
+        assert repr(tenants) == "<Tenants: 0 clients in use, 2 kept>"
+
+
+async def test_a_refresh_under_way_is_let_finish(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
+    """Before its client is let go of, and before another is made for the same tenant."""
+    registry = Registry(server.origin)
+    service.refused.add("access-acme")
+    service.go_on.clear()
+    async with Tenants(registry.store, registry.app, session, max_clients=1) as tenants:
+
+        async def ask(tenant_id: str) -> str | None:
+            async with tenants.client(tenant_id) as client:
+                return (await client.me()).id
+
+        first = asyncio.create_task(ask("acme"))
+        await service.refreshing.wait()
+        first.cancel()
+        await asyncio.wait([first])
+        assert await ask("other") == "other"
+        again = asyncio.create_task(ask("acme"))
+        await asyncio.sleep(0.02)
+        assert not again.done()
+        service.go_on.set()
+        assert await again == "acme-new"
+    assert service.refreshes == ["acme"]
+    kept = await registry.stores["acme"].load()
+    assert kept is not None
+    assert kept.refresh_token == "refresh-acme-new"
+
+
+async def test_a_refresh_outlives_the_end(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
+    """To close all is to wait for the tokens that are on their way."""
+    registry = Registry(server.origin)
+    service.refused.add("access-acme")
+    service.go_on.clear()
+    tenants = Tenants(registry.store, registry.app, session)
+
+    async def ask() -> None:
+        async with tenants.client("acme") as client:
+            await client.me()
+
+    asking = asyncio.create_task(ask())
+    await service.refreshing.wait()
+    closing = asyncio.create_task(tenants.aclose())
+    await asyncio.sleep(0.02)
+    assert not closing.done()
+    service.go_on.set()
+    await closing
+    await asyncio.gather(asking, return_exceptions=True)
+    kept = await registry.stores["acme"].load()
+    assert kept is not None
+    assert kept.access_token == "access-acme-new"
+    with pytest.raises(ClientClosed, match="the tenants' clients are closed"):
+        await ask()
+
+
+async def test_what_fails_is_tried_anew(server: Web, session: aiohttp.ClientSession) -> None:
+    """An error of a factory is raised as it is, to all who wait for it, and is not remembered."""
+    registry, fails = Registry(server.origin), True
+
+    def app(tenant_id: str) -> Any:
+        if fails:
+            raise LookupError(f"there is no tenant {tenant_id}")
+        return registry.app(tenant_id)
+
+    async with Tenants(registry.store, app, session) as tenants:
+
+        async def ask() -> str | None:
+            async with tenants.client("acme") as client:
+                return (await client.me()).id
+
+        errors = await asyncio.gather(ask(), ask(), return_exceptions=True)
+        assert [str(error) for error in errors] == ["there is no tenant acme"] * 2
+        assert repr(tenants) == "<Tenants: 0 clients in use, 0 kept>"
+        fails = False
+        assert await ask() == "acme"
+
+
+async def test_a_failure_that_nobody_waits_for(
+    server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It harms nobody, and is not told."""
+    registry, tries = Registry(server.origin), 0
+
+    async def app(tenant_id: str) -> TenantApp:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0.01)
+        if tries == 1:
+            raise LookupError("not yet")
+        return registry.app(tenant_id)
+
+    async with Tenants(registry.store, app, session) as tenants:
+
+        async def ask() -> str | None:
+            async with tenants.client("acme") as client:
+                return (await client.me()).id
+
+        first = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0.03)
+        assert await ask() == "acme"
+        del first
+    gc.collect()
+    assert caplog.records == []
+
+
+async def test_making_is_waited_for_at_the_end(server: Web, session: aiohttp.ClientSession) -> None:
+    """A client that is being made while all are closed is closed too."""
+    registry, go_on = Registry(server.origin), asyncio.Event()
+
+    async def app(tenant_id: str) -> TenantApp:
+        await go_on.wait()
+        return registry.app(tenant_id)
+
+    tenants = Tenants(registry.store, app, session)
+    got: list[SigningClient] = []
+
+    async def ask() -> None:
+        async with tenants.client("acme") as client:
+            got.append(client)
+            await client.me()
+
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(tenants.aclose())
+    await asyncio.sleep(0.01)
+    go_on.set()
+    await closing
+    await asyncio.gather(asking, return_exceptions=True)
+    assert got[0].closed
+
+
+async def test_one_that_cannot_be_made_at_the_end(session: aiohttp.ClientSession) -> None:
+    """It is of no more concern."""
+    go_on = asyncio.Event()
+
+    async def app(tenant_id: str) -> TenantApp:
+        await go_on.wait()
+        raise LookupError("no such tenant")
+
+    tenants = Tenants(Registry("https://tenant.example.com").store, app, session)
+
+    async def ask() -> None:
+        async with tenants.client("acme"):
+            pass
+
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(tenants.aclose())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    with pytest.raises(LookupError):
+        await asking
+
+
+async def test_one_that_is_let_go_of_twice(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
+    """While its first client's refresh lasts, its second one is closed too: the end waits for both."""
+    registry = Registry(server.origin)
+    service.refused.add("access-acme")
+    service.go_on.clear()
+    tenants = Tenants(registry.store, registry.app, session, max_clients=1)
+
+    async def ask(tenant_id: str) -> None:
+        async with tenants.client(tenant_id) as client:
+            await client.me()
+
+    for _ in range(2):
+        asking = asyncio.create_task(ask("acme"))
+        await service.refreshing.wait()
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await ask("other")
+    closing = asyncio.create_task(tenants.aclose())
+    await asyncio.sleep(0.02)
+    assert not closing.done()
+    service.go_on.set()
+    await closing
+    assert service.refreshes == ["acme"]
+    assert repr(tenants) == "<Tenants: 0 clients in use, 0 kept>"
+
+
+async def test_one_that_was_closed_by_hand_is_made_anew(server: Web, session: aiohttp.ClientSession) -> None:
+    """Whoever closes what was lent to them harms themselves alone."""
+    registry = Registry(server.origin)
+    async with Tenants(registry.store, registry.app, session) as tenants:
+        async with tenants.client("acme") as client, tenants.client("acme") as same:
+            assert same is client
+            await client.aclose()
+            async with tenants.client("acme") as other:
+                await other.me()
+            with pytest.raises(ClientClosed):
+                await client.me()
+        async with tenants.client("acme") as third:
+            assert third is other
+            await third.aclose()
+        async with tenants.client("acme") as fourth:
+            await fourth.me()
+        assert repr(tenants) == "<Tenants: 0 clients in use, 1 kept>"
+
+
+async def test_the_authorization_of_a_tenant(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
+    """The tenant's OAuth is the one that its client uses."""
+    registry = Registry(server.origin)
+    async with Tenants(registry.store, registry.app, session) as tenants:
+        async with tenants.oauth("acme") as oauth:
+            assert "client_id=client-acme" in oauth.authorization_request().url
+            await oauth.refresh()
+        async with tenants.client("acme") as client:
+            assert (await client.me()).id == "acme-new"
+    assert service.refreshes == ["acme"]
+
+
+async def test_gates_are_each_ones_own(session: aiohttp.ClientSession) -> None:
+    """A 429 to one tenant holds back no other, unless they are given one gate."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        if request.headers["Authorization"] == "Bearer access-loud":
+            return web.json_response({}, status=429, headers={"Retry-After": "30"})
+        return web.json_response({"id": "quiet"})
+
+    async with serving(refuse) as server:
+        registry = Registry(server.origin)
+        shared = LocalGate()
+
+        async def one_gate(tenant_id: str) -> LocalGate:
+            return shared
+
+        for gate_factory, held in ((None, False), (one_gate, True)):
+            async with Tenants(registry.store, registry.app, session, gate_factory=gate_factory, timeout=5) as tenants:
+                async with tenants.client("loud") as loud:
+                    with pytest.raises(RateLimited):
+                        await loud.me()
+                async with tenants.client("quiet") as quiet:
+                    if held:
+                        with pytest.raises(RateLimited, match="nothing was sent"):
+                            await quiet.me()
+                    else:
+                        assert (await quiet.me()).id == "quiet"
+
+
+async def test_a_session_without_cookies_is_used_as_it_is(server: Web) -> None:
+    """And one that is closed is said to be."""
+    registry = Registry(server.origin)
+    session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), headers={"X-App": "leases"})
+    async with Tenants(registry.store, registry.app, session) as tenants, tenants.client("acme") as client:
+        await client.me()
+    assert not session.closed
+    await session.close()
+    assert server.requests[0].headers["X-App"] == "leases"
+    async with Tenants(registry.store, registry.app, session) as tenants:
+        with pytest.raises(ClientClosed, match="the session that was given to the tenants is closed"):
+            async with tenants.client("acme"):
+                pass
+
+
+async def test_what_the_session_has_besides_cookies_stays(server: Web) -> None:
+    """Its headers, and its connections."""
+    registry = Registry(server.origin)
+    async with aiohttp.ClientSession(headers={"X-App": "leases"}) as session:
+        async with Tenants(registry.store, registry.app, session) as tenants, tenants.client("acme") as client:
+            await client.me()
+        async with session.get(f"{server.origin}/api/1.0/me", headers={"Authorization": "Bearer x"}) as answer:
+            assert answer.ok
+    assert [request.headers["X-App"] for request in server.requests] == ["leases", "leases"]
+    assert len({request.transport for request in server.requests}) == 1
+
+
+async def test_no_secret_is_told(server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture) -> None:
+    """Not in a log, nor where these objects are printed."""
+    registry = Registry(server.origin)
+    with caplog.at_level(logging.DEBUG):
+        async with Tenants(registry.store, registry.app, session) as tenants, tenants.client("acme") as client:
+            await client.me()
+            shown = [repr(tenants), repr(client), repr(registry.app("acme")), json.dumps(caplog.text)]
+    assert not any("secret-acme" in text or "access-acme" in text or "refresh-acme" in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"store_factory": 5}, "store_factory: must be callable with a tenant's id, not 5"),
+        ({"app_factory": None}, "app_factory: must be callable with a tenant's id, not None"),
+        ({"gate_factory": 5}, "gate_factory: must be callable with a tenant's id, not 5"),
+        ({"session": 5}, "session: must be an aiohttp.ClientSession, not int"),
+        ({"max_clients": 0}, "max_clients: must be a whole number from 1, not 0"),
+        ({"max_clients": True}, "max_clients: must be a whole number from 1, not True"),
+    ],
+)
+async def test_what_is_wrong_is_named(session: aiohttp.ClientSession, wrong: dict[str, Any], words: str) -> None:
+    """When the object is made, not when a tenant comes."""
+    registry = Registry("https://tenant.example.com")
+    arguments: dict[str, Any] = {"store_factory": registry.store, "app_factory": registry.app, "session": session}
+    with pytest.raises(ConfigurationError) as caught:
+        Tenants(**{**arguments, **wrong})
+    assert str(caught.value) == words
+
+
+async def test_options_that_are_wrong(session: aiohttp.ClientSession) -> None:
+    """Those of a client are checked as a client does, and so is what the factories give."""
+    registry = Registry("https://tenant.example.com")
+
+    def mapping(tenant_id: str) -> Any:
+        return {"client_secret": "hidden"}
+
+    async with Tenants(registry.store, registry.app, session, retry=5) as tenants:  # type: ignore[arg-type]  # the test
+        with pytest.raises(ConfigurationError, match="retry: must be RetryPolicy, not 5"):
+            async with tenants.client("acme"):
+                pass
+    async with Tenants(registry.store, mapping, session, retry=RetryPolicy.none()) as tenants:
+        with pytest.raises(ConfigurationError, match="app_factory: must give a TenantApp, not dict"):
+            async with tenants.client("acme"):
+                pass
+        for tenant_id in ("", None, 5):
+            with pytest.raises(InvalidRequest, match="tenant_id: must be a tenant's id, not"):
+                async with tenants.client(tenant_id):  # type: ignore[arg-type]  # that is the test
+                    pass
+
+
+async def test_memory_is_bounded(session: aiohttp.ClientSession) -> None:
+    """A thousand tenants leave no more behind than a hundred."""
+
+    def store(tenant_id: str) -> TokenStore:
+        return MemoryTokenStore(Token("access", "refresh"))
+
+    registry = Registry("https://tenant.example.com")
+    async with Tenants(store, registry.app, session, max_clients=20) as tenants:
+
+        async def visit(count: int, name: str) -> int:
+            for number in range(count):
+                async with tenants.client(f"{name}-{number}"):
+                    pass
+            registry.asked.clear()
+            await asyncio.sleep(0.01)
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+
+        tracemalloc.start()
+        try:
+            few = await visit(100, "few")
+            many = await visit(1000, "many")
+        finally:
+            tracemalloc.stop()
+        assert many - few < 100_000
+        assert repr(tenants) == "<Tenants: 0 clients in use, 20 kept>"
