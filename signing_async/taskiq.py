@@ -1,0 +1,370 @@
+"""Dispatch by workers on many machines, through Taskiq: one task is one package, and the journal sends each once.
+
+Workers are started with Taskiq's own command. With Redis Streams, all of it may come from the environment: the broker
+from ``SIGNING_BROKER`` (``redis://...``), the journal from ``SIGNING_JOURNAL`` (``postgresql://...``), and the client
+from the settings that every client has::
+
+    taskiq worker --max-async-tasks 8 signing_async.taskiq:broker
+
+Or for any broker of Taskiq's, in a module of the application's::
+
+    broker = add_dispatch(redis_streams("redis://..."), client=make_client, journal=make_journal)
+
+A message carries a package's fields, and of each document its path and hash: workers read it from storage that they
+share with whoever enqueues, and refuse one that they cannot read, or that has other content. It is acknowledged when
+its package is sent, or has failed for good. One of a worker that died, or that failed for a passing reason (the
+service, the journal or the token cannot be reached), is delivered again. So a package may well come twice: then the
+journal tells that it was sent, or that another worker has it, which is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from .assumptions import Assumptions
+from .client import SigningClient
+from .dispatch import NewRecipient, SigningPackage
+from .errors import (
+    AuthError,
+    ClientClosed,
+    ConfigurationError,
+    InvalidRequest,
+    OutcomeUnknown,
+    RateLimited,
+    ServerError,
+    TransportError,
+)
+from .journal import Journal, JournalError, SqliteJournal
+from .models import Signing
+from .packages import Prepared, prepare
+from .pdf import PdfSource
+
+try:
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError, ResponseError
+    from taskiq import AckableMessage, Context, TaskiqDepends, TaskiqEvents, TaskiqState
+    from taskiq.exceptions import NoResultError
+    from taskiq.serializers import JSONSerializer
+    from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"signing_async.taskiq needs {missing.name}: pip install 'signing-async[taskiq,postgres]'", name=missing.name
+    ) from None
+
+__all__ = ["Enqueued", "Outcome", "add_dispatch", "broker", "enqueuing", "redis_streams"]
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+_TASK = "signing_async:dispatch"
+_VERSION = 1
+_DAY = 86_400
+_BLOCK = 1.0
+_ANSWER = 2.0
+_CONTEXT: Any = TaskiqDepends()
+_PASSING = (JournalError, TransportError, RateLimited, ServerError, AuthError, ClientClosed)
+
+
+@attrs.frozen
+class Outcome:
+    """What came of a package, as its worker tells it; the journal tells more."""
+
+    key: str
+    signing: str | None
+    """The id of the signing that was sent."""
+    error: str | None
+    kind: str | None
+    """The name of the error's class."""
+
+
+class Enqueued:
+    """A package on its way to a worker, under its key in the journal."""
+
+    def __init__(self, key: str, task: Any) -> None:
+        self.key = key
+        self._task = task
+
+    def __repr__(self) -> str:
+        return f"Enqueued({self.key!r})"
+
+    async def outcome(self) -> Outcome | None:
+        """What came of it; None as long as no worker has told. It can be asked for a day."""
+        if not await _reached(self._task.is_ready()):
+            return None
+        result = await _reached(self._task.get_result())
+        if result.is_err:
+            return Outcome(self.key, None, str(result.error), type(result.error).__name__)
+        return Outcome(**result.return_value)
+
+    async def wait(self, poll: float = 0.5) -> Outcome:
+        """What came of it, as soon as a worker tells: for as long as there are workers."""
+        while (outcome := await self.outcome()) is None:
+            await asyncio.sleep(poll)
+        return outcome
+
+
+# Whoever enqueues
+
+
+@contextlib.asynccontextmanager
+async def enqueuing(
+    broker: Any, *, max_pdf_bytes: int | None = None
+) -> AsyncIterator[Callable[[SigningPackage], Awaitable[Enqueued]]]:
+    """Give packages to workers. ::
+
+        async with enqueuing(redis_streams("redis://...")) as enqueue:
+            enqueued = await enqueue(package)
+            outcome = await enqueued.wait()
+
+    Each is checked first; its documents have to be paths, which lead to the same files wherever the workers run. One
+    that is enqueued again is not sent again.
+    """
+    most = Assumptions().max_pdf_bytes if max_pdf_bytes is None else max_pdf_bytes
+    task = broker.find_task(_TASK) or broker.register_task(_dispatch, task_name=_TASK, ack_type="manual")
+
+    async def enqueue(package: SigningPackage) -> Enqueued:
+        prepared = await prepare(package, most)
+        try:
+            message = _message(prepared)
+        finally:
+            prepared.close()
+        return Enqueued(prepared.key, await _reached(task.kiq(message)))
+
+    await _reached(broker.startup())
+    try:
+        yield enqueue
+    finally:
+        await broker.shutdown()
+
+
+def _message(prepared: Prepared) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "key": prepared.key,
+        **{name: None if value is None else str(value) for name, value in prepared.fields.items()},
+        "documents": [_document(number, kept.source) for number, kept in enumerate(prepared.documents)],
+        "recipients": [{**one, "signing_method": str(one["signing_method"])} for one in prepared.recipients],
+    }
+
+
+def _document(number: int, source: PdfSource) -> dict[str, Any]:
+    path = source.source
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        words = f"documents[{number}]: must be a path that the workers can read, not {type(path).__name__}"
+        raise InvalidRequest(words)
+    return {"path": str(Path(path).absolute()), "filename": source.filename, "sha256": source.sha256}
+
+
+async def _reached(step: Awaitable[Any]) -> Any:
+    """What came of a step with the broker; what goes wrong is told without the URL, which may hold a password."""
+    try:
+        async with asyncio.timeout(_ANSWER):
+            return await step
+    except Exception as error:
+        problem = type(error.__cause__ or error).__name__
+    raise TransportError(f"the broker cannot be reached ({problem})")
+
+
+# Workers
+
+
+def add_dispatch(broker: Any, *, client: Callable[[], SigningClient], journal: Callable[[], Journal]) -> Any:
+    """Have workers of this `taskiq.AsyncBroker` send packages; the broker is returned.
+
+    ``client`` and ``journal`` make what a worker works with, when it starts; it closes both when it stops.
+    """
+
+    async def start(state: TaskiqState) -> None:
+        state.signing_journal = journal()
+        state.signing_client = client()
+
+    async def stop(state: TaskiqState) -> None:
+        await state.signing_client.aclose()
+        await state.signing_journal.aclose()
+
+    broker.add_event_handler(TaskiqEvents.WORKER_STARTUP, start)
+    broker.add_event_handler(TaskiqEvents.WORKER_SHUTDOWN, stop)
+    broker.register_task(_dispatch, task_name=_TASK, ack_type="manual")
+    return broker
+
+
+def broker() -> Any:
+    """Redis Streams, a client and a journal by the environment: ``taskiq worker signing_async.taskiq:broker``."""
+    from .settings import Settings
+
+    settings = Settings.load()
+    url, place = _from_environment("SIGNING_BROKER"), _from_environment("SIGNING_JOURNAL")
+    auth = settings.auth()
+
+    def client() -> SigningClient:
+        return SigningClient(
+            settings.origin, auth, retry=settings.retry, timeout=settings.timeouts, assumptions=settings.assumptions
+        )
+
+    return add_dispatch(redis_streams(url), client=client, journal=lambda: _journal(place))
+
+
+def _from_environment(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigurationError(f"{name} is not set")
+    return value
+
+
+def _journal(place: str) -> Journal:
+    if "://" not in place:
+        return SqliteJournal(place)
+    from .postgres import PostgresJournal
+
+    return PostgresJournal(place)
+
+
+async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dict[str, Any]:
+    """The task of a worker: one package."""
+    key = str(message.get("key"))
+    sent = await _sent(message, context.state)
+    if isinstance(sent, Signing):
+        outcome = Outcome(key, sent.id, None, None)
+    elif _is_passing(sent):
+        log.warning("package %r is left for later: %s", key, sent)
+        # Not acknowledged, and so delivered again.
+        raise NoResultError
+    else:
+        log.error("package %r has failed: %s", key, sent)
+        outcome = Outcome(key, None, str(sent), type(sent).__name__)
+    if context.is_ackable:
+        await context.ack()
+    return attrs.asdict(outcome)
+
+
+async def _sent(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
+    sent = await _tried(message, state)
+    if isinstance(sent, OutcomeUnknown) and not _is_passing(sent):
+        # With what the journal knows by now another try can mostly tell. What it cannot tell either is for a person.
+        sent = await _tried(message, state)
+    return sent
+
+
+async def _tried(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
+    try:
+        signing: Signing = await state.signing_client.dispatch(_read(message), state.signing_journal)
+    except Exception as error:
+        return error
+    return signing
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    """Whether it may be gone a little later, so that the same message can do."""
+    if isinstance(error, OutcomeUnknown):
+        return _is_passing(error.__cause__)
+    return isinstance(error, _PASSING)
+
+
+def _read(message: dict[str, Any]) -> SigningPackage:
+    if message.get("version") != _VERSION:
+        raise InvalidRequest(f"the message is of version {message.get('version')!r}, this worker knows {_VERSION}")
+    return SigningPackage(
+        key=message["key"],
+        name=message["name"],
+        language=message["language"],
+        signing_order=message["signing_order"],
+        message=message["message"],
+        documents=[PdfSource(one["path"], one["filename"], sha256=one["sha256"]) for one in message["documents"]],
+        recipients=[NewRecipient(**one) for one in message["recipients"]],
+    )
+
+
+# Redis Streams
+
+
+def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after: float = 60.0) -> Any:
+    """A broker of Taskiq's in Redis Streams, that gives a message to another worker after ``redeliver_after`` seconds.
+
+    That may be shorter than a package takes: who gets it second waits for the first. Outcomes are kept for a day.
+    """
+    if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+        raise ConfigurationError("redis_streams: url must begin with redis://, rediss:// or unix://")
+    if isinstance(redeliver_after, bool) or not isinstance(redeliver_after, int | float) or not redeliver_after > 0:
+        raise ConfigurationError(f"redis_streams: redeliver_after must be seconds above 0, not {redeliver_after!r}")
+    # redis-py would try again for a quarter of a minute.
+    bounds: dict[str, Any] = {
+        "socket_connect_timeout": _ANSWER,
+        "socket_timeout": _BLOCK + _ANSWER,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    streams = _Streams(
+        url,
+        queue_name=queue,
+        consumer_group_name=queue,
+        # From the first message on, also where that came before the first worker.
+        consumer_id="0",
+        idle_timeout=int(redeliver_after * 1000),
+        xread_block=int(_BLOCK * 1000),
+        **bounds,
+    )
+    results: Any = RedisAsyncResultBackend(
+        url, result_ex_time=_DAY, prefix_str=queue, serializer=JSONSerializer(), **bounds
+    )
+    return streams.with_result_backend(results)
+
+
+class _Streams(RedisStreamBroker):
+    """Taskiq's own looks for what others have left behind only after something new has come, and keeps all messages.
+
+    This one looks all the time, takes a message only when it can be worked on, deletes what was done, and outlives a
+    Redis that was away.
+    """
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        consumer = f"{os.uname().nodename}:{os.getpid()}:{self.consumer_name}"
+        sweep = 0.0
+        while True:
+            try:
+                async with Redis(connection_pool=self.connection_pool) as redis:
+                    found = []
+                    if time.monotonic() >= sweep:
+                        found = await self._left_behind(redis, consumer)
+                        # There may be more of it.
+                        sweep = 0.0 if found else time.monotonic() + _BLOCK
+                    found = found or await self._new(redis, consumer)
+            except (RedisError, OSError) as error:
+                log.warning("the broker does not answer, it is asked again: %s", type(error).__name__)
+                await asyncio.sleep(_BLOCK)
+                if isinstance(error, ResponseError):
+                    # It came back empty.
+                    await self._declare_consumer_group()
+                continue
+            for number, fields in found:
+                yield AckableMessage(data=fields[b"data"], ack=self._ack_generator(number, self.queue_name))
+
+    async def _left_behind(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
+        answer = await redis.xautoclaim(
+            self.queue_name, self.consumer_group_name, consumer, min_idle_time=self.idle_timeout, count=1
+        )
+        return [(number, fields) for number, fields in answer[1] if fields]
+
+    async def _new(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
+        answer = await redis.xreadgroup(
+            self.consumer_group_name, consumer, {self.queue_name: ">"}, count=1, block=self.block
+        )
+        return [entry for _, entries in answer or [] for entry in entries]
+
+    def _ack_generator(self, id: Any, queue_name: str) -> Callable[[], Awaitable[None]]:
+        async def ack() -> None:
+            async with Redis(connection_pool=self.connection_pool) as redis, redis.pipeline() as done:
+                done.xack(queue_name, self.consumer_group_name, id)
+                done.xdel(queue_name, id)
+                await done.execute()
+
+        return ack

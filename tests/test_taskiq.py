@@ -1,0 +1,452 @@
+"""Dispatch through Taskiq: real workers, started with its own command, some of which are killed or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from taskiq import AsyncTaskiqTask, InMemoryBroker, TaskiqResult
+from taskiq.api import run_receiver_task
+
+from signing_async import (
+    ConfigurationError,
+    InvalidRequest,
+    NewRecipient,
+    PdfSource,
+    RetryPolicy,
+    SigningClient,
+    SigningPackage,
+    TransportError,
+)
+from signing_async import taskiq as module
+from signing_async.postgres import PostgresJournal
+from signing_async.sandbox import Sandbox
+from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams
+from signing_async.taskiq import broker as broker_by_environment
+from tests.pdfs import make_pdf
+from tests.postgres_server import PostgresServer
+from tests.redis_server import RedisServer, running_redis
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """One for all tests: each has a queue of its own, or empties it."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+async def environment(postgres: PostgresServer, redis: RedisServer, sandbox: Sandbox) -> dict[str, str]:
+    """What a worker is started with."""
+    return {
+        "SIGNING_BASE_URL": sandbox.base_url,
+        "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
+        "SIGNING_JOURNAL": await postgres.new_schema(),
+        "SIGNING_BROKER": f"{redis.url}/0",
+    }
+
+
+class Worker:
+    """Taskiq's own command, with one process that works on three packages at a time; a group of its own."""
+
+    def __init__(self, environment: dict[str, str], log: Path, factory: str) -> None:
+        command = [sys.executable, "-m", "taskiq", "worker", "--workers", "1", "--max-async-tasks", "3", factory]
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """To all of its processes."""
+        os.killpg(self._process.pid, number)
+
+    async def ready(self) -> None:
+        """Return when it takes messages."""
+        while "Listening started" not in self.log:
+            assert self._process.poll() is None, self.log
+            await asyncio.sleep(0.02)
+
+    async def end(self) -> int:
+        """Ask it to end, and wait for that."""
+        os.kill(self._process.pid, signal.SIGTERM)
+        return await asyncio.to_thread(self._process.wait)
+
+    @property
+    def log(self) -> str:
+        """What it has written."""
+        return self._log.read_text()
+
+    def close(self) -> None:
+        """Kill what is left of it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        self._process.wait()
+
+
+@contextlib.asynccontextmanager
+async def workers(
+    number: int, environment: dict[str, str], folder: Path, factory: str = "tests.taskiq_workers:broker"
+) -> AsyncIterator[list[Worker]]:
+    """So many, ready."""
+    async with contextlib.AsyncExitStack() as running:
+        started = [Worker(environment, folder / f"{each}.log", factory) for each in range(number)]
+        for each in started:
+            running.callback(each.close)
+        await asyncio.gather(*(each.ready() for each in started))
+        yield started
+
+
+def packages(folder: Path, number: int) -> list[SigningPackage]:
+    """So many, each with two documents and two recipients."""
+    made = []
+    for each in range(number):
+        paths = [folder / f"lease-{each}.pdf", folder / f"inventory-{each}.pdf"]
+        for path in paths:
+            path.write_bytes(make_pdf(text=path.stem))
+        recipients = [NewRecipient(f"{name}{each}@example.com", name, order=None) for name in ("anna", "bert")]
+        made.append(
+            SigningPackage(f"Lease {each}", "EN", paths, recipients, "sequential", "Please sign", f"lease-{each}")
+        )
+    return made
+
+
+def sendings(sandbox: Sandbox) -> list[str]:
+    """The name of each signing as often as it was sent."""
+    return sorted(signing.name for signing in sandbox.signings if not signing.is_draft)
+
+
+async def test_each_is_sent_once_whatever_happens_to_the_workers(
+    environment: dict[str, str], postgres: PostgresServer, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """Of three workers one is killed and one is stopped and woken later, while the service fails and loses answers."""
+    made = packages(tmp_path, 30)
+    for kind, often in (("500-after-commit", 0.05), ("drop-after-commit", 0.05), ("503", 0.05)):
+        sandbox.faults.add("*", kind, times=None, probability=often)
+    sandbox.faults.add("recipients.add", "slow", times=None, probability=0.5, seconds=0.1)
+    async with (
+        workers(3, environment, tmp_path) as (killed, stopped, _),
+        enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue,
+    ):
+        enqueued = [await enqueue(package) for package in made]
+        # Enqueued twice: still sent once.
+        enqueued += [await enqueue(package) for package in made[:5]]
+        while len(sendings(sandbox)) < 5:
+            await asyncio.sleep(0.02)
+        killed.signal(signal.SIGKILL)
+        stopped.signal(signal.SIGSTOP)
+        while len(sendings(sandbox)) < 20:
+            await asyncio.sleep(0.05)
+        stopped.signal(signal.SIGCONT)
+        outcomes = await asyncio.wait_for(asyncio.gather(*(each.wait(0.1) for each in enqueued)), 90)
+    assert [(outcome.error, outcome.kind) for outcome in outcomes] == [(None, None)] * 35
+    assert sendings(sandbox) == sorted(package.name for package in made)
+    schema = environment["SIGNING_JOURNAL"].rpartition("=")[2]
+    rows = await postgres.execute(f"SELECT key, fence, state FROM {schema}.signing_packages ORDER BY key")
+    assert all('"sent"' in row["state"] for row in rows)
+    # Some of what was enqueued once was taken twice.
+    assert any(row["fence"] > 1 for row in rows if row["key"] not in [package.key for package in made[:5]])
+
+
+async def test_a_worker_by_the_environment_alone(environment: dict[str, str], sandbox: Sandbox, tmp_path: Path) -> None:
+    """`taskiq worker signing_async.taskiq:broker` needs no code, and ends quietly when it is asked to."""
+    async with (
+        workers(1, environment, tmp_path, "signing_async.taskiq:broker") as (worker,),
+        enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue,
+    ):
+        enqueued = [await enqueue(package) for package in packages(tmp_path, 2)]
+        outcomes = [await asyncio.wait_for(each.wait(0.1), 60) for each in enqueued]
+        assert [repr(each) for each in enqueued] == ["Enqueued('lease-0')", "Enqueued('lease-1')"]
+        assert {outcome.signing for outcome in outcomes} == {signing.id for signing in sandbox.signings}
+        await worker.end()
+        assert "Traceback" not in worker.log
+    assert sendings(sandbox) == ["Lease 0", "Lease 1"]
+
+
+# A worker in this process
+
+
+@contextlib.asynccontextmanager
+async def working(broker: Any) -> AsyncIterator[None]:
+    """Taskiq's receiver, for as long as this lasts."""
+    receiving = asyncio.create_task(run_receiver_task(broker, run_startup=True, max_async_tasks=3))
+    try:
+        yield
+    finally:
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        await broker.shutdown()
+
+
+class Workplace:
+    """A queue of a test's own, and makers of workers for it."""
+
+    def __init__(self, redis: RedisServer, dsn: str, sandbox: Sandbox) -> None:
+        self.url = f"{redis.url}/0"
+        self.queue = dsn.rpartition("=")[2]
+        self._dsn = dsn
+        self._sandbox = sandbox
+
+    def streams(self) -> Any:
+        """One that delivers again soon."""
+        return redis_streams(self.url, queue=self.queue, redeliver_after=0.4)
+
+    def worker(self) -> Any:
+        """A broker with all that a worker needs."""
+        return add_dispatch(self.streams(), client=self.client, journal=self.journal)
+
+    def client(self) -> SigningClient:
+        """One that does not try again itself."""
+        return SigningClient(self._sandbox.base_url, self._sandbox.access_token(), retry=RetryPolicy.none())
+
+    def journal(self) -> PostgresJournal:
+        """In PostgreSQL."""
+        return PostgresJournal(self._dsn, lease=1.5, timeout=0.5)
+
+    async def left(self) -> tuple[int, int]:
+        """How many messages there are, and how many of them are delivered and not acknowledged."""
+        async with Redis.from_url(self.url) as redis:
+            pending = await redis.xpending(self.queue, self.queue)
+            return await redis.xlen(self.queue), pending["pending"]
+
+
+@pytest.fixture
+async def place(redis: RedisServer, postgres: PostgresServer, sandbox: Sandbox) -> Workplace:
+    """With nothing in it."""
+    return Workplace(redis, await postgres.new_schema(), sandbox)
+
+
+@pytest.mark.parametrize("change", ["other content", "gone", "not a PDF"])
+async def test_a_document_that_is_not_what_was_enqueued(
+    change: str, place: Workplace, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """The worker refuses the package, says which document it is, and does not try for ever."""
+    (package,) = packages(tmp_path, 1)
+    async with enqueuing(place.streams()) as enqueue:
+        enqueued = await enqueue(package)
+        path = tmp_path / "inventory-0.pdf"
+        if change == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(make_pdf(text="another") if change == "other content" else b"no PDF at all")
+        assert await enqueued.outcome() is None
+        async with working(place.worker()):
+            outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
+        assert (outcome.key, outcome.signing, outcome.kind) == ("lease-0", None, "InvalidRequest")
+        assert outcome.error is not None
+        assert "documents[1]" in outcome.error
+        assert await place.left() == (0, 0)
+    assert not sandbox.signings
+
+
+async def test_what_fails_for_a_passing_reason_is_tried_again(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message stays until its package is sent; then nothing of it is left."""
+    fault = sandbox.faults.add("signings.create", "503", times=None)
+    async with enqueuing(place.streams()) as enqueue, working(place.worker()):
+        enqueued = await enqueue(packages(tmp_path, 1)[0])
+        while caplog.text.count("package 'lease-0' is left for later: HTTP 503") < 2:
+            await asyncio.sleep(0.02)
+        assert await place.left() == (1, 1)
+        assert await enqueued.outcome() is None
+        fault.remove()
+        assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
+        assert await place.left() == (0, 0)
+    assert sendings(sandbox) == ["Lease 0"]
+
+
+async def test_a_sending_that_could_not_be_settled_is_settled_later(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """Its answer is lost, and then the signing cannot be read: that may pass, and it is not sent a second time."""
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    sandbox.faults.add("signings.get", "503", times=1)
+    async with enqueuing(place.streams()) as enqueue, working(place.worker()):
+        enqueued = await enqueue(packages(tmp_path, 1)[0])
+        assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
+    assert sendings(sandbox) == ["Lease 0"]
+    assert len(sandbox.requests_of("signings.send")) == 1
+
+
+async def test_what_a_person_has_to_look_at_is_not_tried_again(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """The draft vanishes under the worker's hands, each time: after two that is enough."""
+    sandbox.faults.add("recipients.list", "not-json", times=None)
+    sandbox.faults.add("recipients.add", "drop-after-commit", times=None)
+    async with enqueuing(place.streams()) as enqueue, working(place.worker()):
+        enqueued = await enqueue(packages(tmp_path, 1)[0])
+        outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
+    assert outcome.kind in ("OutcomeUnknown", "DecodeError")
+    assert not sendings(sandbox)
+
+
+@pytest.mark.parametrize("how", ["killed", "emptied"])
+async def test_workers_outlive_their_redis(
+    how: str, redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes back with what it kept, or with nothing: they go on with whatever is enqueued."""
+    first, second = packages(tmp_path, 2)
+    async with working(place.worker()):
+        async with enqueuing(place.streams()) as enqueue:
+            await asyncio.wait_for((await enqueue(first)).wait(0.02), 60)
+        if how == "killed":
+            redis.kill()
+            while "the broker does not answer, it is asked again" not in caplog.text:
+                await asyncio.sleep(0.02)
+            redis.start()
+        else:
+            async with Redis.from_url(place.url) as direct:
+                await direct.flushall()
+        async with enqueuing(place.streams()) as enqueue:
+            assert (await asyncio.wait_for((await enqueue(second)).wait(0.02), 60)).error is None
+    assert sendings(sandbox) == ["Lease 0", "Lease 1"]
+
+
+@pytest.mark.parametrize("how", ["stopped", "gone"])
+async def test_whoever_enqueues_does_not_wait_for_a_redis_that_does_not_answer(
+    how: str, redis: RedisServer, place: Workplace, tmp_path: Path
+) -> None:
+    """The error says so, and does not show the URL, which may hold a password."""
+    (package,) = packages(tmp_path, 1)
+    url = place.url.replace("//", "//:geheim@")
+    with contextlib.ExitStack() as fault:
+        async with enqueuing(place.streams()) as enqueue:
+            redis.stop() if how == "stopped" else redis.kill()
+            fault.callback(redis.wake if how == "stopped" else redis.start)
+            for step in (enqueue(package), enqueuing(redis_streams(url)).__aenter__()):
+                async with asyncio.timeout(10):
+                    with pytest.raises(TransportError, match=r"^the broker cannot be reached \(\w+\)$") as caught:
+                        await step
+                assert caught.value.__context__ is None
+            fault.close()
+
+
+async def test_any_broker_of_taskiqs_will_do(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
+    """One without acknowledgements and in memory, for example; what was sent before is found in the journal."""
+    broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
+    (package,) = packages(tmp_path, 1)
+    async with enqueuing(broker) as enqueue:
+        outcomes = [await (await enqueue(package)).wait(0.02) for _ in range(2)]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].signing == sandbox.signings[0].id
+    assert sendings(sandbox) == ["Lease 0"]
+
+
+async def test_a_message_of_another_version(place: Workplace) -> None:
+    """Is refused in words, whoever is older."""
+    broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
+    async with enqueuing(broker):
+        task = await broker.find_task("signing_async:dispatch").kiq({"version": 2, "key": "k"})
+        outcome = await Enqueued("k", task).wait(0.02)
+    assert outcome == Outcome("k", None, "the message is of version 2, this worker knows 1", "InvalidRequest")
+
+
+async def test_a_task_that_broke(place: Workplace) -> None:
+    """What goes wrong beside the package, as in acknowledging it, is told as well."""
+    broker = InMemoryBroker()
+    broken: TaskiqResult[Any] = TaskiqResult(
+        is_err=True, return_value=None, execution_time=0.1, error=RuntimeError("no connection")
+    )
+    await broker.result_backend.set_result("1", broken)
+    outcome = await Enqueued("k", AsyncTaskiqTask("1", broker.result_backend)).wait()
+    assert outcome == Outcome("k", None, "no connection", "RuntimeError")
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([make_pdf()], r"^documents\[0\]: must be a path that the workers can read, not bytes$"),
+        ([PdfSource(os.fsencode(__file__))], "documents"),
+        (["/no/such/file.pdf"], r"documents\[0\]"),
+        ([], "documents: there is none"),
+    ],
+)
+async def test_what_no_worker_could_send_is_not_enqueued(documents: Any, words: str, place: Workplace) -> None:
+    """The error names the field; nothing is in the queue."""
+    package = SigningPackage("Lease", "EN", documents, [NewRecipient("anna@example.com")])
+    async with enqueuing(place.streams(), max_pdf_bytes=10_000_000) as enqueue:
+        with pytest.raises(InvalidRequest, match=words):
+            await enqueue(package)
+        assert await place.left() == (0, 0)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "amqp://guest:geheim@localhost"}, "redis_streams: url must begin with redis://"),
+        ({"url": None}, "redis_streams: url must begin with redis://"),
+        ({"redeliver_after": 0}, "redis_streams: redeliver_after must be seconds above 0, not 0"),
+        ({"redeliver_after": True}, "redis_streams: redeliver_after must be seconds above 0, not True"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], words: str) -> None:
+    """The error names the setting, and no password."""
+    with pytest.raises(ConfigurationError) as caught:
+        redis_streams(**{"url": "redis://localhost", **settings})
+    assert words in str(caught.value)
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["SIGNING_BROKER", "SIGNING_JOURNAL"])
+def test_what_the_environment_lacks_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that could do nothing does not start."""
+    known = {
+        "SIGNING_BASE_URL": "https://tenant.example.com",
+        "SIGNING_ACCESS_TOKEN": "t",
+        "SIGNING_BROKER": "redis://r",
+    }
+    for each, value in {**known, "SIGNING_JOURNAL": "postgresql://p/app"}.items():
+        monkeypatch.setenv(each, value) if each != name else monkeypatch.delenv(each, raising=False)
+    with pytest.raises(ConfigurationError, match=f"^{name} is not set$"):
+        broker_by_environment()
+
+
+async def test_a_worker_on_one_machine_may_have_its_journal_in_a_file(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path in the place of the URL; the rest of the environment as for any worker."""
+    known = {
+        "SIGNING_BASE_URL": sandbox.base_url,
+        "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
+        "SIGNING_BROKER": place.url,
+        "SIGNING_JOURNAL": str(tmp_path / "leases.journal"),
+    }
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    async with working(broker_by_environment()), enqueuing(redis_streams(place.url)) as enqueue:
+        outcome = await asyncio.wait_for((await enqueue(packages(tmp_path, 1)[0])).wait(0.02), 60)
+    assert outcome.signing == sandbox.signings[0].id
+    assert (tmp_path / "leases.journal").exists()
+
+
+def test_a_journal_by_its_place() -> None:
+    """What has a scheme is a PostgreSQL."""
+    assert repr(module._journal("postgresql://app:geheim@db/app")) == "PostgresJournal('db/app')"
+
+
+def test_without_taskiq() -> None:
+    """The module says what is missing, and which extra brings it."""
+    code = "import sys; sys.modules['taskiq_redis'] = None; import signing_async.taskiq"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.stderr.splitlines()[-1].endswith("needs taskiq_redis: pip install 'signing-async[taskiq,postgres]'")
