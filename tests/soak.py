@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -140,8 +141,9 @@ def sample(began: float) -> Sample:
     )
 
 
-# What may be added over the whole time after the warm-up. A leak of one object a call is thousands of blocks.
-ALLOWED = {"rss_mb": 8.0, "blocks": 3_000, "tasks": 3, "sockets": 12, "files": 3, "threads": 3}
+# What may be added over the whole time after the warm-up. A leak of one object a call is thousands of blocks; of sockets
+# there are as many as wait in the pools, which differs from round to round.
+ALLOWED = {"rss_mb": 8.0, "blocks": 3_000, "tasks": 3, "sockets": 40, "files": 3, "threads": 3}
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, float]:
@@ -332,7 +334,7 @@ async def soak(seconds: float, seed: int) -> tuple[list[Sample], Traffic]:
         wakeups.publish(event)
 
     receiver = Receiver(WebhookVerifier(SECRET), hand_off, seen=MemorySeenEvents(max_events=100))
-    samples: list[Sample] = []
+    rows = array("d")  # one object, however long it goes on
     with tempfile.TemporaryDirectory() as folder:
         async with receiving(receiver) as url, sandbox_process(url) as told:
             traffic = Traffic(told, Path(folder), wakeups, seed)
@@ -341,9 +343,11 @@ async def soak(seconds: float, seed: int) -> tuple[list[Sample], Traffic]:
                 while time.monotonic() - began < seconds:
                     await traffic.round()
                     await asyncio.sleep(0.05)  # what was closed is gone a moment later
-                    samples.append(sample(began))
+                    rows.extend(astuple(sample(began)))
     traffic.done.update({f"webhook {kind}": count for kind, count in received.items()})
-    return samples, traffic
+    width = len(fields(Sample))
+    table = [rows[at : at + width].tolist() for at in range(0, len(rows), width)]
+    return [Sample(minute, rss, *map(int, counts)) for minute, rss, *counts in table], traffic
 
 
 def main() -> None:
