@@ -4,4 +4,40 @@ from __future__ import annotations
 
 __all__ = ["NOTES"]
 
-NOTES: dict[str, str] = {}
+_SHA = (
+    "the loop promises nothing of what it writes. It takes some 0.55 ms of CPU time for each MB; SHA-256 of what "
+    "arrived takes another 0.55 ms, with the processor's own instructions for it, flushing the file and its folder to "
+    "the disk 0.25 ms, and the call and its threads 0.15 ms. On one core, nothing that keeps these promises has more "
+    "than 0.4 to 0.5 of that loop's speed; the same loop with the same promises is in the table."
+)
+_HTTPX = (
+    "httpx hashes nothing and flushes nothing: SHA-256 and the two flushes are 0.8 ms of CPU time for each MB, a third "
+    "of what httpx takes for everything. Without them this package takes less than half of what httpx does."
+)
+_FORM = (
+    "the barest payload that aiohttp can send, without check, count or repeat, is itself but 2 to 2.3 times as fast "
+    "as FormData with open files: the rest of the distance is the look through the file before it is sent (0.1 ms of "
+    "CPU time for 1 MB) and the call around it (0.1 ms)."
+)
+_SMALL = (
+    "the barest payload that aiohttp can send, without check, count or repeat, is itself but 2 to 2.3 times as fast "
+    "as FormData with open files. Above it are the look through the file before it is sent (45 µs) and what makes a "
+    "repeat safe: the call's deadlines, and the count of what was uploaded (80 µs)."
+)
+_CURL = (
+    "curl is level with the barest payload that aiohttp can send. What is left of the distance is the look through "
+    "the file before it is sent (0.1 ms of CPU time for 1 MB), and the call around it (0.1 ms)."
+)
+
+NOTES: dict[str, str] = {
+    "200 × 1000 KB, plain, 8 at a time: times as fast as aiohttp FormData, open file": _FORM,
+    "200 × 1000 KB, TLS, 8 at a time: times as fast as aiohttp FormData, open file": _FORM,
+    "1000 × 50 KB, plain, 8 at a time: times as fast as aiohttp FormData, open file": _SMALL,
+    "1000 × 50 KB, TLS, 8 at a time: times as fast as aiohttp FormData, open file": _SMALL,
+    "200 × 1000 KB, plain, 8 at a time: speed, of curl -Z": _CURL,
+    "200 × 1000 KB, TLS, 8 at a time: speed, of curl -Z": _CURL,
+    "downloads, 100 × 1000 KB, plain, 8 at a time: speed, of the best loop by hand": _SHA,
+    "downloads, 100 × 1000 KB, TLS, 8 at a time: speed, of the best loop by hand": _SHA,
+    "downloads, 100 × 1000 KB, plain, 8 at a time: times as fast as httpx": _HTTPX,
+    "downloads, 100 × 1000 KB, TLS, 8 at a time: times as fast as httpx": _HTTPX,
+}

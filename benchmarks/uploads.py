@@ -37,6 +37,8 @@ _MANY = f"{OURS}, upload_many"
 _FORM, _FORM_BYTES, _BY_HAND = "aiohttp FormData, open file", "aiohttp FormData, bytes", "aiohttp, barest payload"
 _HTTPX, _REQUESTS, _CURL, _RAW = "httpx", "requests in threads", "curl -Z", "raw sockets in threads"
 _CHARTED = 8
+_PIECE = 60 * 1024
+"""Of several sizes, the one that takes the least time to send with aiohttp."""
 
 requests: Any = peer("requests")
 
@@ -201,8 +203,8 @@ class _Payload(aiohttp.Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         await writer.write(self._head)
-        for at in range(0, self._file_size, 256 * 1024):
-            await writer.write(os.pread(self._handle, 256 * 1024, at))
+        for at in range(0, self._file_size, _PIECE):
+            await writer.write(os.pread(self._handle, _PIECE, at))
         await writer.write(self._tail)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -360,7 +362,7 @@ async def _run(upload: UploadAll, paths: Sequence[Path]) -> int:
 
 async def _check(server: Server, everyone: dict[str, UploadAll | None], paths: Sequence[Path]) -> None:
     """That each candidate sends the very bytes of each of the files."""
-    some = paths[:64]
+    some = paths[:32]
     expected = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in some)
     for name, upload in everyone.items():
         if upload is None:

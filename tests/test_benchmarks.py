@@ -225,6 +225,15 @@ def test_bars_begin_at_zero_and_are_in_proportion() -> None:
     assert [text for text in texts if text in ("0", "1", "2", "3", "4", "5")] == ["0", "1", "2", "3", "4", "5"]
 
 
+def test_the_labels_of_the_charts_fit() -> None:
+    """A label that is longer than the room beside its bar would be cut off."""
+    kept = json.loads(Path(report.__file__).with_name("results.json").read_text())["sections"].values()
+    labels = {
+        bar["label"] for one in kept for chart in one["charts"] for panel in chart["panels"] for bar in panel["bars"]
+    }
+    assert max(map(len, labels)) <= 36
+
+
 def test_every_explanation_belongs_to_a_target() -> None:
     """Its words are those of a target that was judged; one that was renamed would lose what explains it."""
     kept = json.loads(Path(report.__file__).with_name("results.json").read_text())["sections"].values()
