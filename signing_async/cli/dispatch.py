@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import shlex
 import signal
 import time
@@ -226,16 +227,15 @@ async def _dispatch(state: State, plan: Plan) -> None:
     with Manifest(plan.manifest) as manifest:
         checked = await _check(state, manifest)
         report = Report(plan.failures, manifest)
-        try:
+        run = Run(state, plan, manifest, checked, report)
+        with contextlib.ExitStack() as exits:
+            exits.callback(report.drop)
             async with open_journal(plan.journal) as journal, state.client() as client:
                 # A token that does not work would fail every package.
                 await client.me()
                 state.out.say(f"The journal is {plan.journal}: a second run goes on from there.", journal=plan.journal)
-                run = Run(state, plan, manifest, checked, report)
                 await run.carry_out(client, journal)
-        finally:
-            report.drop()
-        run.tell()
+            run.tell()
 
 
 class Run:
@@ -259,7 +259,8 @@ class Run:
 
     async def carry_out(self, client: Any, journal: Journal) -> None:
         """Send them all, or as many as there are before Ctrl-C."""
-        with self._stop, Meter(self._state.out, "Sending", self._checked.packages) as meter:
+        meter = Meter(self._state.out, "Sending", self._checked.packages)
+        with self._stop, told_once(), meter:
             try:
                 async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
                     async for result in results:
@@ -268,14 +269,15 @@ class Run:
             except asyncio.CancelledError:
                 if not self._stop.at_once:
                     raise
-        if not self._stop.asked:
-            self._manifest.check_unchanged()
 
     def _packages(self) -> Iterator[SigningPackage]:
         unnamed = 0
         for entry in self._manifest.entries():
-            if self._stop.asked or entry.package is None:
+            if self._stop.asked:
                 return
+            # What was checked is what is sent.
+            self._manifest.check_unchanged()
+            assert entry.package is not None
             key = entry.package.key
             if key is None:
                 key = self._checked.hashes[32 * unnamed : 32 * unnamed + 32].hex()
@@ -294,7 +296,7 @@ class Run:
             self._state.out.result(facts)
             return
         self._failed += 1
-        self._errors.setdefault(_code(result.error), result.error)
+        self._errors.setdefault(code_of(result.error), result.error)
         self._report.add(entry.row, key, str(result.error))
         if self._state.json or self._failed <= MOST_SHOWN:
             self._state.out.failed(f"{self._plan.manifest}, line {entry.line}", result.error, facts)
@@ -302,24 +304,33 @@ class Run:
     def tell(self) -> None:
         """Say what came of it, and end with its exit code."""
         interrupted = self._stop.asked and self.left > 0
-        # Of a report that is run itself nothing is to be lost: what was not tried stands in it alone.
-        if not (interrupted and self._plan.failures.absolute() == self._plan.manifest.absolute()):
-            reported = self._report.finish()
-        else:
-            reported = False
+        # Of a report that is run itself nothing is to be lost: what was not tried may stand in it alone.
+        kept = interrupted and self._plan.failures.absolute() == self._plan.manifest.absolute()
+        reported = not kept and self._report.finish()
         facts = {"packages": self._checked.packages, "sent": self._sent, "failed": self._failed, "left": self.left}
-        facts_more = {"journal": self._plan.journal, "failures": str(self._plan.failures) if reported else None}
+        places = {"journal": self._plan.journal, "failures": str(self._plan.failures) if reported else None}
         lines = [f"{self._sent} of {_count(self._checked.packages, 'package')} are sent, {self._failed} failed."]
         if reported:
             lines.append(f"What failed is in {self._plan.failures}, with the reasons: it can be run as it is.")
         if interrupted:
             lines.append(f"Interrupted: {self.left} are left. To go on, run the same command:\n  {self._plan.again}")
-        self._state.out.result({"summary": {**facts, **facts_more, "interrupted": interrupted}}, "\n".join(lines))
+        self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
         self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values()))
 
 
-def _code(error: BaseException) -> int:
-    return code_of(error)
+@contextlib.contextmanager
+def told_once() -> Iterator[None]:
+    """Keep the package's own remark on each failure out of the output, which tells of it with its line."""
+
+    def others(record: logging.LogRecord) -> bool:
+        return not record.msg.startswith("package %s was not sent")
+
+    log = logging.getLogger("signing_async")
+    log.addFilter(others)
+    try:
+        yield
+    finally:
+        log.removeFilter(others)
 
 
 class Stop:

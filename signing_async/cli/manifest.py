@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol, Self, TypeVar
 
 import attrs
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, SigningError
 from ..packages import NewRecipient, SigningPackage
 from ..pdf import PdfSource
 from ..token_stores import sync_folder
@@ -139,7 +139,7 @@ class Manifest:
         """An error if it was written to since it was opened."""
         status = os.fstat(self._file.fileno())
         if (status.st_size, status.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns):
-            raise InvalidRequest(f"{self.path}: was changed while it was read: run the command again")
+            raise SigningError(f"{self.path}: was changed while it was read: run the command again")
 
 
 class _Lines:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from signing_async import InvalidRequest, NewRecipient, SigningPackage
+from signing_async import InvalidRequest, NewRecipient, SigningError, SigningPackage
 from signing_async.cli.manifest import LONGEST_LINE, Entry, Manifest, Report
 
 HEADER = "key,name,language,documents,recipient1_email"
@@ -269,7 +269,7 @@ def test_a_manifest_that_changes_is_noticed(written: Written) -> None:
     with Manifest(path) as manifest:
         with path.open("a") as file:
             file.write("\nk,Lease,EN,a.pdf,a@example.com\n")
-        with pytest.raises(InvalidRequest, match=r"leases\.csv: was changed while it was read"):
+        with pytest.raises(SigningError, match=r"leases\.csv: was changed while it was read"):
             manifest.check_unchanged()
 
 

@@ -1,0 +1,454 @@
+"""dispatch: a manifest is checked whole, sent once whatever ends the command, and what failed can be run again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signing_async.cli import dispatch as module
+from signing_async.cli.dispatch import _duration
+from signing_async.cli.manifest import Report
+from signing_async.sandbox import Sandbox
+from tests.cli.conftest import Run
+from tests.cli.service import Service
+from tests.cli.terminal import COMMAND, ROOT, Terminal
+from tests.pdfs import make_pdf
+
+Office = Callable[..., Path]
+COLUMNS = ("key", "name", "language", "documents", "recipient1_email")
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Office:
+    """Writes a manifest of so many packages, with a document each."""
+
+    def write(count: int, name: str = "leases.csv", **changes: Any) -> Path:
+        rows = []
+        for number in range(count):
+            (tmp_path / f"{number}.pdf").write_bytes(make_pdf(text=f"lease {number}", seed=number))
+            row = {"key": f"lease-{number}", "name": f"Lease {number}", "language": "EN"}
+            row |= {"documents": f"{number}.pdf", "recipient1_email": f"anna{number}@example.com"}
+            rows.append({**row, **changes})
+        path = tmp_path / name
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, COLUMNS, delimiter=";", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        return path
+
+    return write
+
+
+def sent(service: Service) -> dict[str, int]:
+    """How often each package was sent, by its name; with its own document, to its own recipient."""
+
+    def look(sandbox: Sandbox) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        invited = Counter(one.recipient_id for one in sandbox.notifications)
+        for signing in sandbox.signings:
+            if not signing.times_sent:
+                continue
+            number = int(signing.name.split()[1])
+            (document,) = sandbox.documents(signing.id)
+            (recipient,) = sandbox.recipients(signing.id)
+            assert sandbox.document_bytes(document.id) == make_pdf(text=f"lease {number}", seed=number)
+            assert (recipient.email, invited[recipient.id]) == (f"anna{number}@example.com", 1)
+            found[signing.name] += signing.times_sent
+        return dict(found)
+
+    return service.do(look, service.sandbox)
+
+
+def once(count: int) -> dict[str, int]:
+    return {f"Lease {number}": 1 for number in range(count)}
+
+
+def requests(service: Service) -> int:
+    return len(service.do(lambda: service.sandbox.requests))
+
+
+def test_everything_is_sent_once(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """However often it is run: the journal beside the manifest knows."""
+    office(20)
+    ran = run("dispatch", "leases.csv")
+    assert ran.code == 0
+    assert ran.out == "20 of 20 packages are sent, 0 failed.\n"
+    assert ran.err == "The journal is leases.journal: a second run goes on from there.\n"
+    assert sent(service) == once(20)
+    before = requests(service)
+    assert run("dispatch", "leases.csv").out == ran.out
+    assert requests(service) == before + 1  # who is logged in
+    assert sent(service) == once(20)
+    assert not list(tmp_path.glob("*fail*"))
+
+
+def test_for_machines(run: Run, service: Service, office: Office) -> None:
+    """An object a line: each package with its signing, and a summary; from JSON lines, without keys."""
+    office(1)
+    row = {"name": "Lease 0", "language": "EN", "documents": ["0.pdf"], "recipients": [{"email": "anna0@example.com"}]}
+    Path("leases.jsonl").write_text(json.dumps(row) + "\n")
+    ran = run("dispatch", "--json", "leases.jsonl")
+    line, summary = ran.lines
+    assert (ran.code, line["line"], line["name"]) == (0, 1, "Lease 0")
+    assert re.fullmatch("[0-9a-f]{64}", line["key"])
+    assert service.do(service.sandbox.signing, line["signing"]).name == "Lease 0"
+    facts = {"packages": 1, "sent": 1, "failed": 0, "left": 0, "interrupted": False, "failures": None}
+    assert summary["summary"] == {**facts, "journal": "leases.journal"}
+    assert [json.loads(told) for told in ran.err.splitlines()] == [{"journal": "leases.journal"}]
+    assert run("dispatch", "--json", "leases.jsonl").lines[0]["signing"] == line["signing"]
+
+
+def test_a_dry_run_sends_nothing(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """It needs no token, asks nothing, and leaves nothing behind."""
+    office(3)
+    before = sorted(tmp_path.iterdir())
+    ran = run("dispatch", "leases.csv", "--dry-run")
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.pdf"))
+    words = f"leases.csv: 3 packages with 3 documents ({size} bytes): all in order. Nothing was sent.\n"
+    assert (ran.code, ran.out, ran.err) == (0, words, "")
+    assert run("dispatch", "leases.csv", "--dry-run", "--json").lines[0]["dry_run"]["packages"] == 3
+    assert (requests(service), sorted(tmp_path.iterdir())) == (0, before)
+
+
+def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """With file, line, column and value, before anything is sent; exit code 2."""
+    path = office(2)
+    (tmp_path / "notes.pdf").write_text("no PDF at all")
+    with path.open("a", newline="") as file:
+        rows = csv.writer(file, delimiter=";")
+        rows.writerow(["lease-0", "Lease 7", "EN", "0.pdf", "anna@example.com"])
+        rows.writerow(["", "Lease 8", "DE", "none.pdf;notes.pdf", "nobody"])
+        rows.writerow(["", "Lease 9", "EN", "1.pdf", "a@example.com", "surplus"])
+        rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
+        rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
+    told = [
+        "leases.csv, line 4, key: 'lease-0' is the key of line 2 as well",
+        "leases.csv, line 5, language: must be EN or SV, not 'DE'",
+        "leases.csv, line 5, recipient1_email: must be an e-mail address, not 'nobody'",
+        f"leases.csv, line 5, documents: '{tmp_path}/none.pdf' cannot be opened: No such file or directory",
+        "leases.csv, line 5, documents: notes.pdf: it is not a PDF",
+        "leases.csv, line 6: the cell 'surplus' has no column: it is number 6",
+        "leases.csv, line 8: is the same package as line 7: if both are meant, give them keys of their own",
+    ]
+    ran = run("dispatch", "leases.csv")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "\n  ".join(["Error: 7 things are wrong with leases.csv, and nothing was sent:", *told]) + "\n"
+    machine = run("dispatch", "leases.csv", "--json")
+    assert (machine.code, machine.error["problems"]) == (2, told)
+    assert requests(service) == 0
+    assert not (tmp_path / "leases.journal").exists()
+
+
+def test_more_is_wrong_than_anybody_reads(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first problems are told, and the others counted."""
+    monkeypatch.setattr(module, "MOST_PROBLEMS", 3)
+    office(3, language="DE", documents="none.pdf")
+    ran = run("dispatch", "leases.csv")
+    assert ran.err.startswith(
+        "Error: 6 things are wrong with leases.csv, and nothing was sent:\n  leases.csv, line 2, language"
+    )
+    assert ran.err.endswith("\n  and 3 more\n")
+    assert len(ran.err.splitlines()) == 5
+
+
+@pytest.mark.parametrize("content", [",".join(COLUMNS), "{"])
+def test_a_manifest_without_packages(content: str, run: Run) -> None:
+    """There is nothing to do, or nothing that can be read: exit code 2."""
+    Path("x.csv").write_text(content)
+    ran = run("dispatch", "x.csv")
+    assert ran.code == 2
+    assert ran.err.startswith("Error: 1 thing is wrong with x.csv, and nothing was sent:\n  x.csv, line 1: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
+        (["leases.csv", "--journal", "redis://x"], "Error: --journal: must be a path, not 'redis://x'"),
+        (["leases.csv", "--failures", "leases.csv"], "--failures: that is the manifest itself"),
+        (["leases.csv", "--concurrency", "0"], "--concurrency"),
+    ],
+)
+def test_a_wrong_call(arguments: list[str], words: str, run: Run, service: Service, office: Office) -> None:
+    """Exit code 2, one sentence, and nothing is sent."""
+    office(1)
+    ran = run("dispatch", *arguments)
+    assert ran.code == 2
+    assert words in ran.err
+    assert requests(service) == 0
+
+
+def test_a_token_that_is_not_accepted(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is found before the first package: exit code 4."""
+    office(5)
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong")
+    ran = run("dispatch", "leases.csv")
+    assert (ran.code, ran.out) == (4, "")
+    assert len(ran.err.splitlines()) == 1
+
+
+# What fails
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One attempt for each request."""
+    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """It is written as a manifest under the same keys; run, it sends just those, and is gone."""
+    office(6)
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=2)
+    ran = run("dispatch", "leases.csv", "--concurrency", "1")
+    assert ran.code == 1
+    assert ran.out.startswith("4 of 6 packages are sent, 2 failed.\nWhat failed is in leases.failures.csv")
+    assert [line.partition(" on ")[0] for line in ran.err.splitlines()[1:]] == [
+        "Error: leases.csv, line 2: HTTP 500",
+        "Error: leases.csv, line 3: HTTP 500",
+    ]
+    with (tmp_path / "leases.failures.csv").open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file, delimiter=";"))
+    assert [row["key"] for row in rows] == ["lease-0", "lease-1"]
+    assert all(row["error"].startswith("HTTP 500 on signings.create") for row in rows)
+    again = run("dispatch", "leases.failures.csv")
+    assert (again.code, again.out) == (0, "2 of 2 packages are sent, 0 failed.\n")
+    assert "The journal is leases.journal" in again.err
+    assert not (tmp_path / "leases.failures.csv").exists()
+    assert sent(service) == once(6)
+    assert run("dispatch", "leases.csv").code == 0
+    assert sent(service) == once(6)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_report_elsewhere(
+    run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its paths lead to the same documents; the journal is the one of the settings."""
+    office(2)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setenv("SIGNING_JOURNAL", "the.journal")
+    service.do(service.sandbox.faults.add, "documents.upload", "503")
+    ran = run("dispatch", "leases.csv", "--failures", "out/failed.csv", "--json")
+    assert ran.code == 1
+    assert ran.lines[-1]["summary"]["failures"] == "out/failed.csv"
+    assert sum("error" in line for line in ran.lines) == 1
+    assert run("dispatch", "out/failed.csv").code == 0
+    assert sent(service) == once(2)
+    assert (tmp_path / "the.journal").exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_many_failures_are_not_all_shown(
+    run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are in the report."""
+    monkeypatch.setattr(module, "MOST_SHOWN", 2)
+    office(5)
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=None)
+    ran = run("dispatch", "leases.csv")
+    assert ran.err.count("Error: leases.csv, line") == 2
+    assert len(Path("leases.failures.csv").read_text().splitlines()) == 6
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, office: Office) -> None:
+    """3; the next run finds out."""
+    office(2)
+    service.do(service.sandbox.faults.add, "signings.send", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "signings.get", "500", times=None)
+    ran = run("dispatch", "leases.csv")
+    assert ran.code == 3, ran.err
+    service.do(service.sandbox.faults.clear)
+    assert run("dispatch", "leases.csv").code == 0
+    assert sent(service) == once(2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_report_that_cannot_be_written(run: Run, service: Service, office: Office) -> None:
+    """Ends the run with an error that names it; what was sent stays sent, and a second run goes on."""
+    office(3)
+    service.do(service.sandbox.faults.add, "signings.create", "500")
+    ran = run("dispatch", "leases.csv", "--failures", "none/failed.csv", "--concurrency", "1")
+    assert ran.code == 2
+    assert "Error: --failures: 'none/failed.csv' cannot be written: No such file or directory" in ran.err
+    assert run("dispatch", "leases.csv").code == 0
+    assert sent(service) == once(3)
+
+
+def test_a_manifest_that_changes_under_way(
+    run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is begun: what was checked is what is sent."""
+    path = office(30)
+    add = Report.add
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=None, skip=3)
+    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
+
+    def change(self: Any, *arguments: Any) -> None:
+        add(self, *arguments)
+        with path.open("a") as file:
+            file.write("\n")
+
+    monkeypatch.setattr(Report, "add", change)
+    ran = run("dispatch", "leases.csv", "--concurrency", "1")
+    assert ran.code == 1
+    assert "leases.csv: was changed while it was read: run the command again" in ran.err
+    assert len(sent(service)) == 3
+
+
+# On the way
+
+
+def test_where_nothing_can_move_there_are_lines(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many of how many, how fast, and how long it takes still; for machines as facts."""
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
+    office(2)
+    lines = run("dispatch", "leases.csv").err.splitlines()
+    assert re.fullmatch(r"Checking: 1, \d+\.\d a second", lines[0])
+    assert re.fullmatch(r"Sending: 1 of 2, 0 failed, \d+\.\d a second, about \d+ s left", lines[3])
+    facts = [
+        json.loads(line)["progress"]
+        for line in run("dispatch", "leases.csv", "--json").err.splitlines()
+        if "progress" in line
+    ]
+    assert (facts[-1]["done"], facts[-1]["total"], facts[-1]["seconds_left"]) == (2, 2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (61, "1 min 1 s"), (7320, "2 h 2 min")]
+)
+def test_how_long_it_takes_still(seconds: float, words: str) -> None:
+    """In the units that people count in."""
+    assert _duration(seconds) == words
+
+
+def in_terminal(service: Service, folder: Path, *arguments: str) -> Terminal:
+    return Terminal("dispatch", *arguments, columns=100, cwd=folder, environment=service.environment)
+
+
+def test_a_bar_with_rate_and_time_left(service: Service, office: Office, tmp_path: Path) -> None:
+    """Above it come the failures, and it is gone at the end."""
+    office(12)
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
+    service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.1)
+    environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "1"}
+    terminal = Terminal(
+        "dispatch", "leases.csv", "--concurrency", "2", columns=100, cwd=tmp_path, environment=environment
+    )
+    terminal.wait_for("1 failed")
+    screen = terminal.end()
+    assert screen.code == 1
+    assert re.search(r"Sending [━╸╺ ]+ +\d+/12 \d+\.\d/s 1 failed \d:\d\d:\d\d", screen.text)
+    assert re.search(r"Error: leases\.csv, line \d+: HTTP 500 on signings\.create", screen.text)
+    assert screen.text.rstrip().endswith("it can be run as it is.")
+    assert b"\x1b[?25h" in screen.raw  # the cursor is shown again
+
+
+def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """Nothing is left half done; the command to go on with is shown, and does: exit code 130."""
+    office(40)
+    service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.3)
+    terminal = in_terminal(service, tmp_path, "leases.csv", "--concurrency", "2", "--journal", "my.journal")
+    wait_for_requests(service, 20)
+    terminal.type("\x03")
+    screen = terminal.end()
+    assert screen.code == 130
+    assert "Stopping: what is under way is finished first." in screen.text
+    done = int(re.search(r"(\d+) of 40 packages are sent, 0 failed", screen.text)[1])  # type: ignore[index]  # it is there
+    assert 2 <= done < 40
+    assert f"Interrupted: {40 - done} are left. To go on, run the same command:" in screen.text
+    assert "\n  signing-async dispatch leases.csv --journal my.journal --concurrency 2\n" in screen.text
+    drafts = service.do(lambda: [one for one in service.sandbox.signings if not one.times_sent])
+    assert (len(sent(service)), drafts) == (done, [])
+    service.do(service.sandbox.faults.clear)
+    assert run("dispatch", "leases.csv", "--journal", "my.journal").code == 0
+    assert sent(service) == once(40)
+
+
+def test_a_second_ctrl_c_does_not_wait(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """A report that is run itself is left as it is: what was not tried may stand in it alone."""
+    path = office(10, "leases.failures.csv")
+    before = path.read_bytes()
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
+    service.do(service.sandbox.faults.add, "signings.create", "hang", times=None, skip=2)
+    environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "1"}
+    words = ("dispatch", path.name, "--concurrency", "1", "--failures", path.name)
+    assert run(*words).code == 2
+    terminal = Terminal(*words[:-2], cwd=tmp_path, environment=environment)
+    terminal.wait_for("3/10")
+    terminal.type("\x03")
+    terminal.wait_for("Stopping")
+    terminal.type("\x03")
+    screen = terminal.end()
+    assert (screen.code, path.read_bytes()) == (130, before)
+    assert "2 of 10 packages are sent, 1 failed.\nInterrupted: 7 are left." in screen.text
+    service.do(service.sandbox.faults.clear)
+    assert run("dispatch", path.name).code == 0
+    assert sent(service) == once(10)
+
+
+def start(service: Service, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command as a process, with pipes."""
+    return subprocess.Popen(
+        [*COMMAND, "dispatch", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **service.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_requests(service: Service, count: int) -> None:
+    end = time.monotonic() + 30
+    while requests(service) < count:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_without_a_terminal_it_can_be_stopped_too(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """SIGTERM ends it at once; a second run goes on."""
+    office(30)
+    service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.1)
+    process = start(service, tmp_path, "leases.csv", "--concurrency", "2")
+    wait_for_requests(service, 12)
+    process.terminate()
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (143, "")
+    assert "Traceback" not in err
+    service.do(service.sandbox.faults.clear)
+    assert run("dispatch", "leases.csv").code == 0
+    assert sent(service) == once(30)
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_killed_at_any_moment_and_run_again(service: Service, office: Office, tmp_path: Path) -> None:
+    """Each package is sent once; two runs on one journal share the work."""
+    office(30)
+    chance = random.Random(5)
+    for operation, kind in (("signings.create", "500-after-commit"), ("signings.send", "drop-after-commit")):
+        service.do(service.sandbox.faults.add, operation, kind, times=None, probability=0.1, seed=operation)
+    for _ in range(3):
+        process = start(service, tmp_path, "leases.csv")
+        wait_for_requests(service, requests(service) + chance.randint(2, 60))
+        process.kill()
+        process.communicate(timeout=30)
+    service.do(service.sandbox.faults.clear)
+    both: Sequence[subprocess.Popen[str]] = [start(service, tmp_path, "leases.csv") for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, "30 of 30 packages are sent, 0 failed.\n"), err
+    assert sent(service) == once(30)
