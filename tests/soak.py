@@ -141,8 +141,8 @@ def sample(began: float) -> Sample:
     )
 
 
-# What may be added over the whole time after the warm-up. A leak of one object a call is thousands of blocks; of sockets
-# there are as many as wait in the pools, which differs from round to round.
+# What may be added over the whole time after the warm-up. A leak of one object a call is thousands of blocks; and of
+# sockets there are as many as wait in the pools, which differs from round to round.
 ALLOWED = {"rss_mb": 8.0, "blocks": 3_000, "tasks": 3, "sockets": 40, "files": 3, "threads": 3}
 
 

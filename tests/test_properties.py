@@ -11,10 +11,14 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from aiohttp import web
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from signing_async import (
@@ -26,8 +30,9 @@ from signing_async import (
     RetryPolicy,
     Signing,
     SigningClient,
+    convert,
 )
-from signing_async.answers import error_from
+from signing_async.answers import error_from, one_line
 from signing_async.convert import Unreadable, parse, structure, timestamp
 from signing_async.oauth import _read_callback
 from signing_async.pagination import _linked
@@ -36,6 +41,7 @@ from signing_async.redaction import redact
 from signing_async.retry import read_retry_after
 from signing_async.token_stores import token_from_json
 from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, Scheme, WebhookError, WebhookVerifier, diagnose, sign
+from signing_async.wire import Request, resolve
 from tests.fuzz import running
 from tests.fuzz.__main__ import NAMES, load
 from tests.fuzz.promises import check_error
@@ -71,6 +77,84 @@ def test_a_hole_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Found, match=r"^frail: .*!") as caught:
         by_mutation(Target("frail", lambda: nullcontext(attack), (b"abc",), (b"!",)), seconds=5, seed=1)
     assert b"!" in caught.value.data
+
+
+# Whatever the text
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+ODD = st.sampled_from(
+    ["/", "//", "\\", "@", ":", "?", "#", "%", "..", "tenant.example", "http:", "https://", "\t", "\u3002"]
+)
+
+
+@given(ANYTHING)
+def test_json_is_read_alike_with_and_without_orjson(value: Any) -> None:
+    """What an answer means does not depend on what is installed."""
+    body = json.dumps(value).encode()
+    assert _parsed(body) == _parsed(body, orjson=None)
+
+
+@given(
+    st.binary(max_size=40) | st.text(st.sampled_from('[]{}",:\\ud8ef019.-+eNaIfnty \n'), max_size=30).map(str.encode)
+)
+def test_what_is_no_json_is_refused_alike(body: bytes) -> None:
+    """Neither reader takes what the other refuses."""
+    assert _parsed(body) == _parsed(body, orjson=None)
+
+
+def _parsed(body: bytes, **changed: object) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changed.items():
+            patch.setattr(convert, name, value)
+        try:
+            # As text, so that 1 and 1.0 and True differ.
+            return repr(parse(body))
+        except Unreadable:
+            return Unreadable
+
+
+@given(st.lists(ODD | st.text(max_size=8), max_size=8).map("".join))
+@example("https://tenant.example:443//evil.example/x")
+@example("//tenant.example\\@evil.example/x")
+def test_no_reference_leads_away(reference: str) -> None:
+    """Whatever a redirect or a next page names, the address that comes of it is on the tenant's origin, or none."""
+    request = Request("GET", "https://tenant.example", "/api/1.0/signings")
+    path = resolve(request, reference)
+    if path is None:
+        return
+    url = Request("GET", "https://tenant.example", path).url
+    assert path.startswith("/")
+    assert str(url).isascii()
+    assert (url.scheme, url.host, url.port, url.user) == ("https", "tenant.example", 443, None)
+    assert urlsplit("https://tenant.example" + path).netloc == "tenant.example"
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_a_cursor_arrives_as_it_was(cursor: str) -> None:
+    """Whatever characters it has, the server that gave it gets it back unchanged."""
+    url = Request("GET", "https://tenant.example", "/x", {"cursor": cursor}).url
+    assert parse_qs(urlsplit(str(url)).query, keep_blank_values=True, strict_parsing=True) == {"cursor": [cursor]}
+
+
+@given(st.text(max_size=60))
+def test_one_line_is_one_line(text: str) -> None:
+    """It can be shown anywhere, and doing it again changes nothing."""
+    line = one_line(text)
+    assert line.isprintable()
+    assert one_line(line) == line
+    assert len(line) <= len(text)
+
+
+@given(st.datetimes(timezones=st.timezones() | st.just(UTC)))
+def test_a_time_that_python_writes_is_read(moment: datetime) -> None:
+    """With any offset, to the microsecond."""
+    assume(moment.utcoffset() is not None and not (moment.utcoffset() or timedelta()).microseconds)
+    assert timestamp(moment.isoformat()) == moment
+    assert timestamp(moment.isoformat(" ")) == moment
 
 
 # What was found
