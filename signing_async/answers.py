@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -259,6 +258,9 @@ def _plain(body: bytes) -> str:
         text = re.sub(r"<[^<>]*>", " ", text)
     # Python refuses to read a character's number of thousands of digits.
     with contextlib.suppress(ValueError):
+        # Its table of names is loaded for those that need it.
+        import html
+
         text = html.unescape(text)
     words = one_line(text)
     return "" if "\ufffd" in words[:200] else words

@@ -21,7 +21,6 @@ from .models import Signing, User
 from .oauth import OAuth
 from .recipients import Recipients
 from .retry import Repeat, RetryPolicy
-from .settings import Settings
 from .signings import Signings
 from .throttle import Gate
 from .transport import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
@@ -103,6 +102,9 @@ class SigningClient:
         ``signing-async login`` has made the token); for the rest see `signing_async.settings`. ``options`` are the
         constructor's, and win over both.
         """
+        # For those who want it.
+        from .settings import Settings
+
         settings = Settings.load()
         found = {"retry": settings.retry, "timeout": settings.timeouts, "assumptions": settings.assumptions}
         chosen = {**found, **options}

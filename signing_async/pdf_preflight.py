@@ -12,7 +12,6 @@ import mmap
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 Verdict: TypeAlias = Literal["not_pdf", "protected", "already_signed"]
@@ -226,11 +225,11 @@ def _is_defined(text: _Text, entry: _Value) -> bool:
     return len(places) == 1 and isinstance(text.numbered(places[0], entry)[0], dict)
 
 
-@dataclass
 class _Budget:
     """What is left to spend on one file."""
 
-    left: int = BUDGET
+    def __init__(self, left: int = BUDGET) -> None:
+        self.left = left
 
     def spend(self, cost: int) -> None:
         self.left -= cost

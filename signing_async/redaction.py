@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Iterable
@@ -13,6 +12,8 @@ __all__ = ["redact", "redact_bytes"]
 _HIDDEN = "[redacted]"
 _SHORTEST_CUT = 4  # so few characters give nothing away
 _MARK = "\ufdd0"  # stands for it meanwhile, so that a secret such as "red" is not found in it
+# As html.escape does it, whose module takes a twentieth of the time that importing a client does.
+_IN_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 # A word of plain letters after "bearer" belongs to a sentence: "Bearer authentication is required".
 _BEARER = re.compile(r"(\bbearer[ +])(?=[a-z._~+/=-]*\d|[\w.~+/=-]{20})[\w.~+/=-]{8,}", re.ASCII | re.IGNORECASE)
 
@@ -29,7 +30,7 @@ def _spellings(secrets: Iterable[str]) -> list[str]:
             secret.replace("/", "\\/"),
             in_json,
             in_json.replace("/", "\\/"),
-            html.escape(secret),
+            secret.translate(_IN_HTML),
             *encoded,
         }
         found |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in encoded}

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from signing_async import InvalidRequest, PdfRejected, PdfSource, SigningError, pdf, wire
+from signing_async import InvalidRequest, PdfRejected, PdfSource, SigningError, pdf, pdf_preflight, wire
 from tests.pdfs import encrypted, make_pdf, with_signature_field, with_usage_rights
 
 MOST = 10 * 2**20
@@ -491,7 +491,7 @@ async def test_the_event_loop_leaves_the_disk_to_threads(
             watched(name, os)
         if kind != "path":
             watched("open", os)
-        watched("preflight", pdf)
+        watched("preflight", pdf_preflight)
         watched("_read", pdf)
         source: Any = {
             "path": path,
