@@ -99,11 +99,13 @@ def main() -> None:
 
 def _fill_streams() -> None:
     """Take the places of standard streams that are closed, so that no file or connection gets them."""
-    for number in range(3):
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -102,6 +102,14 @@ class Output:
         """Rows for people; the first column is never cut off, nor is one named STATE, which is in colour."""
         self.show(self.table_of(columns, rows))
 
+    def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
+        """A title, and what is known, a line each."""
+        from rich.text import Text
+
+        width = max(len(name) for name, _ in pairs) + 2
+        lines = [f"{name:<{width}}{clean(str(value))}" for name, value in pairs]
+        self.show(Text.assemble((clean(title), "bold"), "\n", "\n".join(lines)))
+
     def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
         """The table, to be shown by `show` or in a live display."""
         from rich.cells import cell_len
@@ -118,8 +126,10 @@ class Output:
 
     def show(self, renderable: RenderableType) -> None:
         """Something of rich's, on standard output."""
+        from rich.text import Text
+
         with self.console.capture() as captured:
-            self.console.print(renderable)
+            self.console.print(renderable, soft_wrap=isinstance(renderable, Text))
         text = captured.get()
         if not self.console.is_terminal:
             text = re.sub(" +$", "", text, flags=re.MULTILINE)

@@ -68,7 +68,7 @@ def show_signing(out: Output, signing: Signing, recipients: Sequence[Recipient],
         ("cancelled", iso(signing.cancelled_at)),
         ("message", signing.message or ""),
     ]
-    out.table((signing.name or "(without a name)", ""), [row for row in facts if row[1]])
+    out.facts(signing.name or "(without a name)", [(name, value) for name, value in facts if value])
     for part in tables_of(out, signing, recipients, done_fields):
         out.show("")
         out.show(part)

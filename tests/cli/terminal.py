@@ -134,4 +134,5 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
     # What whoever runs the tests has set for a terminal is not the test's.
     own = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "BROWSER")
     kept = {name: value for name, value in os.environ.items() if name not in own}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
+    path = os.pathsep.join(part for part in (str(ROOT), kept.get("PYTHONPATH")) if part)
+    return {**kept, "PYTHONPATH": path, **more}

@@ -249,18 +249,20 @@ def test_a_disk_that_is_full(service: Service) -> None:
         assert ran.stderr.count("\n") == 1
 
 
-def test_without_any_output(service: Service) -> None:
-    """Standard output that is closed is nothing to fail for."""
-    script = f"{sys.executable} -c 'from signing_async.cli import main; main()' me >&-"
+def test_streams_that_are_closed(service: Service) -> None:
+    """Are nothing to fail for; no file and no connection takes their place."""
+    script = f"{sys.executable} -c 'from signing_async.cli import main; main()' me <&- >&-"
     env = {**os.environ, **service.environment, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_without_standard_output_at_all(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    """The same in this process."""
+def test_a_stream_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Takes what it is given."""
     monkeypatch.setattr(sys, "stdout", None)
-    assert run("me").code == 0
+    cli._fill_streams()
+    print("x", flush=True)
+    assert capfd.readouterr().out == "x\n"
 
 
 def test_a_terminal_that_knows_no_unicode(service: Service) -> None:
