@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-import time
 from typing import Any
 
-from signing_async import OAuth, RetryPolicy, SigningClient, Token
+from signing_async import Token
 from signing_async.postgres import PostgresJournal, PostgresTokenStore
 
 
@@ -36,30 +34,6 @@ async def claim(dsn: str) -> None:
                 print(type(error).__name__, flush=True)
 
 
-async def call(dsn: str, base_url: str, client_id: str, client_secret: str, calls: str, ahead: str) -> None:
-    """Make calls for a while with the store's token, by a clock that is ahead; print how many worked."""
-    clock = time.time
-    time.time = lambda: clock() + float(ahead)
-    oauth = OAuth(
-        base_url,
-        client_id=client_id,
-        client_secret=client_secret,
-        redirect_uri="https://app.example.com/callback",
-        store=PostgresTokenStore(dsn, "anna"),
-    )
-    async with contextlib.AsyncExitStack() as closing:
-        closing.push_async_callback(oauth._store.aclose)  # type: ignore[attr-defined]  # the store made above
-        await closing.enter_async_context(oauth)
-        client = SigningClient(base_url, oauth, retry=RetryPolicy(base_delay=0.01))
-        await closing.enter_async_context(client)
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        for _ in range(int(calls)):
-            await client.me()
-            await asyncio.sleep(0.07)
-        print("done", flush=True)
-
-
 if __name__ == "__main__":
-    tasks: dict[str, Any] = {"hold": hold, "claim": claim, "call": call}
+    tasks: dict[str, Any] = {"hold": hold, "claim": claim}
     asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 
 from signing_async import FileTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, TokenStore
+from signing_async.postgres import PostgresTokenStore
 from signing_async.redis import RedisTokenStore
 from signing_async.sandbox import Profile, Sandbox
 
@@ -45,10 +46,17 @@ async def redis_store(where: str) -> AsyncIterator[TokenStore]:
         yield store
 
 
+@asynccontextmanager
+async def postgres_store(where: str) -> AsyncIterator[TokenStore]:
+    async with PostgresTokenStore(where, "race") as store:
+        yield store
+
+
 # More kinds of stores are added here.
 STORES: dict[str, Callable[[str], contextlib.AbstractAsyncContextManager[TokenStore]]] = {
     "file": file_store,
     "redis": redis_store,
+    "postgres": postgres_store,
 }
 
 

@@ -22,10 +22,10 @@ from aiohttp import web
 
 from signing_async import AuthError, ConfigurationError, SigningError, Token, TokenStore
 from signing_async.postgres import PostgresTokenStore, tokens
-from signing_async.sandbox import Profile, Sandbox
 from signing_async.testing import FencedTokenStoreConformance, TokenStoreConformance
 from tests.oauth_servers import Answer, Received, Scripted, grants, oauth_for
 from tests.postgres_server import PASSWORD, PostgresServer, wire_to
+from tests.store_races import Race, race
 
 ROOT = Path(__file__).parents[1]
 OLD = Token("access-old", "refresh-old", datetime(2020, 1, 1, tzinfo=UTC))
@@ -341,38 +341,38 @@ async def test_the_lock_of_one_that_is_killed_is_free_soon(
 
 
 async def test_eight_processes_on_one_token(dsn: str) -> None:
-    """Of 400 calls with a token that lives a second all work, with one refresh for each expiry, and no replay.
+    """Tokens live a second, one clock is an hour ahead, one process is killed, one paused: no replay, and no error."""
 
-    One process has a clock that is an hour ahead, one is killed, and one is paused for longer than a token lives.
-    """
-    async with Sandbox(seed=5, profile=Profile(access_token_lifetime=1)) as sandbox, AsyncExitStack() as running:
-        app = sandbox.register_app("https://app.example.com/callback")
-        assert app.client_secret is not None
-        secrets = {"client_id": app.client_id, "client_secret": app.client_secret}
-        async with (
-            PostgresTokenStore(dsn, "anna") as store,
-            oauth_for(sandbox.base_url, store=store, **secrets) as oauth,
-        ):
-            await oauth.exchange(sandbox.authorize(app))
-        known = (dsn, sandbox.base_url, app.client_id, app.client_secret, "50")
-        workers = [running.enter_context(worker("call", *known, str(ahead))) for ahead in (3600, *[0] * 7)]
-        for process in workers:
-            assert await asyncio.to_thread(said, process) == "ready"
-        began = time.monotonic()
-        for process in workers:
-            tell(process)
-        await asyncio.sleep(1.0)
-        workers[1].kill()
-        workers[2].send_signal(signal.SIGSTOP)
-        await asyncio.sleep(1.2)
-        workers[2].send_signal(signal.SIGCONT)
-        ended = await asyncio.gather(*(asyncio.to_thread(said, process) for process in workers))
-        took = time.monotonic() - began
-        assert ended == ["done", "", *["done"] * 6]
-        requests = sandbox.requests_of("oauth.token")
-        assert {record.status for record in requests} == {200}
-        # A token that lives one second is replaced after nine tenths of it.
-        assert 2 <= len(requests) - 1 <= took / 0.9 + 2
+    async def disturb(run: Race) -> None:
+        await run.quiet()
+        run.send(1, signal.SIGKILL)
+        await run.quiet()
+        run.send(2, signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        run.send(2, signal.SIGCONT)
+
+    run = await race("postgres", dsn, every=0.08, wrong_clocks=(3600.0,), meanwhile=disturb)
+    assert (run.refused, run.errors, run.done) == (0, [], [50] * 7)
+    assert len(run.refreshes) >= 3
+    assert run.doubled <= 1
+
+
+async def test_eight_processes_while_the_server_restarts(postgres: PostgresServer, dsn: str) -> None:
+    """It is stopped, killed and started again under them: no replay, and nobody is without a token."""
+
+    async def disturb(run: Race) -> None:
+        for hurt in (postgres.restart, postgres.kill):
+            await run.quiet()
+            hurt()
+            await asyncio.sleep(0.2)
+        postgres.start()
+        await run.quiet()
+        with postgres.frozen():
+            await asyncio.sleep(0.5)
+
+    run = await race("postgres", dsn, every=0.08, meanwhile=disturb)
+    assert (run.refused, run.errors, run.done) == (0, [], [50] * 8)
+    assert run.doubled == 0
 
 
 # Clocks
