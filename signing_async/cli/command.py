@@ -169,7 +169,9 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         common = {str(option.name) for option in self._common}
-        own = [(parameter.name, parameter.get_help_record(ctx)) for parameter in self.get_params(ctx)]
+        # Newer versions of click have rows for arguments as well.
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        own = [(option.name, option.get_help_record(ctx)) for option in options]
         for title, among in (("Options", False), ("Common options", True)):
             with formatter.section(title):
                 formatter.write_dl([row for name, row in own if row is not None and (name in common) is among])

@@ -62,6 +62,7 @@ def test_help_of_every_command(name: str, run: Run) -> None:
     for option in ("--json", "--config FILE", "--base-url URL", "--timeout SECONDS", "--verbose"):
         assert option in ran.out
     assert all(line.startswith(f"signing-async {name}") for line in examples(ALL[name]))
+    assert not re.search(r"\n  [A-Z]+\.*  ", ran.out)
     assert max(len(line) for line in ran.out.splitlines()) <= 110
 
 
