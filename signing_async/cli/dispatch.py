@@ -175,6 +175,7 @@ async def _check(state: State, manifest: Manifest) -> Checked:
         checked.add((Problem(1, "", "there are no packages in it"),))
     if checked.wrong:
         raise _refused(manifest.path, checked)
+    checked.lines.clear()  # of no more use, and there may be many
     return checked
 
 

@@ -378,6 +378,19 @@ def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: O
     assert sent(service) == once(40)
 
 
+def test_ctrl_c_while_it_is_checked(service: Service, office: Office, tmp_path: Path) -> None:
+    """Nothing was sent, and nothing is left behind: exit code 130."""
+    path = office(1)
+    with path.open("a", newline="") as file:
+        file.writelines(f"k{number};Lease;EN;0.pdf;anna@example.com\r\n" for number in range(30_000))
+    terminal = in_terminal(service, tmp_path, "leases.csv")
+    terminal.wait_for("Checking")
+    terminal.type("\x03")
+    assert terminal.end().code == 130
+    assert requests(service) == 0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["0.pdf", "leases.csv"]
+
+
 def test_a_second_ctrl_c_does_not_wait(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
     """A report that is run itself is left as it is: what was not tried may stand in it alone."""
     path = office(10, "leases.failures.csv")
