@@ -147,7 +147,7 @@ class _Lines:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.number = 0
+        self.number: int = 0
         self._wrong: list[Problem] = []
 
     def __iter__(self) -> Iterator[str]:
