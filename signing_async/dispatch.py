@@ -30,6 +30,7 @@ __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
 _UPLOADS = 8
 _SOON, _LATER = 0.05, 1.0
+_TOLD_AFTER = 4
 _ASIDE = 4
 _END: Any = object()
 
@@ -247,6 +248,9 @@ class _Line:
         wait = min(_SOON * 2.0 ** min(job.tries, 20), _LATER) * random.uniform(0.5, 1.0)
         job.due = asyncio.get_running_loop().time() + wait
         job.tries += 1
+        assert job.prepared is not None
+        if job.tries == _TOLD_AFTER:
+            log.info("package %r is waited for: another run is at work on it", job.prepared.key)
         self._aside.append(job)
         self._exchanges += 1
         try:

@@ -19,6 +19,7 @@ from .errors import (
     APIError,
     AuthError,
     CannotBeSent,
+    ConfigurationError,
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
@@ -66,6 +67,7 @@ class _State:
     """What is known of a package. An id that is None belongs to a step that was begun."""
 
     content: str = attrs.field(validator=validators.instance_of(str))
+    service: str = attrs.field(validator=validators.instance_of(str))
     status: str = attrs.field(default=_DRAFT, validator=validators.in_((_DRAFT, _SENDING, _SENT)))
     signing: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
     documents: dict[str, str | None] = attrs.field(factory=dict, validator=_ids)
@@ -90,9 +92,9 @@ class _State:
         return json.dumps(attrs.asdict(self))
 
 
-def _read(claim: Claim, content: str) -> _State:
+def _read(claim: Claim, content: str, service: str) -> _State:
     if claim.state is None:
-        return _State(content)
+        return _State(content, service)
     try:
         return _State(**json.loads(claim.state))
     except (TypeError, ValueError, RecursionError):
@@ -155,6 +157,7 @@ class Steps:
         options = attrs.evolve(transport.options, on_attempt=partial(_note, transport.options.on_attempt))
         watched = Transport(transport.shared, options)
         once = Transport(transport.shared, attrs.evolve(options, retry=RetryPolicy.none()))
+        self.service: str = transport.shared.origin
         self.ledger = ledger
         self.signings: Signings = Signings(watched, ledger)
         self.documents: Documents = Documents(watched, ledger)
@@ -184,7 +187,7 @@ class Sending:
         self._claim = claim
         self._room = room
         self._tell = tell
-        self._state = _State(prepared.content)
+        self._state = _State(prepared.content, steps.service)
         self._unsure = False
         """Whether what the draft holds has to be read before it is sent."""
         self._changes = self._saved = 0
@@ -199,8 +202,10 @@ class Sending:
     def known(self) -> Signing | None:
         """The signing as far as the journal knows it."""
         state, fields = self._state, self._package.fields
-        if state.signing is None or state.content != self._package.content:
-            return None if state.signing is None else Signing(state.signing)
+        if state.signing is None or state.service != self._steps.service:
+            return None
+        if state.content != self._package.content:
+            return Signing(state.signing)
         order = fields["signing_order"]
         held = enumerate(self._package.documents)
         names = {state.documents.get(str(number)): kept.source.filename for number, kept in held}
@@ -232,7 +237,11 @@ class Sending:
         log.warning("package %s was not sent: %s", self.shown, self._steps.redacted(str(error)))
 
     async def _go_on(self) -> Signing:
-        state = self._state = _read(self._claim, self._package.content)
+        state = self._state = _read(self._claim, self._package.content, self._steps.service)
+        if state.service != self._steps.service:
+            raise ConfigurationError(
+                f"the journal knows this package at {state.service}: it needs another journal for {self._steps.service}"
+            )
         if state.status == _DRAFT:
             return await self._send_a_draft()
         if state.content != self._package.content:

@@ -273,8 +273,11 @@ async def test_runs_share_the_work(sandbox: Sandbox, tmp_path: Path) -> None:
     sent_well(sandbox, *parcels)
 
 
-async def test_a_package_that_another_run_has(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+async def test_a_package_that_another_run_has(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is left for later; the others go on; in the end it is waited for, and taken over if it is let go of unsent."""
+    caplog.set_level(logging.INFO)
     parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(10)]
     async with SqliteJournal(tmp_path / "journal") as other:
         claim = await other.claim("3")
@@ -282,11 +285,13 @@ async def test_a_package_that_another_run_has(sandbox: Sandbox, client: SigningC
         results: list[DispatchResult] = []
 
         packages = [parcel.package for parcel in parcels]
-        many = client.dispatch_many(packages, tmp_path / "journal", concurrency=2)
+        many = client.dispatch_many(packages, tmp_path / "journal", concurrency=1)
         run = asyncio.create_task(all_of(many, results))
         while len(results) < 9:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(30):
+            while "package '3' is waited for: another run is at work on it" not in caplog.messages:
+                await asyncio.sleep(0.01)
         assert "3" not in {result.package.key for result in results}
         await other.release(claim)
         await run
@@ -354,18 +359,20 @@ async def test_a_claim_that_is_lost_while_a_failure_is_written(sandbox: Sandbox,
 
 
 class Failing:
-    """A journal whose n-th step fails, and every one after it."""
+    """A journal whose n-th step fails, and, unless it is just ``once``, every one after it."""
 
-    def __init__(self, journal: SqliteJournal, at: int, error: Exception, only: str = "") -> None:
+    def __init__(
+        self, journal: SqliteJournal, at: int, error: Exception, only: str = "", *, once: bool = False
+    ) -> None:
         self._journal = journal
-        self._at = at
+        self._at = range(at, at + 1) if once else range(at, 1_000_000)
         self._error = error
         self._only = only
         self.steps = 0
 
     def _step(self, name: str) -> None:
         self.steps += name.startswith(self._only)
-        if name.startswith(self._only) and self.steps >= self._at:
+        if name.startswith(self._only) and self.steps in self._at:
             raise self._error
 
     async def claim(self, key: str) -> Claim | None:
@@ -414,6 +421,19 @@ async def test_a_journal_that_fails_stops_the_run(sandbox: Sandbox, client: Sign
     sent_well(sandbox, *parcels, spare=16)
 
 
+async def test_a_journal_that_fails_once(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """One write that could not be made is enough: what comes after it is for another run."""
+    parcels = [parcel_of(1, 1, name=f"Lease {number}") for number in range(10)]
+    packages = [parcel.package for parcel in parcels]
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        failing = Failing(journal, 12, JournalError("the journal x: disk I/O error"), only="write", once=True)
+        with pytest.raises(JournalError, match="I/O error"):
+            await all_of(client.dispatch_many(packages, failing, concurrency=2))
+        assert len(sandbox.signings) < 10
+        await all_of(client.dispatch_many(packages, journal))
+    sent_well(sandbox, *parcels, spare=2)
+
+
 async def test_a_journal_that_fails_while_others_wait(client: SigningClient, tmp_path: Path) -> None:
     """Workers that wait for another run's packages stop as well."""
     async with SqliteJournal(tmp_path / "journal") as other, SqliteJournal(tmp_path / "journal") as journal:
@@ -445,10 +465,11 @@ async def test_a_release_that_fails_takes_nothing_back(
         "no JSON",
         "[1]",
         "{}",
-        '{"content": 5}',
-        '{"content": "x", "status": "unheard of"}',
-        '{"content": "x", "documents": {"a": "b"}}',
-        '{"content": "x", "newer": 1}',
+        '{"content": "x"}',
+        '{"content": 5, "service": "y"}',
+        '{"content": "x", "service": "y", "status": "unheard of"}',
+        '{"content": "x", "service": "y", "documents": {"a": "b"}}',
+        '{"content": "x", "service": "y", "newer": 1}',
         "[" * 100_000,
     ],
 )
@@ -469,6 +490,19 @@ async def test_a_state_that_cannot_be_read(sandbox: Sandbox, client: SigningClie
         assert claim is not None
         assert claim.state == state
     assert len(sandbox.signings) == 1
+
+
+async def test_a_journal_of_another_service(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """What was sent at one service, say a sandbox, was not sent at another: neither sent nor left out silently."""
+    package = parcel_of().package
+    signing = await client.dispatch(package, tmp_path / "journal")
+    async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
+        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}: it needs another"):
+            await elsewhere.dispatch(package, tmp_path / "journal")
+        (result,) = await all_of(elsewhere.dispatch_many([package], tmp_path / "journal"))
+        assert result.signing is None
+        assert other.requests == []
+    assert (await client.dispatch(package, tmp_path / "journal")).id == signing.id
 
 
 async def test_a_journal_file_that_is_no_journal(client: SigningClient, tmp_path: Path) -> None:

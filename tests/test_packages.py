@@ -230,7 +230,8 @@ async def test_the_name_is_the_same_in_every_process() -> None:
     """It depends on no hash seed and no version: whoever runs it again tomorrow finds what was sent today."""
     script = (
         "import asyncio; from tests.test_packages import *; "
-        "p = package([PdfSource(TINY, 'r\\u00e9sum\\u00e9.pdf')], signing_order='sequential'); print(asyncio.run(key_of(p)))"
+        "p = package([PdfSource(TINY, 'r\\u00e9sum\\u00e9.pdf')], signing_order='sequential'); "
+        "print(asyncio.run(key_of(p)))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "99"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
@@ -310,8 +311,9 @@ async def test_what_can_be_read_again_is_read_again(tmp_path: Path) -> None:
 
 async def test_no_file_is_held_open(tmp_path: Path) -> None:
     """A package of more documents than a process may have files open is no problem."""
+    (tmp_path / "lease.pdf").write_bytes(make_pdf(LARGE))
     for number in range(300):
-        (tmp_path / f"{number}.pdf").write_bytes(make_pdf(seed=number))
+        (tmp_path / f"{number}.pdf").hardlink_to(tmp_path / "lease.pdf")
     before = len(list(Path("/proc/self/fd").iterdir()))
     prepared = await prepare(package([tmp_path / f"{number}.pdf" for number in range(300)]), MOST)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
@@ -343,6 +345,16 @@ async def test_bytes_that_were_changed() -> None:
     data[-20] ^= 1
     with pytest.raises(InvalidRequest, match="was changed"):
         await read_again(prepared)
+
+
+async def test_a_file_cut_short_while_it_is_read(tmp_path: Path) -> None:
+    """Half of a file gets no hash."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    with await PdfSource(path).open() as pdf:
+        os.truncate(path, LARGE // 2)
+        with pytest.raises(InvalidRequest, match="was changed"):
+            list(pdf.blocks())
 
 
 # A hash of the caller's own
