@@ -55,7 +55,7 @@ def _measure(chosen: list[str], *, write: bool) -> None:
         module.main()
         found = report.collected((module.__doc__ or "").partition("\n\n")[0])
         if write:
-            report.keep({name: found})
+            report.keep(name, found, names())
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 

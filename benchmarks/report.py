@@ -129,12 +129,13 @@ def collected(about: str) -> Section:
 # Files
 
 
-def keep(sections: dict[str, Section], folder: Path = _FOLDER) -> None:
-    """Put what was found in the place of what these comparisons found before."""
+def keep(name: str, section: Section, names: Iterable[str], folder: Path = _FOLDER) -> None:
+    """Put what a comparison found in the place of what it found before; ``names`` are all that there are."""
     path = folder / "results.json"
-    before = json.loads(path.read_text())["sections"] if path.exists() else {}
-    found = {name: attrs.asdict(section) for name, section in sections.items()}
-    kept = {"machine": _machine(), "versions": _versions(), "sections": dict(sorted({**before, **found}.items()))}
+    sections = json.loads(path.read_text())["sections"] if path.exists() else {}
+    sections[name] = attrs.asdict(section)
+    there = {name: sections[name] for name in sorted(names) if name in sections}
+    kept = {"machine": _machine(), "versions": _versions(), "sections": there}
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 

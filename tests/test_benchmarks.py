@@ -178,13 +178,15 @@ def test_a_target_is_judged_as_it_is_shown(target: Target, met: bool) -> None:
 
 
 def test_the_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison that is run again replaces its own section alone; what is missed is explained, or said not to be."""
+    """A comparison replaces its own section alone; what is missed is explained, or said not to be."""
     monkeypatch.setattr(report, "NOTES", {"calls: cost": "Calls are work."})
     table = Table("Calls", ("candidate", "wall"), [[OURS, "1.20"]])
     chart = Chart("calls", "A call & more", "time", [Panel("me()", [Bar(OURS, 1.2, ours=True)], target=1.15)])
-    keep({"calls": Section("Calls.", [table], [Target("calls: cost", 1.2, at_most=1.15)], [chart])}, tmp_path)
-    keep({"lists": Section("Lists.", [], [Target("lists: speed", 2, at_least=1.8)], [])}, tmp_path)
-    keep({"lists": Section("Lists again.", [], [Target("lists: speed", 1.7, at_least=1.8)], [])}, tmp_path)
+    there = ["lists", "calls", "others"]
+    keep("gone", Section("It is there no more."), ["gone"], tmp_path)
+    keep("calls", Section("Calls.", [table], [Target("calls: cost", 1.2, at_most=1.15)], [chart]), there, tmp_path)
+    keep("lists", Section("Lists.", [], [Target("lists: speed", 2, at_least=1.8)], []), there, tmp_path)
+    keep("lists", Section("Lists again.", [], [Target("lists: speed", 1.7, at_least=1.8)], []), there, tmp_path)
     write(tmp_path)
     page = (tmp_path / "RESULTS.md").read_text()
     assert "0 of 2 targets are met." in page
@@ -194,6 +196,7 @@ def test_the_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: 
     assert "- Missed, lists: speed: not explained yet" in page
     assert "Lists again." in page
     assert "Lists.\n" not in page
+    assert "gone" not in page
     drawn = ElementTree.parse(tmp_path / "charts" / "calls.svg").getroot()
     assert drawn.attrib["aria-label"] == "A call & more"
     write(tmp_path)
