@@ -130,11 +130,10 @@ async def slow_way(port: int, delay: float = 0.0) -> AsyncIterator[SlowWay]:
         except asyncio.CancelledError:
             pass
         finally:
-            for each in ways:
-                each.cancel()
-            await asyncio.wait(ways)
             writer.close()
             far_writer.close()
+            for each in ways:
+                each.cancel()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     way.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,0 +1,200 @@
+"""Seen events in Redis: receivers that share it, in event loops and in threads, and Redis at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from signing_async import ConfigurationError, WebhookError
+from signing_async.redis import RedisSeenEvents
+from signing_async.webhooks import Claim, Event, Receiver, WebhookVerifier
+from tests.redis_server import RedisServer, running_redis
+from tests.webhooks.deliveries import SECRET, event_body, signed
+
+PASSWORD = "pass-word-4711"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RedisServer]:
+    """A Redis for all tests that do it no harm."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """A Redis of the test's own, to be harmed."""
+    with running_redis() as server:
+        yield server
+
+
+def receiver(seen: RedisSeenEvents, taken: list[str]) -> Receiver:
+    """It takes down the events that are handed over."""
+
+    def take(event: Event) -> None:
+        taken.append(event.id)
+
+    return Receiver(WebhookVerifier(SECRET), take, seen=seen)
+
+
+async def test_receivers_share_what_was_seen(shared: RedisServer) -> None:
+    """An event that one of them took is a duplicate for the other; after the claim of another it is 503."""
+    taken: list[str] = []
+    async with RedisSeenEvents(shared.url) as one, RedisSeenEvents(shared.url) as other:
+        body = event_body("evt-shared")
+        answers = [await receiver(seen, taken).receive(signed(body), body) for seen in (one, other)]
+        assert [answer.message for answer in answers] == ["accepted", "accepted before"]
+        await claimed(one, "evt-pending")
+        body = event_body("evt-pending")
+        assert (await receiver(other, taken).receive(signed(body), body)).status == 503
+    assert taken == ["evt-shared"]
+
+
+async def claimed(seen: RedisSeenEvents, event_id: str) -> Claim:
+    """A claim, in an event loop."""
+    claim: Any = seen.claim(event_id)
+    found: Claim = await claim
+    return found
+
+
+async def test_a_claim_is_given_back_by_its_claimer_alone(shared: RedisServer) -> None:
+    """A late receiver does not free what is another's by now."""
+    async with RedisSeenEvents(shared.url, lease=0.05) as late, RedisSeenEvents(shared.url) as other:
+        assert await claimed(late, "evt-late") is Claim.NEW
+        async with asyncio.timeout(20):
+            while await claimed(other, "evt-late") is not Claim.NEW:
+                await asyncio.sleep(0.01)
+        await late.release("evt-late")  # type: ignore[misc]  # in an event loop it is awaited
+        assert await claimed(late, "evt-late") is Claim.PENDING
+
+
+async def test_half_a_character_is_an_id(shared: RedisServer) -> None:
+    """JSON can hold half a surrogate pair, and so can an event's id."""
+    async with RedisSeenEvents(shared.url) as seen:
+        assert await claimed(seen, "evt-\ud800") is Claim.NEW
+        assert await claimed(seen, "evt-\ud800") is Claim.PENDING
+
+
+def test_receivers_in_threads(shared: RedisServer) -> None:
+    """Where threads serve and no event loop runs, eight of them hand each event over once, and share it with a loop."""
+    taken: list[str] = []
+    seen = RedisSeenEvents(shared.url)
+    one = receiver(seen, taken)
+    bodies = [event_body(f"evt-thread-{number}") for number in range(20)]
+
+    def serve() -> None:
+        for body in bodies:
+            assert one.receive_blocking(signed(body), body).status in (202, 503)
+
+    threads = [threading.Thread(target=serve) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(f"evt-thread-{number}" for number in range(20))
+    assert seen.claim("evt-thread-0") is Claim.CONFIRMED
+    assert seen.claim("evt-given-back") is Claim.NEW
+    assert seen.release("evt-given-back") is None
+    assert seen.claim("evt-given-back") is Claim.NEW
+    seen.close()
+
+    async def in_a_loop() -> Claim:
+        async with seen:
+            return await claimed(seen, "evt-thread-0")
+
+    assert asyncio.run(in_a_loop()) is Claim.CONFIRMED
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+@pytest.mark.parametrize("served", ["async", "threads"])
+def test_while_redis_is_away_the_sender_is_asked_to_come_again(
+    redis: RedisServer, fault: str, served: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """503 in two seconds, and nothing is handed over; when Redis is back the event is taken. No password is logged."""
+    taken: list[str] = []
+    seen = RedisSeenEvents(redis.url.replace("://", f"://:{PASSWORD}@"), timeout=0.5)
+    redis.restart("--requirepass", PASSWORD)
+    one = receiver(seen, taken)
+    body = event_body("evt-away")
+
+    def deliver() -> int:
+        if served == "threads":
+            return one.receive_blocking(signed(body), body).status
+
+        async def receive() -> int:
+            async with seen:
+                return (await one.receive(signed(body), body)).status
+
+        return asyncio.run(receive())
+
+    redis.stop() if fault == "stopped" else redis.kill()
+    began = time.monotonic()
+    assert deliver() == 503
+    assert time.monotonic() - began < 2
+    redis.wake() if fault == "stopped" else redis.start()
+    # What was sent to a Redis that is stopped may be done when it wakes: a claim, until its lease is over.
+    redis.kill()
+    redis.empty()
+    redis.start()
+    assert deliver() == 202
+    assert taken == ["evt-away"]
+    assert "evt-away" in caplog.text
+    assert PASSWORD not in caplog.text
+    seen.close()
+
+
+async def test_redis_fails_between_hand_off_and_confirmation(redis: RedisServer) -> None:
+    """No 202 is said for what is not recorded: the sender comes again."""
+    async with RedisSeenEvents(redis.url, timeout=0.3) as seen:
+        one = Receiver(WebhookVerifier(SECRET), lambda event: redis.kill(), seen=seen)
+        body = event_body("evt-between")
+        assert (await one.receive(signed(body), body)).status == 503
+
+
+async def test_a_client_that_was_given(shared: RedisServer) -> None:
+    """It is used, whether or not it decodes answers, and left open; where no event loop runs it cannot be."""
+    from redis.asyncio import Redis
+
+    for decode in (True, False):
+        async with Redis.from_url(shared.url, decode_responses=decode) as client:
+            async with RedisSeenEvents(client, prefix=f"given-{decode}:") as seen:
+                assert await claimed(seen, "a") is Claim.NEW
+                assert await claimed(seen, "a") is Claim.PENDING
+            assert await client.ping()
+            with pytest.raises(ConfigurationError, match="needs a URL, not a client"):
+                await asyncio.to_thread(seen.claim, "a")
+            assert repr(seen) == "RedisSeenEvents('the client that was given')"
+
+
+async def test_an_error_of_redis_is_told(shared: RedisServer) -> None:
+    """What Redis says against a step is in the error, in a loop and in a thread."""
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(shared.url) as client, RedisSeenEvents(shared.url) as seen:
+        await client.lpush("signing:seen:evt-list", "x")
+        with pytest.raises(WebhookError, match=r"cannot be used: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"):
+            await claimed(seen, "evt-list")
+        with pytest.raises(WebhookError, match="WRONGTYPE"):
+            await asyncio.to_thread(seen.claim, "evt-list")
+
+
+@pytest.mark.parametrize("settings", [{"ttl": 0}, {"ttl": float("nan")}, {"lease": -1}, {"timeout": 0}])
+def test_settings_are_checked(settings: dict[str, Any]) -> None:
+    """The error names the setting."""
+    with pytest.raises(ConfigurationError, match=f"RedisSeenEvents: {next(iter(settings))} must be seconds above 0"):
+        RedisSeenEvents("redis://127.0.0.1", **settings)
+
+
+def test_forgotten_it_warns(shared: RedisServer) -> None:
+    """It says so when the program ends, in threads too."""
+    script = f"from signing_async.redis import RedisSeenEvents; RedisSeenEvents({shared.url!r}).claim('x')"
+    command = [sys.executable, "-W", "always", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"ResourceWarning: RedisSeenEvents({shared.url!r}) was not closed" in done.stderr
