@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..transport import Attempt
 
-__all__ = ["Command", "State", "command", "common_options"]
+__all__ = ["State", "command", "common_options"]
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ def common_options() -> list[click.Option]:
 _KEPT: dict[str, Any] = {"expose_value": False, "callback": _keep}
 
 
-class Command(click.Command):
+class _Command(click.Command):
     """A command with the common options, which its help lists apart."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -184,6 +184,6 @@ def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Co
         def called(*args: Any, **values: Any) -> None:
             function(click.get_current_context().ensure_object(State), *args, **values)
 
-        return click.command(name, cls=Command)(update_wrapper(called, function))
+        return click.command(name, cls=_Command)(update_wrapper(called, function))
 
     return decorate
