@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import glob
 import os
@@ -28,6 +29,8 @@ except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
 __all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "SqliteJournal"]
+
+_Work = Callable[[sqlite3.Connection], object]
 
 _APPLICATION = 0x5369676E
 _VERSION = 1
@@ -131,20 +134,22 @@ class SqliteJournal:
         return f"SqliteJournal({str(self.path)!r})"
 
     async def claim(self, key: str) -> Claim | None:
-        done = self._submit(_text("key", key), lambda connection: self._claim(connection, key))
+        _check_text("key", key)
+        waiter = self._ask(lambda connection: self._claim(connection, key))
         try:
-            claim: Claim | None = await asyncio.shield(asyncio.wrap_future(done))
+            claim: Claim | None = await waiter
         except asyncio.CancelledError:
-            done.add_done_callback(self._give_back)
+            if not waiter.cancelled():
+                self._give_back(waiter.result())
             raise
         return claim
 
     async def write(self, claim: Claim, state: str) -> None:
-        changes = "state = ?, updated_at = ?", (_text("state", state), time.time())
-        await asyncio.shield(asyncio.wrap_future(self._change(claim, *changes)))
+        _check_text("state", state)
+        await self._ask(self._change(claim, "state = ?, updated_at = ?", state, time.time()))
 
     async def release(self, claim: Claim) -> None:
-        await asyncio.shield(asyncio.wrap_future(self._change(claim, "owner = NULL", ())))
+        await self._ask(self._change(claim, "owner = NULL"))
 
     async def aclose(self) -> None:
         """Finish what was asked for, close the file, and let go of all claims."""
@@ -165,9 +170,9 @@ class SqliteJournal:
     ) -> None:
         await self.aclose()
 
-    # What is asked for, from any thread
+    # What is asked for
 
-    def _change(self, claim: Claim, changes: str, values: tuple[object, ...]) -> Future[Any]:
+    def _change(self, claim: Claim, changes: str, *values: object) -> _Work:
         # A claim of a run that was taken for dead, or that was let go of, changes nothing.
         statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # own words
 
@@ -175,12 +180,17 @@ class SqliteJournal:
             changed = connection.execute(statement, (*values, claim.key, claim.fence, self._owner))
             return None if changed.rowcount else ClaimLost(claim.key)
 
-        return self._submit(claim.key, run)
+        return run
 
-    def _submit(self, key: str, run: Callable[[sqlite3.Connection], object]) -> Future[Any]:
+    def _ask(self, work: _Work) -> asyncio.Future[Any]:
+        """Have it done. It is done also if its waiter is cancelled: what is asked for afterwards comes after it."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._submit(_Step(work, waiter))
+        return waiter
+
+    def _submit(self, step: _Step) -> None:
         if self._process != os.getpid():
             raise JournalError(f"the journal {self.path} was opened before a fork: open it anew in the child process")
-        step = _Step(run)
         with self._queue:
             if self._closing is not None:
                 raise JournalError(f"the journal {self.path} is closed")
@@ -188,15 +198,24 @@ class SqliteJournal:
             if not self._writing:
                 self._writing = True
                 self._writer.submit(self._write_all)
-        return step.done
 
-    def _give_back(self, done: Future[Claim | None]) -> None:
-        """Nobody waits for this claim any more."""
-        if done.exception() is None and (claim := done.result()) is not None:
-            with self._queue:
-                if self._closing is not None:
-                    return  # and that frees it
-            self._change(claim, "owner = NULL", ())
+    def _deliver(self, steps: list[_Step]) -> None:
+        """On the event loop of those who wait for them."""
+        for step in steps:
+            assert step.waiter is not None
+            if step.waiter.cancelled():
+                self._give_back(step.outcome)
+            elif isinstance(step.outcome, Exception):
+                step.waiter.set_exception(step.outcome)
+            else:
+                step.waiter.set_result(step.outcome)
+
+    def _give_back(self, outcome: object) -> None:
+        """What nobody waits for any more must not be kept from others, should it be a claim."""
+        if isinstance(outcome, Claim):
+            # A journal that is closed meanwhile keeps nothing anyway.
+            with contextlib.suppress(JournalError):
+                self._submit(_Step(self._change(outcome, "owner = NULL"), None))
 
     # What is done, in the writer's thread
 
@@ -208,28 +227,34 @@ class SqliteJournal:
                 self._writing = bool(steps)
             if not steps:
                 return
-            outcomes = self._commit(steps)
-            for step, outcome in zip(steps, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    step.done.set_exception(outcome)
-                else:
-                    step.done.set_result(outcome)
+            self._commit(steps)
+            # Told together: to wake an event loop costs more than a statement.
+            for loop in {step.waiter.get_loop() for step in steps if step.waiter is not None}:
+                theirs = [step for step in steps if step.waiter is not None and step.waiter.get_loop() is loop]
+                try:
+                    loop.call_soon_threadsafe(self._deliver, theirs)
+                except RuntimeError:
+                    # The loop is closed, and nobody waits any more.
+                    for step in theirs:
+                        self._give_back(step.outcome)
 
-    def _commit(self, steps: list[_Step]) -> list[object]:
+    def _commit(self, steps: list[_Step]) -> None:
         with self._in_use:
             try:
                 connection = self._opened()
                 connection.execute("BEGIN IMMEDIATE")
-                outcomes = [step.run(connection) for step in steps]
+                for step in steps:
+                    step.outcome = step.work(connection)
                 connection.execute("COMMIT")
-                return outcomes
+                return
             except JournalError as error:
                 failure = error
             except Exception as error:  # whatever it is: somebody waits to be told
                 failure = JournalError(f"the journal {self.path}: {_words(error)}")
             # What was not committed is undone by this.
             self._disconnect()
-        return [copy.copy(failure) for _ in steps]
+        for step in steps:
+            step.outcome = copy.copy(failure)
 
     def _claim(self, connection: sqlite3.Connection, key: str) -> Claim | None:
         row = connection.execute("SELECT state, owner, fence FROM packages WHERE key = ?", (key,)).fetchone()
@@ -251,12 +276,10 @@ class SqliteJournal:
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        try:
+        with contextlib.suppress(FileExistsError):
             # For its owner only. Never opened when it is there: to close it would undo SQLite's locks on it.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             sync_folder(self.path.parent)
-        except FileExistsError:
-            pass
         connection = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False)
         try:
             self._patiently(lambda: self._prepare(connection))
@@ -357,18 +380,18 @@ class SqliteJournal:
 
 
 class _Step:
-    """Something to do with the database, and who waits for what comes of it."""
+    """Something to do with the database, what came of it, and who waits for that."""
 
-    def __init__(self, run: Callable[[sqlite3.Connection], object]) -> None:
-        self.run = run
-        self.done: Future[Any] = Future()
+    def __init__(self, work: _Work, waiter: asyncio.Future[Any] | None) -> None:
+        self.work = work
+        self.waiter = waiter
+        self.outcome: object = None
 
 
-def _text(name: str, value: object) -> str:
-    """A text that a database can hold."""
+def _check_text(name: str, value: object) -> None:
+    """Refuse what a database cannot hold as a text."""
     if not isinstance(value, str) or not value or "\0" in value or value.encode("utf-8", "replace").decode() != value:
         raise InvalidRequest(f"{name}: must be a text that is not empty, without null characters, not {value!r}")
-    return value
 
 
 def _words(error: Exception) -> str:

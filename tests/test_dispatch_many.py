@@ -18,6 +18,7 @@ import pytest
 from signing_async import (
     ConfigurationError,
     DispatchResult,
+    Document,
     InvalidRequest,
     JournalError,
     OutcomeUnknown,
@@ -29,6 +30,7 @@ from signing_async import (
     SqliteJournal,
     Unauthorized,
 )
+from signing_async.documents import Documents
 from signing_async.journal import Claim, ClaimLost
 from signing_async.packages import Prepared, prepare
 from signing_async.sandbox import Sandbox
@@ -213,8 +215,32 @@ async def test_a_draft_that_is_given_up_is_taken_back(sandbox: Sandbox, client: 
     sandbox.faults.add("recipients.add", "drop-before-commit")
     sandbox.faults.add("recipients.list", "503", times=5)
     await all_of(client.dispatch_many([parcel_of(2, 1).package], tmp_path / "journal", on_progress=told.append))
-    assert [one.files_done for one in told].count(0) >= 2
     assert told[-1].files_done == 2
+    done = next(at for at, one in enumerate(told) if one.files_done == 2)
+    assert any((one.files_done, one.bytes_done) == (0, 0) for one in told[done:])
+
+
+async def test_uploads_of_all_packages_at_once(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """There are no more of them than packages may be worked on at once."""
+    under_way, most = 0, 0
+    upload = Documents.upload
+
+    async def counted(*given: Any, **named: Any) -> Document:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await upload(*given, **named)
+        finally:
+            under_way -= 1
+
+    parcels = [parcel_of(6, 1, name=f"Lease {number}") for number in range(6)]
+    sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Documents, "upload", counted)
+        await all_of(client.dispatch_many([one.package for one in parcels], tmp_path / "journal", concurrency=3))
+    assert most == 3
+    sent_well(sandbox, *parcels)
 
 
 async def test_arguments(client: SigningClient, tmp_path: Path) -> None:

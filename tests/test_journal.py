@@ -221,6 +221,49 @@ async def test_a_claim_cancelled_while_it_closes(path: Path) -> None:
         assert await journal.claim("lease") is not None
 
 
+async def test_a_claim_cancelled_in_the_moment_that_it_comes(path: Path) -> None:
+    """It was got already, and is given back."""
+    async with SqliteJournal(path) as journal:
+        claiming = asyncio.create_task(journal.claim("lease"))
+        await asyncio.sleep(0)
+
+        def deliver(steps: list[Any]) -> None:
+            SqliteJournal._deliver(journal, steps)
+            claiming.cancel()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(journal, "_deliver", deliver)
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+        async with asyncio.timeout(10):
+            while await journal.claim("lease") is None:
+                await asyncio.sleep(0.001)
+
+
+def test_a_claim_of_a_loop_that_has_ended(path: Path) -> None:
+    """Nobody is there any more to take it: it is given back."""
+    journal = SqliteJournal(path)
+
+    async def ask() -> None:
+        journal._in_use.acquire()
+        claiming = asyncio.create_task(journal.claim("lease"))
+        await asyncio.sleep(0.01)
+        claiming.cancel()
+
+    async def ask_again() -> Claim | None:
+        async with asyncio.timeout(10):
+            while (claim := await journal.claim("lease")) is None:
+                await asyncio.sleep(0.001)
+        await journal.aclose()
+        return claim
+
+    asyncio.run(ask())
+    journal._in_use.release()
+    claim = asyncio.run(ask_again())
+    assert claim is not None
+    assert claim.fence == 2
+
+
 async def test_a_cancelled_claim_that_got_nothing(path: Path) -> None:
     """There is nothing to give back."""
     async with SqliteJournal(path) as journal:
@@ -253,9 +296,9 @@ async def test_writes_at_once_are_committed_together(path: Path, monkeypatch: py
     sizes: list[int] = []
     commit = SqliteJournal._commit
 
-    def counted(self: SqliteJournal, steps: list[Any]) -> list[object]:
+    def counted(self: SqliteJournal, steps: list[Any]) -> None:
         sizes.append(len(steps))
-        return commit(self, steps)
+        commit(self, steps)
 
     async with SqliteJournal(path) as journal:
         claims = [await taken(journal, f"{number}") for number in range(64)]
