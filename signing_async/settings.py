@@ -51,7 +51,10 @@ class Settings:
     redirect_uri: str | None = None
     token_file: Path | None = None
     webhook_secret: str | None = attrs.field(default=None, repr=False)
-    journal: Path | None = None
+    journal: Path | str | None = attrs.field(
+        default=None, repr=lambda journal: "'...'" if isinstance(journal, str) else repr(journal)
+    )
+    """A file, or the URL of a database, which may hold a password."""
     timeouts: Timeouts = attrs.field(factory=Timeouts)
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     assumptions: Assumptions = attrs.field(factory=Assumptions)
@@ -67,7 +70,7 @@ class Settings:
         A setting that cannot work is a `ConfigurationError` that says where it stands, and repeats no secret.
         """
         path = _config_file(config)
-        content = {} if path is None else read_toml(path, private_if=_SECRETS)
+        content = {} if path is None else read_toml(path, secrets_in=_secrets_in)
         _check_names(content, path)
         layers = [
             {name: _Given(name, text, f"--{name.replace('_', '-')}") for name, text in (given or {}).items()},
@@ -153,6 +156,9 @@ class _Given:
             return Assumptions.from_mapping(self.value, self.place)
         return Assumptions.from_file(self.path())
 
+    def path_or_url(self) -> Path | str:
+        return self.text() if "://" in self.text() else self.path()
+
     def _shown(self) -> str:
         # Of a secret not even a wrong value is shown.
         return type(self.value).__name__ if self.name in _SECRETS else repr(self.value)
@@ -162,7 +168,8 @@ _READ: dict[str, Callable[[_Given], Any]] = {
     **dict.fromkeys(
         ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret"), _Given.text
     ),
-    **dict.fromkeys(("token_file", "journal"), _Given.path),
+    "token_file": _Given.path,
+    "journal": _Given.path_or_url,
     **dict.fromkeys((*_TIMEOUTS, *_RETRY), _Given.number),
     "assumptions": _Given.assumptions,
 }
@@ -209,6 +216,11 @@ def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
     folder = config_folder()
     usual = None if folder is None else folder / "config.toml"
     return usual if usual is not None and usual.exists() else None
+
+
+def _secrets_in(content: Mapping[str, Any]) -> list[str]:
+    """The names of the file's secrets; a database's URL is one where it holds a password."""
+    return [name for name, value in content.items() if name in _SECRETS or (name == "journal" and "@" in str(value))]
 
 
 def _check_names(content: Mapping[str, object], path: Path | None) -> None:

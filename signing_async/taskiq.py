@@ -204,26 +204,21 @@ def broker() -> Any:
     from .settings import Settings
 
     settings = Settings.load()
-    url, place = _from_environment("SIGNING_BROKER"), _from_environment("SIGNING_JOURNAL")
-    auth = settings.auth()
+    url, place, auth = os.environ.get("SIGNING_BROKER"), settings.journal, settings.auth()
+    for name, value in (("SIGNING_BROKER", url), ("SIGNING_JOURNAL", place)):
+        if not value:
+            raise ConfigurationError(f"{name} is not set")
 
     def client() -> SigningClient:
         return SigningClient(
             settings.origin, auth, retry=settings.retry, timeout=settings.timeouts, assumptions=settings.assumptions
         )
 
-    return add_dispatch(redis_streams(url), client=client, journal=lambda: _journal(place))
+    return add_dispatch(redis_streams(str(url)), client=client, journal=lambda: _journal(place))
 
 
-def _from_environment(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigurationError(f"{name} is not set")
-    return value
-
-
-def _journal(place: str) -> Journal:
-    if "://" not in place:
+def _journal(place: Any) -> Journal:
+    if isinstance(place, Path):
         return SqliteJournal(place)
     from .postgres import PostgresJournal
 

@@ -258,6 +258,18 @@ async def test_a_claim_that_fails_after_its_asker_is_gone(postgres: PostgresServ
         await claimed(one, "a")
 
 
+@pytest.mark.parametrize("key", ["a\0b", "\ud800", 5])
+async def test_a_key_that_no_database_can_hold(key: Any, dsn: str) -> None:
+    """It is told, and the journal goes on."""
+    async with journals(dsn) as (one, _):
+        with pytest.raises(JournalError, match=r"^PostgreSQL at "):
+            await one.claim(key)
+        claim = await claimed(one, "a")
+        with pytest.raises(JournalError, match=r"^PostgreSQL at "):
+            await one.write(claim, key)
+        await one.write(claim, "{}")
+
+
 # Pools, settings
 
 

@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 import attrs
 import click
 
-from ..errors import InvalidRequest
+from ..errors import ConfigurationError, InvalidRequest
 from .command import State, command
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import Entry, Manifest, Problem, Report
@@ -42,8 +43,9 @@ SECONDS_BETWEEN_LINES = 10.0
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option(
     "--journal",
-    metavar="PATH",
-    help="What was begun and sent.  [default: beside MANIFEST, with .journal for its ending]",
+    metavar="PATH|URL",
+    help="What was begun and sent: a file on this machine's disk, or postgresql://user:password@host/database for many"
+    " machines.  [default: beside MANIFEST, with .journal for its ending]",
 )
 @click.option(
     "--failures",
@@ -53,8 +55,21 @@ SECONDS_BETWEEN_LINES = 10.0
 )
 @click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF, and send nothing.")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages at once.")
+@click.option(
+    "--broker",
+    metavar="URL",
+    help="Leave the sending to workers: redis://... of a Redis in which Taskiq's workers find the packages.",
+)
+@click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and tell what came of each package.")
 def dispatch(
-    state: State, manifest: Path, journal: str | None, failures: Path | None, dry_run: bool, concurrency: int
+    state: State,
+    manifest: Path,
+    journal: str | None,
+    failures: Path | None,
+    dry_run: bool,
+    concurrency: int,
+    broker: str | None,
+    wait: bool,
 ) -> None:
     """Send every package of MANIFEST: create it, upload its documents, add its recipients, send it.
 
@@ -66,6 +81,10 @@ def dispatch(
     All of it is checked before anything is sent. Each package is sent once, by its key or else its content, whatever
     ends the command: run it again, and it goes on from its journal. What failed is written as a manifest that can be
     run in the same way. Ctrl-C finishes what is under way; a second one does not wait for that.
+
+    With --broker the packages are sent by workers on any number of machines, which are started with
+    "taskiq worker signing_async.taskiq:broker" and have SIGNING_BROKER, SIGNING_JOURNAL and the settings of a client in
+    their environment. They read the documents under the same paths.
 
     Exit code 0: all are sent. 1: some failed. 2: the manifest is wrong, and nothing was sent. 3: of some it is not
     known whether they were sent.
@@ -81,11 +100,14 @@ def dispatch(
         journal or str(state.settings.journal or manifest.with_name(f"{stem}.journal")),
         failures or manifest.with_name(f"{stem}.failures{manifest.suffix}"),
         concurrency,
-        again=_again(manifest, journal, failures, concurrency),
+        again=_again(manifest, journal, failures, concurrency, broker),
+        aim="sent" if broker is None or wait else "enqueued",
     )
     if failures is not None and failures.absolute() == manifest.absolute():
         raise click.UsageError("--failures: that is the manifest itself")
-    state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan))
+    if wait and broker is None:
+        raise click.UsageError("--wait: is for --broker; without it the command sends the packages itself")
+    state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan, broker))
 
 
 def _stem(manifest: Path) -> str:
@@ -96,9 +118,10 @@ def _stem(manifest: Path) -> str:
     return stem
 
 
-def _again(manifest: Path, journal: str | None, failures: Path | None, concurrency: int) -> str:
+def _again(manifest: Path, journal: str | None, failures: Path | None, concurrency: int, broker: str | None) -> str:
     words = ["signing-async", "dispatch", str(manifest)]
-    words += ["--journal", journal] if journal else []
+    words += ["--journal", without_password(journal)] if journal else []
+    words += ["--broker", without_password(broker), "--wait"] if broker else []
     words += ["--failures", str(failures)] if failures else []
     words += ["--concurrency", str(concurrency)] if concurrency != 8 else []
     return shlex.join(words)
@@ -114,17 +137,44 @@ class Plan:
     concurrency: int
     again: str
     """The command to go on with."""
+    aim: str
+    """What becomes of the packages: they are sent, or enqueued."""
+
+    @property
+    def journal_shown(self) -> str:
+        return without_password(self.journal)
+
+
+def without_password(text: str) -> str:
+    """A path as it is, a URL as it may be shown."""
+    if "://" not in text:
+        return text
+    try:
+        parts = urlsplit(text)
+        user = f"{parts.username}@" if parts.username else ""
+        return f"{parts.scheme}://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
+    except ValueError:
+        return f"{text.partition('://')[0]}://..."
 
 
 @contextlib.asynccontextmanager
 async def open_journal(text: str) -> AsyncIterator[Journal]:
     """The journal that ``--journal`` names."""
-    from ..journal import SqliteJournal
+    if "://" not in text:
+        from ..journal import SqliteJournal
 
-    if "://" in text:
-        raise InvalidRequest(f"--journal: must be a path, not {text!r}")
-    async with SqliteJournal(text) as journal:
-        yield journal
+        async with SqliteJournal(text) as journal:
+            yield journal
+        return
+    if not text.startswith(("postgresql://", "postgres://")):
+        raise InvalidRequest(f"--journal: must be a path or postgresql://..., not {without_password(text)!r}")
+    try:
+        from ..postgres import PostgresJournal
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"--journal: {error}") from None
+    async with PostgresJournal(text) as shared:
+        await shared.create_table()
+        yield shared
 
 
 # First everything is checked
@@ -224,19 +274,33 @@ def _count(number: int, what: str) -> str:
 # Then it is sent
 
 
-async def _dispatch(state: State, plan: Plan) -> None:
+async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
     with Manifest(plan.manifest) as manifest:
         checked = await _check(state, manifest)
         report = Report(plan.failures, manifest)
         run = Run(state, plan, manifest, checked, report)
         with contextlib.ExitStack() as exits:
             exits.callback(report.drop)
-            async with open_journal(plan.journal) as journal, state.client() as client:
-                # A token that does not work would fail every package.
-                await client.me()
-                state.out.say(f"The journal is {plan.journal}: a second run goes on from there.", journal=plan.journal)
+            async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
+                shown = plan.journal_shown
+                state.out.say(f"The journal is {shown}: a second run goes on from there.", journal=shown)
                 await run.carry_out(client, journal)
             run.tell()
+
+
+@contextlib.asynccontextmanager
+async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator[Any]:
+    """A client, or workers in its place."""
+    if broker is not None:
+        from .workers import workers
+
+        async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, plan.aim) as sender:
+            yield sender
+        return
+    async with state.client() as client:
+        # A token that does not work would fail every package.
+        await client.me()
+        yield client
 
 
 class Run:
@@ -308,9 +372,15 @@ class Run:
         # Of a report that is run itself nothing is to be lost: what was not tried may stand in it alone.
         kept = interrupted and self._plan.failures.absolute() == self._plan.manifest.absolute()
         reported = not kept and self._report.finish()
-        facts = {"packages": self._checked.packages, "sent": self._sent, "failed": self._failed, "left": self.left}
-        places = {"journal": self._plan.journal, "failures": str(self._plan.failures) if reported else None}
-        lines = [f"{self._sent} of {_count(self._checked.packages, 'package')} are sent, {self._failed} failed."]
+        facts = {
+            "packages": self._checked.packages,
+            self._plan.aim: self._sent,
+            "failed": self._failed,
+            "left": self.left,
+        }
+        places = {"journal": self._plan.journal_shown, "failures": str(self._plan.failures) if reported else None}
+        of_all = f"{self._sent} of {_count(self._checked.packages, 'package')}"
+        lines = [f"{of_all} are {self._plan.aim}, {self._failed} failed."]
         if reported:
             lines.append(f"What failed is in {self._plan.failures}, with the reasons: it can be run as it is.")
         if interrupted:
@@ -339,8 +409,8 @@ class Stop:
 
     def __init__(self, out: Output) -> None:
         self._out = out
-        self.asked = False
-        self.at_once = False
+        self.asked: bool = False
+        self.at_once: bool = False
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()

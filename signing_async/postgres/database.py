@@ -143,8 +143,11 @@ class Database:
             if keep is None or not outcome.crowded:
                 raise self._failure(f"PostgreSQL at {self.place}: {outcome.words}")
 
-    async def make(self, connection: Any) -> None:
-        """Make the table unless it is there."""
+    async def look(self, connection: Any) -> None:
+        """See whether the table is there; `run` makes one that is missing."""
+        await connection.execute(f"SELECT FROM {self.table} LIMIT 0")
+
+    async def _make(self, connection: Any) -> None:
         async with connection.transaction():
             await connection.execute(_ONE_MAKER)
             await connection.execute(self.sql)
@@ -158,7 +161,7 @@ class Database:
                 while True:
                     try:
                         if missing:
-                            await self._attempt(pool, self.make, None)
+                            await self._attempt(pool, self._make, None)
                         return await self._attempt(pool, work, keep)
                     except asyncpg.UndefinedTableError:
                         missing = True

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ..errors import ConfigurationError
-from ..journal import Claim, ClaimLost, JournalError, _text
+from ..journal import Claim, ClaimLost, JournalError
 from .database import Database, Pool, seconds
 
 __all__ = ["PostgresJournal"]
@@ -108,11 +108,11 @@ class PostgresJournal:
         return self._database.sql
 
     async def create_table(self) -> None:
-        """Make the table unless it is there, for a role that may; any number of workers may do so at once."""
-        await self._database.run(self._database.make)
+        """Make the table unless it is there; any number of workers may do so at once."""
+        await self._database.run(self._database.look)
 
     async def claim(self, key: str) -> Claim | None:
-        if _text("key", key) in self._claimed:
+        if key in self._claimed:
             return None
         self._claimed[key] = None
         asking = self._in_background(self._taken(key))
@@ -124,7 +124,7 @@ class PostgresJournal:
 
     async def write(self, claim: Claim, state: str) -> None:
         self._check(claim)
-        await self._change(_WRITE, claim, _text("state", state), self._span)
+        await self._change(_WRITE, claim, state, self._span)
 
     async def release(self, claim: Claim) -> None:
         self._check(claim)

@@ -156,8 +156,8 @@ class PostgresTokenStore:
         return self._database.sql
 
     async def create_table(self) -> None:
-        """Make the table unless it is there, for a role that may; any number of workers may do so at once."""
-        await self._database.run(self._database.make)
+        """Make the table unless it is there; any number of workers may do so at once."""
+        await self._database.run(self._database.look)
 
     async def load(self) -> Token | None:
         held = self._held()

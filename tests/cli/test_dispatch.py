@@ -175,7 +175,7 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
     ("arguments", "words"),
     [
         (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
-        (["leases.csv", "--journal", "redis://x"], "Error: --journal: must be a path, not 'redis://x'"),
+        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., not 'redis://x'"),
         (["leases.csv", "--failures", "leases.csv"], "--failures: that is the manifest itself"),
         (["leases.csv", "--concurrency", "0"], "--concurrency"),
     ],
@@ -343,7 +343,7 @@ def test_a_bar_with_rate_and_time_left(service: Service, office: Office, tmp_pat
     """Above it come the failures, and it is gone at the end."""
     office(12)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
-    service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.1)
+    service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.25)
     environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "1"}
     terminal = Terminal(
         "dispatch", "leases.csv", "--concurrency", "2", columns=100, cwd=tmp_path, environment=environment

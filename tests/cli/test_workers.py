@@ -1,0 +1,172 @@
+"""dispatch with a journal in PostgreSQL, and with Taskiq's workers in the place of the command."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from signing_async.cli.dispatch import without_password
+from signing_async.cli.workers import Workers
+from tests.cli.conftest import Run
+from tests.cli.service import Service
+from tests.pdfs import make_pdf
+from tests.postgres_server import PASSWORD, PostgresServer
+from tests.redis_server import RedisServer, running_redis
+from tests.test_taskiq import Worker, sendings
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """Where the workers find the packages."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def journal(postgres: PostgresServer) -> str:
+    """An empty one."""
+    return asyncio.run(postgres.new_schema())
+
+
+@pytest.fixture
+def worker(journal: str, redis: RedisServer, service: Service, tmp_path: Path) -> Iterator[Worker]:
+    """One with its settings in the environment."""
+    environment = {**service.environment, "SIGNING_JOURNAL": journal, "SIGNING_BROKER": redis.url}
+    started = Worker(environment, tmp_path / "worker.log", "tests.taskiq_workers:broker")
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def leases(run: Run) -> None:
+    """A manifest of three packages, in the folder where the command runs."""
+    rows = []
+    for number in range(3):
+        Path(f"{number}.pdf").write_bytes(make_pdf(text=f"lease {number}"))
+        rows.append([f"Lease {number}", "EN", f"{number}.pdf", f"anna{number}@example.com"])
+    with Path("leases.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["name", "language", "documents", "recipient1_email"], *rows])
+
+
+def sent(service: Service) -> list[str]:
+    """Each as often as it was sent."""
+    return service.do(lambda: sendings(service.sandbox))
+
+
+ALL = ["Lease 0", "Lease 1", "Lease 2"]
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_journal_for_many_machines(
+    by: str, run: Run, service: Service, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its URL, of which the password is shown nowhere; nothing is left on this machine."""
+    if by == "environment":
+        monkeypatch.setenv("SIGNING_JOURNAL", journal)
+    for _ in range(2):
+        ran = run("dispatch", "leases.csv", *(["--journal", journal] if by == "option" else []))
+        assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
+        assert ran.err == f"The journal is {without_password(journal)}: a second run goes on from there.\n"
+    assert PASSWORD not in ran.out + ran.err
+    assert sent(service) == ALL
+    assert not list(Path().glob("*.journal*"))
+
+
+def test_workers_send_what_the_command_enqueues(
+    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
+) -> None:
+    """It leaves at once, or waits and tells of each; enqueued a second time nothing is sent again."""
+    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", redis.url)
+    assert (ran.code, ran.out) == (0, "3 of 3 packages are enqueued, 0 failed.\n")
+    ran = run("--json", "dispatch", "leases.csv", "--journal", journal, "--broker", redis.url, "--wait")
+    assert ran.code == 0
+    *packages, last = ran.lines
+    assert [(one["name"], one["line"]) for one in sorted(packages, key=lambda one: one["line"])] == [
+        (name, line) for line, name in enumerate(ALL, start=2)
+    ]
+    assert {one["signing"] for one in packages} == {
+        signing.id for signing in service.do(lambda: service.sandbox.signings)
+    }
+    assert last["summary"] == {
+        "packages": 3,
+        "sent": 3,
+        "failed": 0,
+        "left": 0,
+        "interrupted": False,
+        "failures": None,
+        "journal": without_password(journal),
+    }
+    assert PASSWORD not in ran.out + ran.err
+    assert sent(service) == ALL
+
+
+def test_what_fails_at_a_worker_is_told(
+    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
+) -> None:
+    """With the reason, and as a manifest that can be run again."""
+    service.do(lambda: service.sandbox.faults.add("signings.create", "not-json", times=1))
+    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", redis.url, "--wait")
+    assert ran.code == 1
+    assert "2 of 3 packages are sent, 1 failed." in ran.out
+    assert "leases.csv, line " in ran.err
+    ran = run("dispatch", "leases.failures.csv", "--journal", journal, "--broker", redis.url, "--wait")
+    assert (ran.code, ran.out) == (0, "1 of 1 package are sent, 0 failed.\n")
+    assert sent(service) == ALL
+
+
+def test_a_document_that_changes_while_it_is_enqueued(
+    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That package is not enqueued, and the others are."""
+    results = Workers._results
+
+    def spoiled(self: Workers, packages: object) -> object:
+        Path("1.pdf").write_bytes(b"no PDF any more")
+        return results(self, packages)  # type: ignore[arg-type]  # what was given
+
+    monkeypatch.setattr(Workers, "_results", spoiled)
+    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", redis.url)
+    assert ran.code == 2
+    assert "2 of 3 packages are enqueued, 1 failed." in ran.out
+    assert "leases.csv, line 3" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--wait"], 2, "--wait: is for --broker"),
+        (["--broker", "redis://r"], 2, "--broker: needs a journal that all workers reach: --journal postgresql://..."),
+        (["--broker", "amqp://:geheim@r", "--journal", "JOURNAL"], 2, "redis_streams: url must begin with redis://"),
+        (["--broker", "redis://:geheim@127.0.0.1:1", "--journal", "JOURNAL"], 1, "the broker cannot be reached"),
+        (["--journal", "postgresql://:geheim@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
+        (["--journal", "mysql://app:geheim@db/x"], 2, "must be a path or postgresql://..., not 'mysql://app@db/x'"),
+        (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., not 'x://...'"),
+    ],
+)
+def test_a_wrong_call(
+    arguments: list[str], code: int, words: str, run: Run, leases: None, journal: str, service: Service
+) -> None:
+    """One sentence without a password, and nothing is sent."""
+    ran = run("dispatch", "leases.csv", *(journal if one == "JOURNAL" else one for one in arguments))
+    assert ran.code == code
+    assert words in ran.err
+    assert "geheim" not in ran.err + ran.out
+    assert not sent(service)
+
+
+@pytest.mark.parametrize(("module", "option"), [("postgres", "--journal"), ("taskiq", "--broker")])
+def test_an_extra_that_is_missing(
+    module: str, option: str, run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, with the option that needs it."""
+    monkeypatch.setitem(sys.modules, f"signing_async.{module}", None)
+    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", "redis://r")
+    assert ran.code == 2
+    assert f"{option}: import of signing_async.{module} halted" in ran.err
