@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from .errors import ConfigurationError
 __all__ = ["closest", "read_toml"]
 
 
-def read_toml(path: str | os.PathLike[str], *, private_if: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The file's table. With a key of ``private_if`` in it, it is refused where everybody on the machine may read it.
+def read_toml(
+    path: str | os.PathLike[str], *, secrets_in: Callable[[dict[str, Any]], Iterable[str]] = lambda content: ()
+) -> dict[str, Any]:
+    """The file's table. With secrets in it, it is refused where everybody on the machine may read it.
 
-    The owner's group may: that is how a service is handed its secrets.
+    The owner's group may: that is how a service is handed its secrets. ``secrets_in`` names them.
     """
     import tomllib
 
@@ -37,7 +39,7 @@ def read_toml(path: str | os.PathLike[str], *, private_if: frozenset[str] = froz
     # Out here the parser's error, which holds the text, is not the context of this one.
     if problem is not None:
         raise ConfigurationError(f"{path} {problem}")
-    secrets = sorted(private_if & content.keys())
+    secrets = sorted(secrets_in(content))
     if secrets and sys.platform != "win32" and mode & stat.S_IROTH:
         raise ConfigurationError(
             f"{path} holds {' and '.join(secrets)}, and everybody on this machine may read it"

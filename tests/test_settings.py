@@ -249,6 +249,22 @@ def test_a_secret_that_everybody_may_read_is_refused(config: Path) -> None:
     assert Settings.load().timeouts.call == 1
 
 
+def test_a_journal_in_a_database(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its URL is kept as it is, and is a secret where it holds a password."""
+    url = f"postgresql://user:{SECRET}@host/database"
+    write(config, f'journal = "{url}"')
+    settings = Settings.load()
+    assert settings.journal == url
+    assert SECRET not in repr(settings)
+    config.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="holds journal, and everybody"):
+        Settings.load()
+    write(config, 'journal = "postgresql://host/database"', 0o644)
+    assert Settings.load().journal == "postgresql://host/database"
+    monkeypatch.setenv("SIGNING_JOURNAL", "j.db")
+    assert "j.db" in repr(Settings.load())
+
+
 def test_modes_mean_nothing_on_windows(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There every file seems to be readable."""
     write(config, f'client_secret = "{SECRET}"', 0o644)
