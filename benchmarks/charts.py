@@ -22,11 +22,11 @@ _STYLE = """
 .title { font-size: 16px; font-weight: 600 } .panel { font-weight: 600 } .small { font-size: 12px; fill: #59636e }
 .ours { font-weight: 600 } .bar { fill: #8c959f } .bar.ours { fill: #0969da }
 .grid { stroke: #d8dee4 } .axis { stroke: #59636e } .target { stroke: #bc4c00; stroke-width: 2; stroke-dasharray: 4 3 }
-.aim { font-size: 12px; fill: #bc4c00 }
+.aim { font-size: 12px; fill: #bc4c00 } .figure { paint-order: stroke; stroke: #ffffff; stroke-width: 4px }
 @media (prefers-color-scheme: dark) {
 .card { fill: #0d1117; stroke: #3d444d } text { fill: #f0f6fc } .small { fill: #9198a1 }
 .bar { fill: #656c76 } .bar.ours { fill: #4493f8 } .grid { stroke: #262c36 } .axis { stroke: #9198a1 }
-.target { stroke: #f0883e } .aim { fill: #f0883e }
+.target { stroke: #f0883e } .aim { fill: #f0883e } .figure { stroke: #0d1117 }
 }
 """
 
@@ -94,23 +94,28 @@ def _panel(panel: Panel, top: int) -> tuple[list[str], int]:
         value = index * step
         parts.append(_line(x(value), top + 10, bottom, "axis" if index == 0 else "grid"))
         parts.append(_text(x(value), bottom + 16, f"{value:g}", "small", anchor="middle"))
-    for index, bar in enumerate(panel.bars):
-        parts += _bar(bar, top + 14 + index * _ROW, x)
+    tops = [top + 14 + index * _ROW for index in range(len(panel.bars))]
+    parts += [_shape(bar, at, x) for bar, at in zip(panel.bars, tops, strict=True) if bar.value is not None]
     if panel.target is not None:
         parts.append(_line(x(panel.target), top + 4, bottom, "target"))
         parts.append(_text(x(panel.target), top, f"target {panel.target:g}", "aim", anchor="middle"))
+    for bar, at in zip(panel.bars, tops, strict=True):
+        parts += _words(bar, at + _BAR - 3, x)
     return parts, bottom + 18
 
 
-def _bar(bar: Bar, top: int, x: Callable[[float], float]) -> list[str]:
-    kind = " ours" if bar.ours else ""
-    middle = top + _BAR - 3
-    label = _text(_LABELS - 10, middle, bar.label, kind.strip(), anchor="end")
+def _shape(bar: Bar, top: int, x: Callable[[float], float]) -> str:
+    width = max(x(bar.value or 0.0) - _LABELS, 1)
+    kind = "bar ours" if bar.ours else "bar"
+    return f'<rect class="{kind}" x="{_LABELS}" y="{top}" width="{width:g}" height="{_BAR}"/>'
+
+
+def _words(bar: Bar, y: int, x: Callable[[float], float]) -> list[str]:
+    kind = "ours" if bar.ours else ""
+    label = _text(_LABELS - 10, y, bar.label, kind, anchor="end")
     if bar.value is None:
-        return [label, _text(_LABELS + 6, middle, "not installed", "small")]
-    width = max(x(bar.value) - _LABELS, 1)
-    shape = f'<rect class="bar{kind}" x="{_LABELS}" y="{top}" width="{width:g}" height="{_BAR}"/>'
-    return [label, shape, _text(_LABELS + width + 6, middle, _figure(bar.value), kind.strip())]
+        return [label, _text(_LABELS + 6, y, "not installed", "small")]
+    return [label, _text(x(bar.value) + 6, y, _figure(bar.value), f"{kind} figure".strip())]
 
 
 def _figure(value: float) -> str:
