@@ -209,11 +209,16 @@ def test_without_asking_no_wrong_token_is_sent(service: Service, run: Run) -> No
 
 
 def test_a_service_that_limits_requests(service: Service, run: Run) -> None:
-    """It waits as it is asked to, and says that it had to."""
-    service.do(service.sandbox.rate_limit, 40, 4, retry_after=0)
+    """It waits as it is asked to, a few times, and says that it had to."""
+    service.do(service.sandbox.faults.add, "signings.list", "429", times=2, retry_after=0)
+    service.do(service.sandbox.faults.add, "me", "429", times=1, retry_after=None)
     ran = run("doctor", "--json", "--check-only")
     assert ran.code == 0
-    assert checks(ran)["rate limit"]["state"] == "warning"
+    told = checks(ran)["rate limit"]
+    assert (told["state"], told["message"]) == ("warning", "3 requests were too many; no header tells how many may be")
+    service.do(service.sandbox.faults.add, "signings.list", "429", times=None, retry_after=0)
+    ran = run("doctor", "--json", "--check-only")
+    assert (ran.code, checks(ran)["list"]["state"]) == (1, "failed")
 
 
 def test_a_tenant_that_cannot_be_reached(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
