@@ -58,9 +58,9 @@ try:
     from taskiq.exceptions import NoResultError
     from taskiq.serializers import JSONSerializer
     from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
-except ModuleNotFoundError as missing:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        f"signing_async.taskiq needs {missing.name}: pip install 'signing-async[taskiq,postgres]'", name=missing.name
+        f"signing_async.taskiq needs {_missing.name}: pip install 'signing-async[taskiq,postgres]'", name=_missing.name
     ) from None
 
 __all__ = ["Enqueued", "Outcome", "add_dispatch", "broker", "enqueuing", "redis_streams"]

@@ -88,7 +88,7 @@ class Database:
         self._dsn: str | None = None
         self._pool: Any = None
         self._secrets: list[str] = []
-        self.place = "the caller's pool"
+        self.place: str = "the caller's pool"
         if isinstance(source, str):
             self._dsn = source
         else:
@@ -104,9 +104,9 @@ class Database:
         self._read_dsn()
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise ConfigurationError(f"{owner}: table must be a plain lower-case name, schema.name or name: {table!r}")
-        self.table = ".".join(f'"{part}"' for part in table.split("."))
-        self.sql = sql.format(table=self.table)
-        self.timeout = seconds(owner, "timeout", timeout)
+        self.table: str = ".".join(f'"{part}"' for part in table.split("."))
+        self.sql: str = sql.format(table=self.table)
+        self.timeout: float = seconds(owner, "timeout", timeout)
 
     def _read_dsn(self) -> None:
         """Learn the place, to be shown, and the password, to be hidden."""
