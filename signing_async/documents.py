@@ -61,7 +61,7 @@ _DOWNLOAD = "documents.download_signed"
 _HEAD = b"%PDF-"
 _END = b"%%EOF"
 _END_WITHIN = 1024
-_AT_ONCE = 512 * 1024
+_AT_ONCE = 1024 * 1024
 # Errors that every other upload of the client would end with as well.
 _FATAL = (ClientClosed, RefreshRejected, Unauthorized)
 
