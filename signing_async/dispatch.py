@@ -162,12 +162,13 @@ class _Run:
         return result
 
     async def _prepared(self, job: _Job) -> Prepared:
-        if job.prepared is None:
-            try:
-                job.prepared = await prepare(job.package, self._steps.most)
-            finally:
-                job.share = self._meter.share(job.prepared)
-        return job.prepared
+        if job.prepared is not None:
+            return job.prepared
+        try:
+            job.prepared = await prepare(job.package, self._steps.most)
+            return job.prepared
+        finally:
+            job.share = self._meter.share(job.prepared)
 
     async def _send(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
         assert job.share is not None

@@ -9,7 +9,7 @@ import os
 import tempfile
 import unicodedata
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import attrs
 
@@ -37,10 +37,9 @@ def _recipients(value: Iterable[NewRecipient]) -> tuple[NewRecipient, ...]:
 
 def _listed(value: Iterable[T]) -> tuple[T, ...]:
     """As a tuple, so that it can be read more than once; what is no list is kept, and refused with all else later."""
-    single = isinstance(value, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(value, "read")
-    if isinstance(value, Iterable) and not single:
-        return tuple(value)
-    return value  # type: ignore[return-value]  # see above
+    given: Any = value
+    single = isinstance(given, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(given, "read")
+    return cast("tuple[T, ...]", tuple(given) if isinstance(given, Iterable) and not single else given)
 
 
 def _shown(documents: object) -> str:
@@ -285,7 +284,7 @@ class _Aside:
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
-        self.size = 0
+        self.size: int = 0
 
     def add(self, block: memoryview) -> None:
         if self._file is None:
