@@ -192,6 +192,8 @@ def _report(file: _Signed) -> SealedReport:
     elif (covers := seals[-1].covers) and (after := len(file.data) - covers):
         since = sum(offset >= covers for offset in offsets)
         saved = f", in {since} later revision{'s' * (since > 1)}" if since else ""
+        # Long-term validation appends certificates and revocation lists; what else came with them is not told apart.
+        saved += ", with data for long-term validation among it" if file.has_validation_data() else ""
         problems.append(f"it was changed after the last signature: {_bytes(after)} behind what it covers{saved}")
     return SealedReport(len(file.data), len(offsets), seals, tuple(problems))
 
@@ -225,6 +227,9 @@ class _Signed:
 
     def has_usage_rights(self) -> bool:
         return bool(self._rights.keys() & _USAGE)
+
+    def has_validation_data(self) -> bool:
+        return b"/DSS" in self._catalog
 
     def signatures(self) -> Iterator[_Signature]:
         """The values of the form's signature fields, and the certification; not Adobe's usage rights."""

@@ -275,6 +275,18 @@ def test_several_signatures() -> None:
     assert [text.split(":")[0] for text in changed.problems] == ["signature 1", "signature 2"]
 
 
+def test_data_for_long_term_validation_is_named() -> None:
+    """It is added after signing, as forgeries are: the file is not called sound, and it is said why that may be."""
+    signed = pdfs.signed_by_pyhanko(pdfs.make_pdf())
+    objects = {1: b"<</Type/Catalog/Pages 2 0 R/AcroForm<</Fields[<</FT/Sig/T(a)/V 99 0 R>>]>>/DSS<</Certs[]>>>>"}
+    number = re.search(rb"/V (\d+) 0 R", signed)
+    assert number is not None
+    later = pdfs.update(signed, {1: objects[1].replace(b"99", number[1])}, size=20)
+    report = inspect_sealed(later)
+    assert not report.sound
+    assert report.problems[0].endswith("in 1 later revision, with data for long-term validation among it")
+
+
 def test_a_certified_document_has_one_signature() -> None:
     """Although the form and the catalog both lead to it."""
     report = inspect_sealed(pdfs.signed_by_pyhanko(pdfs.make_pdf(), certify=True))
