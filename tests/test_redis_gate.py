@@ -286,6 +286,30 @@ async def test_a_first_call_while_redis_is_away(redis: RedisServer) -> None:
     redis.wake()
 
 
+async def test_a_closing_that_is_over_is_not_told(redis: RedisServer) -> None:
+    """What could not be told in time is no news when Redis is back."""
+    async with RedisGate(redis.url, "a", timeout=0.2) as gate:
+        await open_for(gate, 5)
+        redis.kill()
+        gate.close(0.3)
+        async with asyncio.timeout(20):
+            while gate._telling:
+                await asyncio.sleep(0.02)
+        redis.start()
+        async with RedisGate(redis.url, "a") as other:
+            assert await open_for(other, 0.5)
+
+
+async def test_no_turn_comes_before_the_deadline(shared: RedisServer) -> None:
+    """While turns are on their way, a call that cannot wait for them is told at its deadline."""
+    async with slow_way(shared.port) as way, RedisGate(way.url, "way", rate=50) as gate:
+        await open_for(gate, 5)
+        await asyncio.sleep(0.25)
+        way.delay = 0.3
+        answers = [await open_for(gate, 0.05) for _ in range(3)]
+        assert answers[-1] is False
+
+
 async def test_a_slow_redis_holds_up_nobody(shared: RedisServer) -> None:
     """Turns are fetched ahead: with 20 ms each way, hundreds of requests do not wait for hundreds of answers."""
     async with slow_way(shared.port, 0.02) as way, RedisGate(way.url, "slow", rate=2000, burst=200) as gate:
@@ -334,6 +358,15 @@ def test_forgotten_it_warns(shared: RedisServer, ending: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (f"RedisGate({shared.url!r}, 'default') was not closed" in done.stderr) is not bool(ending)
     assert bool(done.stderr) is not bool(ending)
+
+
+async def test_a_gate_in_use_warns_when_it_is_dropped(shared: RedisServer) -> None:
+    """Collected while it is open it warns, and does nothing else."""
+    async with RedisGate(shared.url, "dropped") as gate:
+        gate.__del__()
+        await open_for(gate, 5)
+        with pytest.warns(ResourceWarning, match="'dropped'"):
+            gate.__del__()
 
 
 async def test_many_calls_of_a_client_pass(shared: RedisServer) -> None:

@@ -192,6 +192,15 @@ def test_settings_are_checked(settings: dict[str, Any]) -> None:
         RedisSeenEvents("redis://127.0.0.1", **settings)
 
 
+async def test_one_in_use_warns_when_it_is_dropped(shared: RedisServer) -> None:
+    """Collected while it is open it warns, and does nothing else."""
+    async with RedisSeenEvents(shared.url) as seen:
+        seen.__del__()
+        await claimed(seen, "evt-dropped")
+        with pytest.warns(ResourceWarning, match="RedisSeenEvents"):
+            seen.__del__()
+
+
 def test_forgotten_it_warns(shared: RedisServer) -> None:
     """It says so when the program ends, in threads too."""
     script = f"from signing_async.redis import RedisSeenEvents; RedisSeenEvents({shared.url!r}).claim('x')"

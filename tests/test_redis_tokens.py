@@ -119,8 +119,7 @@ async def cut_off(server: RedisServer, store: RedisTokenStore) -> None:
     """The holder's connections break and it cannot renew its lock, as in a network that is down."""
     from signing_async.redis.tokens import _holding
 
-    hold = _holding.get()
-    assert hold is not None
+    (hold,) = _holding.get()
     assert hold.keeper is not None
     hold.keeper.cancel()
     await asyncio.wait([hold.keeper])
@@ -188,6 +187,37 @@ async def test_a_save_out_of_the_lock_counts_in_it(shared: RedisServer) -> None:
             with pytest.raises(TokenSuperseded, match=r"RedisTokenStore\('redis://127.0.0.1:\d+', 'authorized'\)"):
                 await store.save(OLD)
         assert await store.load() == NEW
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_lock_that_was_lost_before_the_token_was_read_is_taken_again(redis: RedisServer, noticed: bool) -> None:
+    """The token is read once the lock is held again, and a refresh begins with the newer one."""
+    async with RedisTokenStore(redis.url, "a", lease=0.3) as store, RedisTokenStore(redis.url, "a", lease=0.3) as other:
+        await store.save(OLD)
+        async with store.lock():
+            # As if Redis had been emptied, and another worker had been quicker.
+            await ask(redis, "DEL", "signing:token:a:lock")
+            async with other.lock():
+                if noticed:
+                    await asyncio.sleep(0.25)
+                reading = asyncio.create_task(store.load())
+                await asyncio.sleep(0.05)
+                assert not reading.done()
+                await other.save(NEW)
+            assert await reading == NEW
+            await store.save(Token("access-newer"))
+        assert await other.load() == Token("access-newer")
+
+
+async def test_a_user_of_redis_without_channels_is_told(redis: RedisServer) -> None:
+    """A lock that could not be kept while paused is none: Redis's word for what is missing is in the error."""
+    await ask(redis, "ACL", "SETUSER", "app", "on", f">{PASSWORD}", "+@all", "~signing:*", "resetchannels")
+    async with RedisTokenStore(redis.url.replace("://", f"://app:{PASSWORD}@"), "a") as store:
+        await store.save(NEW)
+        with pytest.raises(AuthError, match=r"lock cannot be held: .*NoPermissionError") as caught:
+            async with store.lock():
+                pass
+        assert PASSWORD not in str(caught.value)
 
 
 def worker(*arguments: str) -> subprocess.Popen[bytes]:
@@ -709,6 +739,15 @@ def test_forgotten_it_warns(shared: RedisServer, ending: str, warned: bool) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (f"RedisTokenStore({shared.url!r}, 'forgotten') was not closed" in done.stderr) is warned
     assert ("ResourceWarning" in done.stderr) is warned
+
+
+async def test_a_store_in_use_warns_when_it_is_dropped(shared: RedisServer) -> None:
+    """Collected while it is open it warns, and does nothing else."""
+    async with RedisTokenStore(shared.url, "dropped") as store:
+        store.__del__()
+        await store.load()
+        with pytest.warns(ResourceWarning, match="'dropped'"):
+            store.__del__()
 
 
 def test_in_one_event_loop_after_the_other(shared: RedisServer) -> None:

@@ -171,7 +171,7 @@ class _Hold:
 
 
 # Seen by whatever runs inside the lock, and by nobody else.
-_holding: ContextVar[_Hold | None] = ContextVar("signing_async_redis_lock", default=None)
+_holding: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_redis_locks", default=())
 
 
 class RedisTokenStore:
@@ -301,7 +301,7 @@ class RedisTokenStore:
             hold = _Hold(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}")
             try:
                 await self._acquire(hold)
-                mark = _holding.set(hold)
+                mark = _holding.set((hold, *_holding.get()))
                 try:
                     yield
                 finally:
@@ -315,8 +315,7 @@ class RedisTokenStore:
     # The lock
 
     def _hold(self) -> _Hold | None:
-        hold = _holding.get()
-        return hold if hold is not None and hold.store is self else None
+        return next((hold for hold in _holding.get() if hold.store is self), None)
 
     async def _acquire(self, hold: _Hold) -> None:
         patience: float | None = None
