@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from aiohttp import web
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -91,6 +91,7 @@ ODD = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(ANYTHING)
 def test_json_is_read_alike_with_and_without_orjson(value: Any) -> None:
     """What an answer means does not depend on what is installed."""
@@ -98,6 +99,7 @@ def test_json_is_read_alike_with_and_without_orjson(value: Any) -> None:
     assert _parsed(body) == _parsed(body, orjson=None)
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=40) | st.text(st.sampled_from('[]{}",:\\ud8ef019.-+eNaIfnty \n'), max_size=30).map(str.encode)
 )
@@ -117,6 +119,7 @@ def _parsed(body: bytes, **changed: object) -> object:
             return Unreadable
 
 
+@settings(deadline=None)
 @given(st.lists(ODD | st.text(max_size=8), max_size=8).map("".join))
 @example("https://tenant.example:443//evil.example/x")
 @example("//tenant.example\\@evil.example/x")
@@ -133,6 +136,7 @@ def test_no_reference_leads_away(reference: str) -> None:
     assert urlsplit("https://tenant.example" + path).netloc == "tenant.example"
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=40))
 def test_a_cursor_arrives_as_it_was(cursor: str) -> None:
     """Whatever characters it has, the server that gave it gets it back unchanged."""
@@ -140,6 +144,7 @@ def test_a_cursor_arrives_as_it_was(cursor: str) -> None:
     assert parse_qs(urlsplit(str(url)).query, keep_blank_values=True, strict_parsing=True) == {"cursor": [cursor]}
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_one_line_is_one_line(text: str) -> None:
     """It can be shown anywhere, and doing it again changes nothing."""
@@ -152,6 +157,7 @@ def test_one_line_is_one_line(text: str) -> None:
 OFFSETS = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 
 
+@settings(deadline=None)
 @given(st.datetimes(timezones=OFFSETS))
 def test_a_time_that_python_writes_is_read(moment: datetime) -> None:
     """With any offset, to the microsecond."""
