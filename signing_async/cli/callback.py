@@ -45,7 +45,11 @@ _HEADERS = {
 
 def is_loopback(redirect_uri: str) -> bool:
     """Whether a server on this machine can be behind it."""
-    parts = urlsplit(redirect_uri)
+    try:
+        parts = urlsplit(redirect_uri)
+        _ = parts.port  # looked at here, since a wrong one is an error only then
+    except ValueError:
+        raise ConfigurationError(f"redirect_uri is not a URL: {redirect_uri!r}") from None
     if parts.scheme != "http" or not parts.hostname:
         return False
     if parts.hostname == "localhost":

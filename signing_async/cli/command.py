@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..errors import AuthError
 from .output import Output
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class State:
         settings = self.settings
         async with contextlib.AsyncExitStack() as exits:
             exits.enter_context(self._warnings())
+            _check_login(settings)
             auth = settings.auth()
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
@@ -124,6 +126,11 @@ class State:
             yield
         finally:
             log.removeHandler(handler)
+
+
+def _check_login(settings: Settings) -> None:
+    if settings.access_token is None and settings.client_id is not None and not settings.store.path.exists():
+        raise AuthError(f"nobody has logged in at {settings.origin}: run signing-async login")
 
 
 class _Warnings(logging.Handler):

@@ -58,7 +58,7 @@ async def _tell(folder: Path, as_json: bool) -> None:
     began = time.perf_counter()
     told = await _Story(Console(quiet=as_json, highlight=False, soft_wrap=True), folder).run()
     if as_json:
-        click.echo(json.dumps({**told, "seconds": round(time.perf_counter() - began, 2)}, indent=2))
+        click.echo(json.dumps({**told, "seconds": round(time.perf_counter() - began, 2)}))
 
 
 class _Story:

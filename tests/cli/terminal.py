@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -99,6 +100,14 @@ class Terminal:
     def type(self, text: str) -> None:
         """Press these keys; \\x03 is Ctrl-C."""
         os.write(self._terminal, text.encode())
+
+    def interrupt(self) -> Screen:
+        """Press Ctrl-C at a question, again where it came in the instant before the answer is waited for."""
+        while True:
+            time.sleep(0.2)
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                return self.end(3)
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)

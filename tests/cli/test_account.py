@@ -232,6 +232,16 @@ def test_what_can_be_listened_at(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
 
 
+@pytest.mark.parametrize("address", ["http://[nonsense/", "http://127.0.0.1:99999/", "http://127.0.0.1:x/"])
+def test_a_redirect_uri_that_is_no_address(
+    address: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is said to be none."""
+    monkeypatch.setenv("SIGNING_REDIRECT_URI", address)
+    ran = run("login")
+    assert (ran.code, ran.err) == (2, f"Error: redirect_uri is not a URL: {address!r}\n")
+
+
 def test_login_by_hand(run: Run, app: dict[str, str], service: Service, tmp_path: Path) -> None:
     """--no-browser in a terminal: the address that the browser ended at is asked for, and its state is checked."""
     terminal = Terminal("login", "--no-browser")
@@ -330,8 +340,8 @@ def test_logout(run: Run, app: dict[str, str], service: Service, pages: list[str
     assert "The service was not told" in ran.err
     assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []
     ran = run("me")
-    assert ran.code == 2
-    assert "nobody has logged in" in ran.err
+    assert ran.code == 4
+    assert ran.err == f"Error: nobody has logged in at {service.sandbox.base_url}: run signing-async login\n"
     assert run("logout", "--json").lines[0]["removed"] is False
     assert run("logout").out == f"Nobody was logged in at {service.sandbox.base_url}\n"
 

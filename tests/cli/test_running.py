@@ -151,8 +151,7 @@ def test_ctrl_c_at_a_question(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
     terminal = Terminal("login")
     terminal.wait_for("client id")
-    terminal.type("\x03")
-    ended = terminal.end()
+    ended = terminal.interrupt()
     assert (ended.code, "Traceback" in ended.text) == (130, False)
 
 

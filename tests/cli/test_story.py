@@ -114,7 +114,7 @@ def test_from_a_new_app_to_a_sealed_pdf(origin: str, signing_async: Callable[...
         assert sealed.startswith((tmp_path / f"{name}.pdf").read_bytes())
     signing_async("verify-sealed", "signed/lease-signed.pdf")
     assert "removed" in signing_async("logout")
-    signing_async("me", code=2)
+    signing_async("me", code=4)
     assert not list((tmp_path / "config").rglob("*.json"))
 
 
