@@ -11,6 +11,7 @@ import secrets
 import sqlite3
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -133,13 +134,23 @@ class SqliteJournal:
     def __repr__(self) -> str:
         return f"SqliteJournal({str(self.path)!r})"
 
+    def __del__(self) -> None:
+        # A constructor that raised has opened nothing.
+        lock = getattr(self, "_lock", None)
+        if lock is not None:
+            warnings.warn(
+                f"{self!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=2
+            )
+            lock.close()
+
     async def claim(self, key: str) -> Claim | None:
         _check_text("key", key)
         waiter = self._ask(lambda connection: self._claim(connection, key))
         try:
             claim: Claim | None = await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():
+            # It may have come in the very moment of the cancellation.
+            if not waiter.cancelled() and waiter.exception() is None:
                 self._give_back(waiter.result())
             raise
         return claim

@@ -645,7 +645,7 @@ async def test_a_journal_that_is_forgotten_is_told_of(path: Path) -> None:
     journal = SqliteJournal(path)
     await taken(journal)
     await asyncio.sleep(0.05)  # the writer's thread holds it for a moment longer
-    with pytest.warns(ResourceWarning):
+    with pytest.warns(ResourceWarning, match=r"SqliteJournal\(.*the\.journal'\) was not closed"):
         del journal
     gc.collect()
     async with SqliteJournal(path) as other:
