@@ -1,0 +1,131 @@
+"""OAuth at its limits and to the letter: what only a changed program would get wrong."""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from signing_async import AuthError, MemoryTokenStore, OAuth, StateMismatch, Token, TransportError
+from signing_async.oauth import _expired, _expiry
+from tests.oauth_servers import Scripted, drops, grants, oauth_for, raw, says
+
+NOW = 1_900_000_000.0
+
+
+def _in(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def test_the_state_is_long_enough() -> None:
+    """256 random bits, in 43 characters, and others each time."""
+    oauth = OAuth("https://a.example", client_id="a", client_secret="s", redirect_uri="https://b.example")
+    states = {oauth.authorization_request().state for _ in range(50)}
+    assert len(states) == 50
+    assert {len(state) for state in states} == {43}
+
+
+def test_a_token_expires_at_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a moment earlier, and not later."""
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    assert _expired(Token("t", expires_at=datetime.fromtimestamp(NOW, UTC)))
+    assert not _expired(Token("t", expires_at=datetime.fromtimestamp(NOW + 0.5, UTC)))
+    assert not _expired(Token("t"))
+
+
+@pytest.mark.parametrize(
+    ("said", "unit", "lifetime"),
+    [
+        (1, 1.0, 1.0),
+        (0.5, 1.0, 0.5),
+        ("60", 60.0, 3600.0),
+        *((said, 1.0, None) for said in (0, -1, True, None, "soon", "nan", "inf", 1e300, {})),
+    ],
+)
+def test_a_lifetime(said: Any, unit: float, lifetime: float | None) -> None:
+    """A number above 0, in text too; anything else says nothing."""
+    found = _expiry(said, NOW, unit)
+    assert found == (None if lifetime is None else datetime.fromtimestamp(NOW + lifetime, UTC))
+
+
+async def test_a_state_that_is_no_text() -> None:
+    """Half a character pair, from wherever it was kept, is simply not the state that came back."""
+    oauth = oauth_for("http://127.0.0.1:9")
+    with pytest.raises(StateMismatch):
+        await oauth.exchange("https://app.example.com/callback?code=c&state=%ed%a0%80", state="\ud800")
+    await oauth.aclose()
+
+
+async def test_a_rejected_token_is_replaced() -> None:
+    """By a new one from the service; the one that was rejected is not taken from the store again."""
+    token = Token("old", "refresh-old", _in(3600))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=MemoryTokenStore(token)) as oauth:
+        assert await oauth.access_token() == "old"
+        assert await oauth.renewed(token) is True
+        assert await oauth.access_token() == "access-new"
+        # Whoever comes late with the old one gets the new one, without another request.
+        assert await oauth.renewed(token) is True
+        assert len(server.token_requests) == 1
+
+
+async def test_after_a_failed_early_refresh(caplog: pytest.LogCaptureFixture) -> None:
+    """The present token serves on, the log says why, and half of what is left passes before the next try."""
+    token = Token("old", "refresh-old", _in(20))
+    failing = oauth_for("http://127.0.0.1:9", store=MemoryTokenStore(token))
+    async with failing as oauth:
+        oauth._token = token
+        oauth._fresh_until = 0.0
+        assert await oauth.access_token() == "old"
+        assert 8.0 < oauth._fresh_until - time.time() < 10.5
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert record.getMessage().startswith(
+        "a token refresh ahead of expiry failed or takes long, the present token serves on: oauth.refresh: no conn"
+    )
+
+
+async def test_a_closed_gate_ends_a_token_request(caplog: pytest.LogCaptureFixture) -> None:
+    """At once, in one attempt, with the time to wait."""
+    async with oauth_for("http://127.0.0.1:9", timeout=5.0) as oauth:
+        oauth._gate.close(100.0)
+        with caplog.at_level(logging.DEBUG, "signing_async"), pytest.raises(AuthError) as caught:
+            await oauth.exchange("a-code")
+    assert str(caught.value) == "oauth.exchange: the service asked to wait for 100 s; nothing was sent (HTTP 429)"
+    assert caught.value.status == 429
+    assert 99 < (caught.value.retry_after or 0) <= 100
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == ["oauth.exchange attempt 1"]
+
+
+async def test_the_words_of_a_failure() -> None:
+    """Without a request id nothing is said of one; what the status line says is told where nothing else is."""
+    async with Scripted(drops) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(TransportError) as lost:
+            await oauth.exchange("a-code")
+        assert str(lost.value).startswith("oauth.exchange: the connection was closed before an answer came (")
+        assert "request id" not in str(lost.value)
+        assert str(lost.value).endswith(")")
+        assert len(server.token_requests) == 2
+    async with Scripted(raw(418)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as refused:
+            await oauth.exchange("a-code")
+        assert str(refused.value) == "HTTP 418 on oauth.exchange: I'm a Teapot"
+    async with Scripted(says({"id": 1}, request_id="r1")) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as empty:
+            await oauth.exchange("a-code")
+        assert str(empty.value) == "oauth.exchange: the answer holds no token (HTTP 200, request id r1)"
+        assert (empty.value.status, empty.value.request_id) == (200, "r1")
+
+
+@pytest.mark.parametrize("ahead", [0.0, 7200.0])
+async def test_a_date_to_come_back(ahead: float) -> None:
+    """A Retry-After date is taken by the server's own clock, where it tells that, else by this one's."""
+    dated = {"Date": email.utils.formatdate(time.time() + ahead, usegmt=True)} if ahead else {}
+    later = email.utils.formatdate(time.time() + ahead + 1800, usegmt=True)
+    async with Scripted(raw(429, b"", Retry_After=later, **dated)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as caught:
+            await oauth.exchange("a-code")
+        assert 1700 < (caught.value.retry_after or 0) < 1810
+        assert len(server.token_requests) == 1
