@@ -28,7 +28,7 @@ __all__ = ["FINAL", "PASSING", "Database", "Pool", "drop", "seconds"]
 
 T = TypeVar("T")
 
-_OWN_CONNECTIONS = 4
+_OWN_CONNECTIONS = 8
 _AGAIN = 0.05
 _GIVE_BACK = 0.5
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
@@ -210,7 +210,7 @@ class Database:
             raise self._failure(f"{self._owner}: it is closed")
         if self._pool is None:
             # Nothing is connected before it is needed.
-            self._pool = asyncpg.create_pool(self._dsn, min_size=0, max_size=_OWN_CONNECTIONS)
+            self._pool = asyncpg.create_pool(self._dsn, min_size=0, max_size=_OWN_CONNECTIONS, reset=_as_it_is)
             await self._pool
         return self._pool
 
@@ -239,6 +239,10 @@ class Database:
             warnings.warn(
                 f"{what!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
             )
+
+
+async def _as_it_is(connection: Any) -> None:
+    """Nothing is set here that lasts longer than a transaction; a round trip to undo it would be for nothing."""
 
 
 def drop(connection: Any) -> None:
