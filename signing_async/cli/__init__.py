@@ -30,7 +30,7 @@ COMMANDS = {
     "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each of them once."),
     "doctor": ("doctor:doctor", "Find out how a tenant answers, and write that down for the client."),
     "download": ("documents:download", "Download sealed PDFs."),
-    "list": ("signings:list_signings", "List signings, newest page first as the service gives them."),
+    "list": ("signings:list_signings", "List signings, by state, name or when they were updated."),
     "login": ("account:login", "Log in with the browser, and keep the token."),
     "logout": ("account:logout", "Remove the token from this machine."),
     "me": ("account:me", "Show who is logged in."),
