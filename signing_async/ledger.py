@@ -8,14 +8,16 @@ import unicodedata
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Literal
 
 from .errors import DecodeError, OutcomeUnknown, ServerError
 from .models import Document
 from .transport import Done, Undecided
 
-__all__ = ["Ledger", "Upload"]
+__all__ = ["Ledger", "Upload", "normalized"]
 
 _MOST_SIGNINGS = 10_000
+_LONGEST_NAME = 1000
 
 Listed = tuple[Document, ...] | None
 """The documents that an answer lists; None where it does not list them."""
@@ -23,7 +25,12 @@ Listed = tuple[Document, ...] | None
 
 def _stem(name: str) -> str:
     """A file's name as far as it counts here: with or without ``.pdf``, in whatever case and normal form."""
-    return unicodedata.normalize("NFC", name).strip().casefold().removesuffix(".pdf")
+    return normalized("NFC", name).strip().casefold().removesuffix(".pdf")
+
+
+def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """In this normal form; what is longer than any name stays as it is, since that can take quadratic time."""
+    return unicodedata.normalize(form, text) if len(text) <= _LONGEST_NAME else text
 
 
 class _Signing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from . import wire
 from .answers import record
 from .convert import structure
 from .errors import InvalidRequest, SigningError
-from .ledger import Ledger
+from .ledger import Ledger, normalized
 from .models import Recipient, Signing, SigningMethod
 from .pagination import Pager
 from .retry import Repeat
@@ -193,4 +192,4 @@ def _alike(given: Any, sent: Any) -> bool:
 
 
 def _bare(text: str) -> str:
-    return "".join(character for character in unicodedata.normalize("NFKC", text).casefold() if character.isalnum())
+    return "".join(character for character in normalized("NFKC", text).casefold() if character.isalnum())

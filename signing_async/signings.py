@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import wire
-from .answers import record
+from .answers import one_line, record
 from .convert import Unreadable, structure
 from .errors import (
     InvalidRequest,
@@ -142,7 +142,7 @@ class Signings:
         signing: Signing | None = None
         try:
             async with asyncio.timeout(timeout) as bound:
-                with _alarm(wakeups, _shown(signing_id)) as woken:
+                with _alarm(wakeups, _id(signing_id)) as woken:
                     while True:
                         signing = await self._look(signing_id, signing)
                         if signing is not None and signing.state is SigningState.COMPLETED:
@@ -184,8 +184,12 @@ def _alarm(wakeups: Wakeups | None, signing_id: str) -> Iterator[Callable[[float
         yield subscription.wait
 
 
-def _shown(signing_id: str | Signing) -> str:
+def _id(signing_id: str | Signing) -> str:
     return signing_id.id if isinstance(signing_id, Signing) else signing_id
+
+
+def _shown(signing_id: str | Signing) -> str:
+    return one_line(_id(signing_id))
 
 
 def check_signing(fields: Mapping[str, Any]) -> None:

@@ -317,10 +317,12 @@ async def send(
     ``connect`` bounds the making of a connection; ``silence`` the time in which nothing arrives after sending.
     """
     refused: ClientClosed | ConfigurationError | None = None
+    url = request.url
+    _drop_spoiled(session, url)
     try:
         response = await session.request(
             request.method,
-            request.url,
+            url,
             data=request.body,
             # Written here and nowhere bound to a name, so that no traceback that shows variables shows the token.
             headers={
@@ -355,6 +357,19 @@ async def send(
     if request.body is not None and request.body.failure is not None:
         raise request.body.failure
     return failure
+
+
+def _drop_spoiled(session: aiohttp.ClientSession, url: URL) -> None:
+    """Close connections that wait in the pool and on which more came than was asked for.
+
+    aiohttp would take that for the answer to the next request, and it may be somebody else's.
+    """
+    waiting = getattr(session.connector, "_conns", {})  # aiohttp has no public way to look into its pool
+    for key, connections in waiting.items():
+        if key.host == url.raw_host and key.port == url.port:
+            for protocol, _ in connections:
+                if protocol.should_close:
+                    protocol.close()
 
 
 @lru_cache(maxsize=1)

@@ -477,6 +477,14 @@ async def test_waiting_for_what_is_cancelled(sandbox: Sandbox, client: SigningCl
     assert caught.value.signing.id == signing.id
 
 
+async def test_a_signing_whose_id_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """An id comes from the service: no line of a log or of an error begins inside of it."""
+    async with SigningClient("http://127.0.0.1:1", "token", retry=RetryPolicy.none()) as client:
+        with pytest.raises(WaitTimeout, match=r"^the signing a b was not completed within 0.1 s$"):
+            await client.signings.wait_until_completed("a\n\x1b[b".replace("[", ""), timeout=0.1, poll=0.02)
+    assert "waiting for signing a b goes on" in caplog.text
+
+
 async def test_waiting_in_vain(sandbox: Sandbox, client: SigningClient) -> None:
     """WaitTimeout is a TimeoutError, and carries the last state seen."""
     signing = await client.signings.create(name="x", language="EN")

@@ -608,7 +608,6 @@ async def test_pages_without_end_are_read_as_they_are_used() -> None:
 # Connections
 
 
-@pytest.mark.xfail(reason="aiohttp reuses a connection on which more came than was asked for", raises=AssertionError)
 async def test_an_answer_that_nobody_asked_for() -> None:
     """What comes on a connection that waits in the pool is not taken for the answer to the next request."""
     asked: list[bytes] = []

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import OutcomeUnknown, RetryPolicy, SigningClient, TransportError
-from signing_async.ledger import Ledger
+from signing_async.ledger import Ledger, normalized
 from signing_async.models import Document
 from tests.pdfs import make_pdf
 from tests.servers import Web, serving
@@ -190,3 +190,11 @@ async def test_an_unsent_write_is_simply_repeated() -> None:
             await client.recipients.add("s1", email="a@example.com")
     assert not isinstance(caught.value, OutcomeUnknown)
     assert caught.value.attempts == 5
+
+
+def test_names_of_any_length_are_compared_quickly() -> None:
+    """Normal forms take quadratic time where marks are piled up: what is longer than any name is left as it is."""
+    piled = "a" + "\u0301" * 40_000 + "\u0327" * 40_000
+    assert normalized("NFC", piled) == normalized("NFKC", piled) == piled
+    assert normalized("NFC", "Ma\u0308klare.pdf") == "M\u00e4klare.pdf"
+    assert normalized("NFKC", "\uff2carge") == "Large"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..answers import one_line
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
 from .command import State, command
@@ -116,7 +117,7 @@ def verify(
     _print(
         state,
         {"valid": True, "event": found},
-        f"valid: event {event.id} of type {event.type or 'unknown'}",
+        f"valid: event {event.id} of type {one_line(event.type) or 'unknown'}",
         "green",
     )
 

@@ -48,6 +48,13 @@ def test_verify_a_valid_delivery(saved: str) -> None:
     assert json.loads(done.output) == {"valid": True, "event": {"id": "evt_1", "type": "signing.completed"}}
 
 
+def test_a_delivery_does_not_reach_into_the_terminal() -> None:
+    """A kind of event that holds escape sequences is shown without them."""
+    body = json.dumps({"event": {"id": "a", "type": "x\x1b]0;title\x07\ny"}}).encode()
+    done = run("verify", "-", "--signature", hex_of(body), stdin=body)
+    assert done.output == "valid: event a of type x ]0;title y\n"
+
+
 def test_verify_an_invalid_delivery(saved: str) -> None:
     """Exit code 1, and the kind of fault."""
     done = run("verify", saved, "--signature", hex_of(BODY, "another"))
