@@ -43,7 +43,15 @@ def test_a_token_expires_at_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, 1.0, 1.0),
         (0.5, 1.0, 0.5),
         ("60", 60.0, 3600.0),
-        *((said, 1.0, None) for said in (0, -1, True, None, "soon", "nan", "inf", 1e300, {})),
+        (0, 1.0, None),
+        (-1, 1.0, None),
+        (True, 1.0, None),
+        (None, 1.0, None),
+        ("soon", 1.0, None),
+        ("nan", 1.0, None),
+        ("inf", 1.0, None),
+        (1e300, 1.0, None),
+        ({}, 1.0, None),
     ],
 )
 def test_a_lifetime(said: Any, unit: float, lifetime: float | None) -> None:
