@@ -23,6 +23,7 @@ from tests.cli.browser import agree
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT
+from tests.cli.test_account import free_port
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 from tests.webhooks.servers import PATH, serve
@@ -104,7 +105,7 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 
 def _register(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An app, and a code of it in a file, since that is what the callback carries."""
-    redirect_uri = "http://127.0.0.1:18753/callback"
+    redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
     app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
     assert app.client_secret
     monkeypatch.setenv("SIGNING_CLIENT_ID", app.client_id)
