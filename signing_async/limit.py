@@ -75,14 +75,16 @@ class _Window:
 
     FIRST = 8
     PAYS = 1.5
-    SLOWLY = 1 / 16
-    # Others do not wait for requests that hang.
-    PATIENCE = 0.025
+    # After that it is widened by one in so many answers, and then faster and faster.
+    SLOWLY = 32
+    # One more in this time, however few are answered: nobody waits long for requests that hang.
+    PATIENCE = 0.05
 
     def __init__(self) -> None:
         self.began_at: float | None = None
         self.admitted = 0
         self._under_way = 0
+        self._pressed = False
         self._size = float(self.FIRST)
         self._widened_at = 0.0
         self._doubling = True
@@ -90,18 +92,19 @@ class _Window:
         self._answers = 0
         self._round_began = 0.0
         self._speed = 0.0
+        self._more = 0
 
     def ready_at(self, now: float) -> float:
-        return now if self._under_way < self._size else max(now, self._widened_at + self.PATIENCE)
+        self._pressed = self._under_way >= self._size
+        return max(now, self._widened_at + self.PATIENCE) if self._pressed else now
 
     def go(self, now: float) -> None:
         if self.began_at is None:
             self.began_at = now
         if not self._under_way:
-            self._round_began, self._answers = now, 0
-        if self._under_way < self._size:
-            self._widened_at = now
-        else:
+            self._round_began = self._widened_at = now
+            self._answers = 0
+        elif self._under_way >= self._size:
             self._size += 1
             self._widened_at = now
         self._under_way += 1
@@ -110,13 +113,14 @@ class _Window:
         if admitted:
             self.admitted += 1
             # A window that is not used up is wide enough.
-            if self._under_way >= int(self._size):
+            if self._pressed:
                 self._answered(now)
         self._under_way -= 1
 
     def _answered(self, now: float) -> None:
         if not self._doubling:
-            self._size += self.SLOWLY
+            self._more += 1
+            self._size += 2 * self._more / self.SLOWLY**2
             return
         if self._speed:
             self._size += 1
@@ -125,7 +129,8 @@ class _Window:
             return
         speed = self._answers / max(now - self._round_began, 1e-6)
         self._doubling = speed >= self.PAYS * self._speed
-        self._size = max(self._size, 2.0 * self._round) if self._doubling else self._round / 2
+        # Where it did not pay: as many as the service was faster with them.
+        self._size = 2.0 * self._round if self._doubling else self._round / 2 * max(1.0, speed / self._speed)
         self._round *= 2
         self._speed, self._round_began, self._answers = speed, now, 0
 

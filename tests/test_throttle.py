@@ -281,16 +281,19 @@ def test_refusals_of_one_burst_count_once() -> None:
 
 
 def test_a_rate_is_never_given_up() -> None:
-    """However often everything is refused, a request goes out now and then."""
+    """However often everything was refused, requests go out now and then."""
     limit, now = Limit(), 0.0
     for _ in range(200):
-        now = max(now, limit.ready_at(now))
+        assert limit.ready_at(now) <= now
         limit.go(now)
-        limit.left(now + 0.01, now, False)
-        limit.close(now + 0.01, 0.02)
-        now += 0.03
-    assert limit.rate is not None
-    assert limit.ready_at(now) - now <= 5.0
+        limit.go(now)
+        limit.left(now, now, False)
+        limit.left(now, now, False)
+        limit.close(now, 0.02)
+        now += 0.02
+    assert limit.ready_at(now) <= now
+    limit.go(now)
+    assert limit.ready_at(now) - now <= 5.1
 
 
 def test_requests_that_hang_hold_up_nobody_for_long() -> None:
@@ -304,7 +307,7 @@ def test_requests_that_hang_hold_up_nobody_for_long() -> None:
             out += 1
         else:
             now = ready_at
-    assert 50 <= out <= 120
+    assert 40 <= out <= 60
 
 
 def test_what_got_no_answer_says_nothing() -> None:
