@@ -136,6 +136,20 @@ async def test_a_clock_of_its_own(shared: RedisServer, monkeypatch: pytest.Monke
         assert 4 < await closed_soon(other) <= 5.1
 
 
+async def test_a_client_that_was_given(shared: RedisServer) -> None:
+    """A client of the caller's serves many gates, whatever its own time-outs are, and is left open."""
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(shared.url, socket_timeout=0.1, decode_responses=True) as client:
+        async with RedisGate(client, "given") as gate, RedisGate(client, "given", rate=1000) as other:
+            assert await open_for(gate, 5)
+            assert await open_for(other, 5)
+            await asyncio.sleep(0.3)
+            gate.close(5)
+            assert 3 < await closed_soon(other) <= 5.1
+        assert await client.ping()
+
+
 # The rate
 
 

@@ -141,10 +141,10 @@ class Connection:
 
         return await self.bounded(ask)
 
-    async def bounded(self, ask: Callable[[], Awaitable[T]], longer: float = 0.0) -> T:
+    async def bounded(self, ask: Callable[[], Awaitable[T]]) -> T:
         """What the function comes to within the time there is, or `Unreachable`."""
         try:
-            async with asyncio.timeout(self.timeout + longer):
+            async with asyncio.timeout(self.timeout):
                 return await _cancellable(ask)
         except Exception as error:
             words = self._words(error)

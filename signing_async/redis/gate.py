@@ -24,6 +24,7 @@ _LOOK_EVERY = 1.0
 _SLICE = 0.1
 _KEPT = 1.0
 _SAME = 0.05
+_LISTEN_AGAIN = 0.05
 
 # KEYS: gate. ARGV: milliseconds, who closes it. What is closed for longer stays so.
 _CLOSE = Script(
@@ -266,19 +267,21 @@ class RedisGate:
 
     async def _watch(self) -> None:
         while True:
+            wait = _LISTEN_AGAIN
             try:
                 await self._follow()
             except Unreachable as error:
                 self._go_on_alone(str(error))
+                wait = _LOOK_EVERY
             self._looked.set()
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(wait)
 
     async def _follow(self) -> None:
-        """Close the local gate whenever another worker tells to, until Redis is lost."""
-        listener = None
+        """Close the local gate whenever another worker tells to, until Redis or the connection is lost."""
+        listener = await self._connection.bounded(self._listener)
+        hearing = asyncio.create_task(self._hear(listener), name="signing_async gate listener")
         try:
-            listener = await self._connection.bounded(self._listener)
-            while True:
+            while not hearing.done():
                 # What was told while nobody listened; and whether Redis is there at all.
                 left = await self._connection.run("PTTL", self._key)
                 self._hold(max(left, 0) / 1000)
@@ -286,11 +289,11 @@ class RedisGate:
                     log.info("%r: Redis is back, the gate is shared again", self)
                 self._together = True
                 self._looked.set()
-                await self._hear(listener)
+                await asyncio.wait([hearing], timeout=_LOOK_EVERY)
         finally:
+            await end(hearing)
             with contextlib.suppress(Unreachable):
-                if listener is not None:
-                    await self._connection.bounded(listener.aclose)
+                await self._connection.bounded(listener.aclose)
 
     async def _listener(self) -> Any:
         listener = self._connection.client.pubsub()
@@ -303,13 +306,10 @@ class RedisGate:
         return listener
 
     async def _hear(self, listener: Any) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _LOOK_EVERY
-        while (left := until - loop.time()) > 0:
-            message = await self._connection.bounded(
-                lambda: listener.get_message(ignore_subscribe_messages=True, timeout=left), left
-            )
-            if message is not None:
+        """Until the connection is lost, or a client's own time-out ends the waiting."""
+        with contextlib.suppress(Exception):
+            while True:
+                message = await listener.get_message(ignore_subscribe_messages=True, timeout=None)
                 millis, _, worker = text_of(message["data"]).partition(" ")
                 if worker != self._worker:
                     self._hold(int(millis) / 1000)
