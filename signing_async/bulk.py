@@ -251,7 +251,6 @@ class _Run(Generic[S, R]):
                 raise
         finally:
             self._exhausted = True
-            self._room.release()
 
     async def _pull(self) -> tuple[S] | None:
         """The next item; None when there are no more. One at a time: an async generator cannot be asked twice."""
@@ -263,13 +262,9 @@ class _Run(Generic[S, R]):
             except StopAsyncIteration:
                 self._exhausted = True
                 return None
-            except BaseException:
-                self._exhausted = True
-                raise
 
     def _fail(self, error: BaseException) -> None:
-        if not self._closed:
-            self._failure = self._failure or error
+        self._failure = self._failure or error
 
 
 def _stepping(items: Iterator[S]) -> Callable[[], Awaitable[S]]:

@@ -285,7 +285,7 @@ class _Call(Generic[T]):
         if not trouble.passing:
             return retry.Decision(None)
         throttled = trouble.outcome is Outcome.THROTTLED
-        if throttled and self.options.retry.max_attempts > 1:
+        if throttled:
             self.spared += self.shared.let_through > self.let_through
         attempt = max(1, self.attempts - self.spared)
         if throttled and trouble.retry_after and attempt == 1:

@@ -190,6 +190,8 @@ async def take_into(taken: list[int], results: Results[int]) -> None:
 
 async def test_what_is_dropped_in_another_thread_is_cancelled_in_its_loop() -> None:
     """The garbage collector runs where it likes."""
+    # So the loop minds what another thread does with it.
+    asyncio.get_running_loop().set_debug(True)
     hands = Hands()
     held = [Results(Counted().plain(), hands.hang, 2)]
     waiting = asyncio.create_task(anext(held[0]))

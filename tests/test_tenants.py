@@ -8,6 +8,7 @@ import json
 import logging
 import tracemalloc
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -46,6 +47,14 @@ class Registry:
     def app(self, tenant_id: str) -> TenantApp:
         self.asked.append(tenant_id)
         return TenantApp(self.origin, f"client-{tenant_id}", f"secret-{tenant_id}", "https://app.example.com/callback")
+
+
+class Unlocked(MemoryTokenStore):
+    """A store of the caller's own that keeps nobody out."""
+
+    @asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        yield
 
 
 class Service:
@@ -185,6 +194,7 @@ async def test_more_in_use_than_are_kept(server: Web, session: aiohttp.ClientSes
 async def test_a_refresh_under_way_is_let_finish(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
     """Before its client is let go of, and before another is made for the same tenant."""
     registry = Registry(server.origin)
+    registry.stores["acme"] = Unlocked(Token("access-acme", "refresh-acme"))
     service.refused.add("access-acme")
     service.go_on.clear()
     async with Tenants(registry.store, registry.app, session, max_clients=1) as tenants:

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -400,6 +401,38 @@ async def test_calls_wait_in_line() -> None:
     assert len(gate._waiting) == 0
 
 
+async def test_none_is_overtaken_where_the_gate_is_open() -> None:
+    """One that comes when the next turn is due, and not yet given, joins the line."""
+    gate, order = LocalGate(), list[str]()
+    await learnt(gate, 20)
+
+    async def go(name: str) -> None:
+        assert await gate.passed(FOREVER)
+        order.append(name)
+
+    first, second = asyncio.create_task(go("first")), asyncio.create_task(go("second"))
+    await asyncio.sleep(0)
+    time.sleep(0.5)
+    await asyncio.wait_for(go("late"), 30)
+    await asyncio.gather(first, second)
+    assert order == ["first", "second", "late"]
+
+
+async def test_nobody_slips_through_before_a_429_closes_the_gate() -> None:
+    """The place that a refused request leaves is given to nobody before it is known for how long to wait."""
+    gate = LocalGate()
+    for _ in range(8):
+        assert await gate.passed(FOREVER)
+    waiting = asyncio.create_task(gate.passed(FOREVER))
+    await asyncio.sleep(0)
+    gate.left(asyncio.get_running_loop().time(), False)
+    gate.close(60)
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
 async def test_a_call_whose_turn_comes_too_late_is_told_so() -> None:
     """Where so many wait that its deadline passes, it is turned away then, and the gate says when its turn would be."""
     gate, loop = LocalGate(), asyncio.get_running_loop()
@@ -567,6 +600,14 @@ async def test_a_call_that_may_try_once_tries_once(sandbox: Sandbox) -> None:
         sandbox.faults.add("me", "429", retry_after=0)
         with pytest.raises(RateLimited, match="no retry is allowed"):
             await client.me()
+
+
+async def test_a_retry_after_is_not_drawn_out(sandbox: Sandbox) -> None:
+    """Whoever was told how long to wait waits no longer because of the policy's delays."""
+    sandbox.faults.add("me", "429", retry_after=0.05)
+    patient = RetryPolicy(base_delay=10_000, max_delay=10_000)
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), timeout=10, retry=patient) as client:
+        await client.me()
 
 
 async def test_calls_behind_hanging_ones_time_out_unsent(sandbox: Sandbox) -> None:
