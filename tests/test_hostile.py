@@ -458,7 +458,7 @@ async def test_a_flood_is_not_swallowed(name: str, tmp_path: Path) -> None:
     limits = Assumptions(max_answer_bytes=2**20, max_sealed_bytes=2**20)
     async with hostile(FLOODS[name]) as server:
         for operation in ("me", "download_signed", "remind", "refresh"):
-            async with connected(server, timeout=0.5, retry=RetryPolicy.none(), assumptions=limits) as client:
+            async with connected(server, timeout=0.3, retry=RetryPolicy.none(), assumptions=limits) as client:
                 oauth_of(client)._retry = RetryPolicy.none()
                 oauth_of(client)._timeout = 0.5
                 tracemalloc.start()
