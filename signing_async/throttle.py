@@ -171,7 +171,7 @@ class Budget:
 
     Every call brings half a credit, and every request beyond a call's first takes one; a call that succeeds after all
     gives back what it took. The purse begins with 20 credits, so that a few calls in trouble can make all of their
-    attempts; between calls it holds 40 at most.
+    attempts; it holds 40 at most, and what the calls under way have brought.
     """
 
     _FIRST, _MOST = 20.0, 40.0
@@ -179,10 +179,17 @@ class Budget:
 
     def __init__(self) -> None:
         self._credits = self._FIRST
+        self._under_way = 0
 
     def bring(self) -> None:
         """A call begins."""
+        self._under_way += 1
         self._credits += self._BROUGHT
+
+    def leave(self) -> None:
+        """A call has ended, however it did."""
+        self._under_way -= 1
+        self._credits = min(self._credits, self._room)
 
     @property
     def any_left(self) -> bool:
@@ -198,4 +205,8 @@ class Budget:
 
     def give_back(self, taken: int) -> None:
         """A call that had taken this many has succeeded."""
-        self._credits = min(self._MOST, self._credits + taken)
+        self._credits = min(self._credits + taken, self._room)
+
+    @property
+    def _room(self) -> float:
+        return self._MOST + self._BROUGHT * self._under_way

@@ -171,10 +171,13 @@ class Transport:
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation, within the call's deadline, as often as the retry table allows."""
         self.shared.sessions.get()
-        self.shared.budget.bring()
         if deadline is None:
             deadline = self.deadline(transfer=operation.transfer)
-        return await retry.run(_Call(self, operation, deadline).attempt)
+        self.shared.budget.bring()
+        try:
+            return await retry.run(_Call(self, operation, deadline).attempt)
+        finally:
+            self.shared.budget.leave()
 
     def deadline(self, *, transfer: bool = False) -> float:
         """When a call that begins now has to end, by the loop's clock."""

@@ -198,10 +198,17 @@ def test_the_budget_lets_a_lone_call_try_everything() -> None:
 
 
 def test_many_calls_at_once_bring_their_credits() -> None:
-    """What calls under way have brought is not cut to what the purse holds between calls."""
+    """What calls under way have brought is not cut to what the purse holds between calls, whoever ends meanwhile."""
     budget = Budget()
     for _ in range(200):
         budget.bring()
-    assert sum(budget.take() for _ in range(500)) == 120
+    for _ in range(100):
+        budget.give_back(0)
+        budget.leave()
+    assert sum(budget.take() for _ in range(500)) == 90
     budget.give_back(500)
+    assert sum(budget.take() for _ in range(500)) == 90
+    budget.give_back(500)
+    for _ in range(100):
+        budget.leave()
     assert sum(budget.take() for _ in range(500)) == 40
