@@ -7,7 +7,6 @@ to its width; anywhere else they are plain, and nothing is cut off.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -47,20 +46,25 @@ class Output:
         self.json = json
         self._bar: Progress | None = None
 
-    @cached_property
-    def console(self) -> Console:
-        """Rich's console of standard output."""
-        return _console(sys.stdout)
-
-    @cached_property
-    def errors(self) -> Console:
-        """Rich's console of standard error."""
-        return _console(sys.stderr)
+    @property
+    def is_terminal(self) -> bool:
+        """Whether standard output is one."""
+        return _is_terminal(sys.stdout)
 
     @property
     def live(self) -> bool:
         """Whether standard error can show something that moves."""
-        return not self.json and _is_terminal(sys.stderr) and os.environ.get("TERM") not in ("dumb", "unknown")
+        return not self.json and _is_styled(sys.stderr)
+
+    @cached_property
+    def console(self) -> Console:
+        """Rich's console of standard output, where that is a terminal."""
+        return _console(sys.stdout)
+
+    @cached_property
+    def errors(self) -> Console:
+        """Rich's console of standard error, where that is a terminal."""
+        return _console(sys.stderr)
 
     def result(self, facts: Mapping[str, Any], text: str | None = None) -> None:
         """What was asked for: the facts as a line of JSON, or the text; nothing where that is None."""
@@ -100,18 +104,26 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Rows for people; the first column is never cut off, nor is one named STATE, which is in colour."""
-        self.show(self.table_of(columns, rows))
+        if not self.is_terminal:
+            self._write(_plain(columns, rows))
+            return
+        with self.console.capture() as captured:
+            self.console.print(self.table_of(columns, rows))
+        self._write(captured.get())
 
     def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
         """A title, and what is known, a line each."""
-        from rich.text import Text
-
         width = max(len(name) for name, _ in pairs) + 2
-        lines = [f"{name:<{width}}{clean(str(value))}" for name, value in pairs]
-        self.show(Text.assemble((clean(title), "bold"), "\n", "\n".join(lines)))
+        lines = [f"{name:<{width}}{clean(str(value))}\n" for name, value in pairs]
+        head = click.style(clean(title), bold=True) if _is_styled(sys.stdout) else clean(title)
+        self._write(f"{head}\n{''.join(lines)}")
+
+    def text(self, words: str) -> None:
+        """A line for people."""
+        self._write(words + "\n")
 
     def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
-        """The table, to be shown by `show` or in a live display."""
+        """The table of a terminal."""
         from rich.cells import cell_len
         from rich.table import Table
         from rich.text import Text
@@ -123,17 +135,6 @@ class Output:
         for row in rows:
             table.add_row(*(_cell(column, str(cell)) for column, cell in zip(columns, row, strict=True)))
         return table
-
-    def show(self, renderable: RenderableType) -> None:
-        """Something of rich's, on standard output."""
-        from rich.text import Text
-
-        with self.console.capture() as captured:
-            self.console.print(renderable, soft_wrap=isinstance(renderable, Text))
-        text = captured.get()
-        if not self.console.is_terminal:
-            text = re.sub(" +$", "", text, flags=re.MULTILINE)
-        self._write(text)
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int | None, int, int | None], None]]:
@@ -161,10 +162,9 @@ class Output:
         click.echo(json.dumps(facts, default=_as_json), err=True)
 
     def _print(self, text: str, style: str | None = None) -> None:
-        colour = style if _is_terminal(sys.stderr) and "NO_COLOR" not in os.environ else None
-        if colour and os.environ.get("TERM") != "dumb":
+        if style and _is_styled(sys.stderr) and "NO_COLOR" not in os.environ:
             head, colon, rest = text.partition(":")
-            text = click.style(head + colon, fg=colour, bold=True) + rest
+            text = click.style(head + colon, fg=style, bold=True) + rest
         if not self._above_bar(text + "\n", sys.stderr):
             click.echo(text, err=True)
 
@@ -236,18 +236,18 @@ def _as_json(value: object) -> object:
     return str(value)
 
 
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in nothing but text, a line for each row, and nothing cut off."""
+    lines = [columns, *([clean(str(cell)).replace("\n", " ") for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
+    return "".join(f"{line.rstrip()}\n" for line in padded)
+
+
 def _console(stream: Any) -> Console:
     from rich.console import Console
 
-    is_terminal = _is_terminal(stream)
-    return Console(
-        file=stream or io.StringIO(),
-        width=None if is_terminal else 10_000,
-        force_terminal=is_terminal,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
 
 
 def _bar(console: Console) -> Progress:
@@ -270,6 +270,11 @@ def _bar(console: Console) -> Progress:
 
 def _is_terminal(stream: Any) -> bool:
     return stream is not None and stream.isatty()
+
+
+def _is_styled(stream: Any) -> bool:
+    """Whether it is a terminal that knows more than text."""
+    return _is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def discard_output() -> None:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 from .output import Output, ago, iso
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..models import Document, Recipient, Signing
 
-__all__ = ["document_facts", "recipient_facts", "show_signing", "signing_facts", "tables_of"]
+__all__ = ["document_facts", "is_done", "parts_of", "recipient_facts", "show_signing", "signing_facts"]
 
 
 def signing_facts(signing: Signing) -> dict[str, Any]:
@@ -69,20 +67,23 @@ def show_signing(out: Output, signing: Signing, recipients: Sequence[Recipient],
         ("message", signing.message or ""),
     ]
     out.facts(signing.name or "(without a name)", [(name, value) for name, value in facts if value])
-    for part in tables_of(out, signing, recipients, done_fields):
-        out.show("")
-        out.show(part)
+    for columns, rows, none in parts_of(signing, recipients, done_fields):
+        out.text("")
+        if rows:
+            out.table(columns, rows)
+        else:
+            out.text(none)
 
 
-def tables_of(
-    out: Output, signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]
-) -> list[RenderableType]:
-    """What is in a signing, and how far it is."""
-    documents = [
+def parts_of(
+    signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]
+) -> list[tuple[Sequence[str], list[tuple[object, ...]], str]]:
+    """What is in a signing, and how far it is: columns, rows, and what to say where there are none."""
+    documents: list[tuple[object, ...]] = [
         (document.name, f"signed {iso(document.completed_at)}" if document.completed_at else "pending", document.id)
         for document in signing.documents
     ]
-    people = [
+    people: list[tuple[object, ...]] = [
         (
             recipient.email,
             "signed" if is_done(recipient, done_fields) else "pending",
@@ -94,8 +95,6 @@ def tables_of(
         for recipient in sorted(recipients, key=lambda one: one.order or 0)
     ]
     return [
-        out.table_of(("DOCUMENT", "STATE", "ID"), documents) if documents else "No documents yet.",
-        out.table_of(("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"), people)
-        if people
-        else "No recipients yet.",
+        (("DOCUMENT", "STATE", "ID"), documents, "No documents yet."),
+        (("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"), people, "No recipients yet."),
     ]

@@ -153,7 +153,7 @@ async def _walk(client: SigningClient, start: _Cursor) -> AsyncGenerator[tuple[S
 
 
 def _when(state: State, moment: datetime | None) -> str:
-    return ago(moment) if state.out.console.is_terminal else iso(moment)
+    return ago(moment) if state.out.is_terminal else iso(moment)
 
 
 @command()

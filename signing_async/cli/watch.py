@@ -13,9 +13,11 @@ import click
 from ..errors import RateLimited, ServerError, SigningCancelled, TransportError, WaitTimeout
 from .command import State, command
 from .output import clean, iso
-from .records import document_facts, is_done, recipient_facts, signing_facts, tables_of
+from .records import document_facts, is_done, parts_of, recipient_facts, signing_facts
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ..client import SigningClient
     from ..models import Recipient, Signing
 
@@ -75,7 +77,7 @@ async def _follow(state: State, client: SigningClient, signing_id: str, poll: fl
 @contextlib.contextmanager
 def _shown(state: State) -> Iterator[Show]:
     """Something that shows a signing as it stands now."""
-    if state.out.live and state.out.console.is_terminal:
+    if state.out.live and state.out.is_terminal:
         with _live(state) as show:
             yield show
     else:
@@ -96,8 +98,10 @@ def _live(state: State) -> Iterator[Show]:
         def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
             over = signing.state.value in ("completed", "cancelled")
             head = state.out.table_of(("SIGNING", "STATE"), [(signing.name or signing.id, signing.state.value)])
-            parts = [part for table in tables_of(state.out, signing, recipients, done_fields) for part in ("", table)]
-            live.update(Group(head, *parts, *(() if over else ("", spinner))), refresh=True)
+            shown: list[RenderableType] = [head]
+            for columns, rows, none in parts_of(signing, recipients, done_fields):
+                shown += ["", state.out.table_of(columns, rows) if rows else none]
+            live.update(Group(*shown, *(() if over else ("", spinner))), refresh=True)
 
         yield show
 
