@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import logging
+import random
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from signing_async import AuthError, MemoryTokenStore, OAuth, StateMismatch, Token, TransportError
+from signing_async import (
+    AuthError,
+    MemoryTokenStore,
+    OAuth,
+    RefreshRejected,
+    RetryPolicy,
+    StateMismatch,
+    Token,
+    TransportError,
+)
 from signing_async.oauth import _expired, _expiry
 from tests.oauth_servers import Scripted, drops, grants, oauth_for, raw, says
 
@@ -137,3 +148,40 @@ async def test_a_date_to_come_back(ahead: float) -> None:
             await oauth.exchange("a-code")
         assert 1700 < (caught.value.retry_after or 0) < 1810
         assert len(server.token_requests) == 1
+
+
+async def test_oauths_own_place_for_the_code_counts() -> None:
+    """Whatever other code an answer holds; and it is cut where it is endless."""
+    body = {"code": "other", "message": "No.", "error": "invalid_grant"}
+    store = MemoryTokenStore(Token("old", "refresh-old", _in(-1)))
+    async with Scripted(says(body, status=400)) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(RefreshRejected) as refused:
+            await oauth.access_token()
+        assert refused.value.code == "invalid_grant"
+    async with Scripted(says({"error": "e" * 500}, status=400)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as endless:
+            await oauth.exchange("a-code")
+        assert endless.value.code == "e" * 100
+
+
+async def test_a_429_that_names_no_time_closes_the_gate_for_none() -> None:
+    """Where nothing is repeated, the next token request goes out at once."""
+    once = RetryPolicy.none()
+    async with Scripted(raw(429), grants()) as server, oauth_for(server.base_url, retry=once) as oauth:
+        with pytest.raises(AuthError):
+            await oauth.exchange("a-code")
+        assert oauth._gate.opens_at <= asyncio.get_running_loop().time()
+        assert (await oauth.exchange("a-code")).access_token == "access-new"
+
+
+async def test_a_429_closes_the_gate_for_the_whole_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the delay that was drawn, where that is longer than the service's own time."""
+    monkeypatch.setattr(random, "random", lambda: 0.999)
+    policy = RetryPolicy(base_delay=0.3)
+    async with (
+        Scripted(raw(429, b"", Retry_After="0.01"), grants()) as server,
+        oauth_for(server.base_url, retry=policy) as oauth,
+    ):
+        began = asyncio.get_running_loop().time()
+        await oauth.exchange("a-code")
+        assert oauth._gate.opens_at >= began + 0.29
