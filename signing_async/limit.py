@@ -124,6 +124,10 @@ class _Window:
             return
         if self._speed:
             self._size += 1
+        if not self._speed and self.admitted <= self.FIRST:
+            # Connections were made, and much was done for the first time.
+            self._round_began = now
+            return
         self._answers += 1
         if self._answers < self._round:
             return
