@@ -241,8 +241,6 @@ class _Tenant:
         self.id = tenant_id
         self.users = 0
         self._making = making
-        # Looked at, so that asyncio does not complain where everybody who waited was cancelled.
-        making.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def is_spent(self) -> bool:

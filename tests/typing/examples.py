@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, assert_type
 
+import aiohttp
+
 from signing_async import (
     APIError,
     Assumptions,
@@ -18,8 +20,10 @@ from signing_async import (
     DecodeError,
     Document,
     FileTokenStore,
+    Gate,
     InvalidRequest,
     Language,
+    LocalGate,
     MemoryTokenStore,
     OAuth,
     OutcomeUnknown,
@@ -40,9 +44,12 @@ from signing_async import (
     SigningMethod,
     SigningOrder,
     SigningState,
+    TenantApp,
+    Tenants,
     Timeouts,
     Token,
     TokenStore,
+    UploadResult,
     User,
 )
 
@@ -139,6 +146,34 @@ async def tokens(path: Path) -> None:
         assert_type(token, Token)
         assert_type(token.expires_at, datetime | None)
         SigningClient("https://tenant.example.com", oauth)
+
+
+async def in_bulk(client: SigningClient, folder: Path) -> None:
+    """Each result has the source that was given, in its own type."""
+    async with client.documents.upload_many("id", folder.glob("*.pdf"), concurrency=4) as results:
+        async for result in results:
+            assert_type(result, UploadResult[Path])
+            assert_type(result.document, Document | None)
+            assert_type(result.error, Exception | None)
+    async for paired in client.documents.upload_many(None, [("id", "lease.pdf")]):
+        assert_type(paired.source, tuple[str, str])
+
+
+async def many_tenants(session: aiohttp.ClientSession, gate: Gate) -> None:
+    """Factories may be plain or asynchronous."""
+
+    async def app(tenant_id: str) -> TenantApp:
+        return TenantApp("https://tenant.example.com", "id", "secret", "https://app.example.com/callback")
+
+    def store(tenant_id: str) -> TokenStore:
+        return MemoryTokenStore()
+
+    async with Tenants(store, app, session, max_clients=10, gate_factory=lambda tenant_id: gate) as tenants:
+        async with tenants.client("acme") as client:
+            assert_type(client, SigningClient)
+        async with tenants.oauth("acme") as oauth:
+            assert_type(oauth, OAuth)
+    SigningClient("https://tenant.example.com", "token", gate=LocalGate())
 
 
 async def failures(client: SigningClient) -> None:
