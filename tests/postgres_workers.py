@@ -22,7 +22,7 @@ async def hold(dsn: str) -> None:
 
 async def claim(dsn: str) -> None:
     """Claim a package; for every line write it down, until there are no more."""
-    async with PostgresJournal(dsn, lease=1.0, timeout=0.3) as journal:
+    async with PostgresJournal(dsn, lease=1.5, timeout=0.5) as journal:
         claimed = await journal.claim("package")
         assert claimed is not None
         print("claimed", claimed.fence, flush=True)

@@ -33,7 +33,7 @@ async def dsn(postgres: PostgresServer) -> str:
 @contextlib.asynccontextmanager
 async def journals(dsn: str, **settings: Any) -> AsyncIterator[tuple[PostgresJournal, PostgresJournal]]:
     """Two runs' journals, quick to notice."""
-    known = {"lease": 1.0, "timeout": 0.3} | settings
+    known = {"lease": 1.5, "timeout": 0.5} | settings
     async with PostgresJournal(dsn, **known) as one, PostgresJournal(dsn, **known) as two:
         yield one, two
 
@@ -98,7 +98,7 @@ async def test_the_clock_of_a_run_is_not_looked_at(dsn: str, monkeypatch: pytest
             patch.setattr(time, "time", lambda: clock() + 3600)
             assert await two.claim("a") is None
             held = await claimed(two, "b")
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(2.0)
             assert await one.claim("b") is None
             await two.write(held, "{}")
 
@@ -146,7 +146,7 @@ async def test_no_step_waits_for_a_server_that_does_not_answer(how: str, postgre
             ]
             for call in calls:
                 async with asyncio.timeout(10):
-                    with pytest.raises(JournalError, match=r"^PostgreSQL at .*, for 0.3 s$") as caught:
+                    with pytest.raises(JournalError, match=r"^PostgreSQL at .*, for 0.5 s$") as caught:
                         await call()
                 assert caught.value.__context__ is caught.value.__cause__ is None
                 assert PASSWORD not in "".join(traceback.format_exception(caught.value))
@@ -165,7 +165,7 @@ async def test_leases_outlast_a_restart(postgres: PostgresServer, dsn: str, capl
             while "the leases of 1 packages could not be renewed" not in caplog.text:
                 await asyncio.sleep(0.01)
         await one.write(claim, "{}")
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(1.7)
         assert await two.claim("a") is None
     assert PASSWORD not in caplog.text
 
@@ -183,14 +183,14 @@ async def test_a_run_stops_when_the_journal_does_and_sends_nothing(
             if number == 2:
                 fault.enter_context(postgres.frozen())
 
-    async with PostgresJournal(dsn, lease=2, timeout=0.3) as journal:
+    async with PostgresJournal(dsn, lease=2, timeout=0.5) as journal:
         with fault:
             with pytest.raises(JournalError, match="PostgreSQL at"):
                 await run(journal)
             before = len(sandbox.requests)
             await asyncio.sleep(0.3)
             assert len(sandbox.requests) == before
-    async with PostgresJournal(dsn, lease=2, timeout=0.3) as journal:
+    async with PostgresJournal(dsn, lease=2, timeout=0.5) as journal:
         results = [result async for result in client.dispatch_many(packages, journal)]
     assert [result.error for result in results] == [None] * 6
     sent = [record.path for record in sandbox.requests_of("signings.send") if (record.status or 500) < 300]
@@ -222,13 +222,24 @@ async def test_closing_while_the_server_is_gone(
     postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It does not wait for it, and says what becomes of the claims; they end with their lease."""
-    journal = PostgresJournal(dsn, lease=1.0, timeout=0.3)
+    journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
     await claimed(journal, "a")
     with postgres.down():
         await journal.aclose()
     assert "the claims that are left end with their lease: PostgreSQL at" in caplog.text
     async with PostgresJournal(dsn) as other:
         await soon_claimed(other, "a")
+
+
+async def test_closing_while_a_claim_is_asked_for(dsn: str) -> None:
+    """The claim comes too late to be of use, and is free for others at once."""
+    async with journals(dsn, lease=60) as (one, two):
+        await one.create_table()
+        asking = asyncio.create_task(one.claim("a"))
+        await asyncio.sleep(0)
+        await one.aclose()
+        await asyncio.wait([asking])
+        await claimed(two, "a")
 
 
 async def test_a_claim_that_cannot_be_given_back_ends_with_its_lease(postgres: PostgresServer, dsn: str) -> None:
@@ -307,7 +318,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], words: str) -> None
 
 async def test_forgotten(dsn: str) -> None:
     """A journal that nobody closed is a ResourceWarning; its heartbeat does not keep it."""
-    journal = PostgresJournal(dsn, lease=0.4, timeout=0.1)
+    journal = PostgresJournal(dsn, lease=0.8, timeout=0.25)
     claim = await claimed(journal, "a")
     await journal.release(claim)
     pool, heart = journal._database._pool, journal._heart
@@ -321,13 +332,13 @@ async def test_forgotten(dsn: str) -> None:
 async def test_the_heart_stops_when_nothing_is_held(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """And beats again with the next claim."""
     caplog.set_level(logging.DEBUG)
-    async with journals(dsn, lease=0.4, timeout=0.1) as (one, two):
+    async with journals(dsn, lease=0.8, timeout=0.25) as (one, two):
         await one.release(await claimed(one, "a"))
         first = one._heart
         assert first is not None
         await asyncio.wait([first])
         await claimed(one, "a")
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.0)
         assert await two.claim("a") is None
         with pytest.raises(ClaimLost, match="the claim on package 'b' was lost"):
             await one.release(await foreign(two, "b"))

@@ -225,7 +225,7 @@ async def test_a_token_that_is_never_saved_is_told(
     postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A store that is closed while a save waits tries for its time, and then says what was lost."""
-    store = PostgresTokenStore(dsn, "anna", timeout=0.2)
+    store = PostgresTokenStore(dsn, "anna", timeout=0.5)
     await store.save(OLD)
     with contextlib.ExitStack() as fault:
         with pytest.raises(AuthError):
@@ -239,7 +239,7 @@ async def test_a_token_that_is_never_saved_is_told(
 
 async def test_a_save_that_waits_is_done_before_the_store_closes(postgres: PostgresServer, dsn: str) -> None:
     """If PostgreSQL is back by then."""
-    store = PostgresTokenStore(dsn, "anna", timeout=0.3)
+    store = PostgresTokenStore(dsn, "anna", timeout=0.5)
     await store.save(OLD)
     with contextlib.ExitStack() as fault, pytest.raises(AuthError):
         await locked_save(store, NEW, before=lambda: fault.enter_context(postgres.frozen()))
@@ -278,6 +278,25 @@ async def test_saved_twice_in_one_lock(store: PostgresTokenStore) -> None:
     assert await store.load() == NEW
 
 
+async def test_one_at_a_time_also_where_nobody_waits_for_the_lost(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those who announce themselves at the same moment one comes in, and the others wait for it."""
+    monkeypatch.setattr(tokens, "_IN_DOUBT", timedelta())
+    inside = 0
+
+    async def refresh(store: PostgresTokenStore) -> None:
+        nonlocal inside
+        async with store.lock():
+            inside += 1
+            assert inside == 1
+            await store.load()
+            await asyncio.sleep(0.001)
+            inside -= 1
+
+    async with AsyncExitStack() as opened:
+        stores = [await opened.enter_async_context(PostgresTokenStore(dsn, "anna")) for _ in range(6)]
+        await asyncio.gather(*(refresh(store) for store in stores for _ in range(8)))
+
+
 # Other processes
 
 
@@ -305,8 +324,11 @@ def tell(process: subprocess.Popen[str], line: str = "") -> None:
     process.stdin.flush()
 
 
-async def test_one_that_is_paused_keeps_the_lock(dsn: str, store: PostgresTokenStore) -> None:
+async def test_one_that_is_paused_keeps_the_lock(
+    dsn: str, store: PostgresTokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have used the refresh token; what it got is saved when it is woken, and nobody was in between."""
+    monkeypatch.setattr(tokens, "_IN_DOUBT", timedelta())
     await store.save(OLD)
     with worker("hold", dsn) as process:
         assert await asyncio.to_thread(said, process) == "held"
@@ -475,7 +497,10 @@ async def test_a_role_that_may_not_make_tables(postgres: PostgresServer, dsn: st
             await owner.create_table()
         with pytest.raises(AuthError, match=r"permission denied for table signing_tokens \(Insufficient"):
             await store.load()
-        await postgres.execute(f"GRANT SELECT, INSERT, UPDATE ON {schema}.signing_tokens TO {role}")
+        await postgres.execute(f"GRANT SELECT, INSERT ON {schema}.signing_tokens TO {role}")
+        with pytest.raises(AuthError, match="permission denied for table signing_tokens"):
+            await locked_save(store, NEW)
+        await postgres.execute(f"GRANT UPDATE ON {schema}.signing_tokens TO {role}")
         async with store.lock():
             assert await store.load() is None
             await store.save(NEW)
@@ -490,7 +515,7 @@ async def test_a_pool_of_the_callers_is_used_and_left_open(dsn: str) -> None:
     async with Scripted(grants()) as server, asyncpg.create_pool(dsn, min_size=0, max_size=2) as pool:
         async with AsyncExitStack() as opened:
             for number in range(6):
-                store = await opened.enter_async_context(PostgresTokenStore(pool, f"tenant-{number}", timeout=0.2))
+                store = await opened.enter_async_context(PostgresTokenStore(pool, f"tenant-{number}"))
                 await store.save(OLD)
                 oauth = await opened.enter_async_context(oauth_for(server.base_url, store=store))
                 opened.push_async_callback(oauth.access_token)
@@ -501,13 +526,13 @@ async def test_a_pool_of_the_callers_is_used_and_left_open(dsn: str) -> None:
 async def test_who_refreshes_waits_for_a_connection_and_who_reads_is_told(dsn: str) -> None:
     """All connections of the pool are in use by others' refreshes, for longer than the time-out."""
     async with asyncpg.create_pool(dsn, min_size=0, max_size=1) as pool:
-        one, two = (PostgresTokenStore(pool, name, timeout=0.1) for name in ("one", "two"))
+        one, two = (PostgresTokenStore(pool, name, timeout=0.5) for name in ("one", "two"))
         await two.save(NEW)
         async with one.lock():
             waiting = asyncio.create_task(locked_save(two, OLD))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.8)
             assert not waiting.done()
-            with pytest.raises(AuthError, match=r"all connections of the pool are in use, for 0\.1 s"):
+            with pytest.raises(AuthError, match=r"all connections of the pool are in use, for 0\.5 s"):
                 await two.load()
         await waiting
         assert await two.load() == OLD

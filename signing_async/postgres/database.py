@@ -131,17 +131,26 @@ class Database:
         if problem is not None:
             raise ConfigurationError(f"{self._owner}: the DSN cannot be used: {problem}")
 
-    async def run(self, work: Callable[[Any], Awaitable[T]], *, keep: AsyncExitStack | None = None) -> T:
-        """Do it on some connection. With ``keep``, that connection stays in hand until ``keep`` is closed.
+    async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Do it on some connection."""
+        return self._told(await self._bounded(work, None))
 
-        Who wants to keep one waits his turn where the pool's are all in use; others are told after the time-out.
+    async def keep(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack) -> T:
+        """Do it on a connection that stays in hand until ``kept`` is closed.
+
+        Where all of the pool's are in use it waits, for as long as they are.
         """
-        while True:
-            outcome = await self._bounded(work, keep)
-            if not isinstance(outcome, _Problem):
-                return outcome
-            if keep is None or not outcome.crowded:
-                raise self._failure(f"PostgreSQL at {self.place}: {outcome.words}")
+        crowded = True
+        while crowded:
+            # In a task of its own, which alone is cancelled when its time is up.
+            outcome = await asyncio.create_task(self._bounded(work, kept))
+            crowded = isinstance(outcome, _Problem) and outcome.crowded
+        return self._told(outcome)
+
+    def _told(self, outcome: T | _Problem) -> T:
+        if isinstance(outcome, _Problem):
+            raise self._failure(f"PostgreSQL at {self.place}: {outcome.words}")
+        return outcome
 
     async def look(self, connection: Any) -> None:
         """See whether the table is there; `run` makes one that is missing."""
@@ -152,17 +161,17 @@ class Database:
             await connection.execute(_ONE_MAKER)
             await connection.execute(self.sql)
 
-    async def _bounded(self, work: Callable[[Any], Awaitable[T]], keep: AsyncExitStack | None) -> T | _Problem:
+    async def _bounded(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T | _Problem:
         trouble = "no answer"
         missing = False
         pool = await self._open()
-        try:
-            async with asyncio.timeout(self.timeout) as bound:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.timeout):
                 while True:
                     try:
                         if missing:
                             await self._attempt(pool, self._make, None)
-                        return await self._attempt(pool, work, keep)
+                        return await self._attempt(pool, work, kept)
                     except asyncpg.UndefinedTableError:
                         missing = True
                         trouble = f"the table {self.table} is missing"
@@ -171,20 +180,17 @@ class Database:
                     except FINAL as error:
                         return _Problem(self.words(error) + (f"; the table is made by:\n{self.sql}" if missing else ""))
                     await asyncio.sleep(_AGAIN)
-        except TimeoutError:
-            if not bound.expired():
-                raise
         crowded = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
         if crowded:
             trouble = "all connections of the pool are in use"
         return _Problem(f"{trouble}, for {self.timeout:g} s", crowded)
 
-    async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], keep: AsyncExitStack | None) -> T:
+    async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T:
         async with AsyncExitStack() as used:
             connection = await used.enter_async_context(self._connection(pool))
             result = await work(connection)
-            if keep is not None:
-                await keep.enter_async_context(used.pop_all())
+            if kept is not None:
+                await kept.enter_async_context(used.pop_all())
             return result
 
     @contextlib.asynccontextmanager

@@ -53,11 +53,12 @@ CREATE TABLE IF NOT EXISTS {table} (
 _ROWS = "INSERT INTO {table} (name, part) VALUES ($1, 'token'), ($1, 'lock') ON CONFLICT DO NOTHING"
 # A refresher says so in the row, and then holds the row's lock. The lock is freed with its connection; what it said
 # stays, so that one who has lost the connection in a refresh, and not his life, has the time to come back and save.
+_QUEUE = """\
+SELECT refresher IS NULL OR refresher = $2
+    OR greatest(refreshing_since, pg_postmaster_start_time()) < clock_timestamp() - $3::interval
+FROM {table} WHERE name = $1 AND part = 'lock' FOR UPDATE"""
 _ANNOUNCE = """\
-UPDATE {table} SET refresher = $2, refreshing_since = clock_timestamp()
-WHERE name = $1 AND part = 'lock' AND (refresher IS NULL OR refresher = $2
-    OR greatest(refreshing_since, pg_postmaster_start_time()) < clock_timestamp() - $3::interval)
-RETURNING true"""
+UPDATE {table} SET refresher = $2, refreshing_since = clock_timestamp() WHERE name = $1 AND part = 'lock'"""
 # A holder whose machine is gone is found out by keep-alive in half a minute. One that is paused keeps the lock: it may
 # have used the refresh token already.
 _HOLD = """\
@@ -238,7 +239,7 @@ class PostgresTokenStore:
         while True:
             async with AsyncExitStack() as used:
                 kept = await used.enter_async_context(AsyncExitStack())
-                held = await self._database.run(partial(self._lock_row, kept), keep=kept)
+                held = await self._database.keep(partial(self._lock_row, kept), kept)
                 if held is not None:
                     used.pop_all()
                     return held
@@ -251,11 +252,13 @@ class PostgresTokenStore:
         await connection.execute(self._sql(_ROWS), self.name)
         await connection.execute(f"BEGIN; SET LOCAL lock_timeout = {wait}")
         try:
-            announced = await connection.fetchval(self._sql(_ANNOUNCE), self.name, self._me, _IN_DOUBT)
+            is_free = await connection.fetchval(self._sql(_QUEUE), self.name, self._me, _IN_DOUBT)
         except asyncpg.LockNotAvailableError:
-            announced = None
+            is_free = False
+        if is_free:
+            await connection.execute(self._sql(_ANNOUNCE), self.name, self._me)
         await connection.execute("COMMIT")
-        if not announced:
+        if not is_free:
             return None
         await connection.execute(_HOLD)
         if not await connection.fetchval(self._sql(_LOCK), self.name, self._me):
