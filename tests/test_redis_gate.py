@@ -114,13 +114,24 @@ async def test_a_worker_that_begins_later_is_held_too(shared: RedisServer) -> No
 
 
 async def test_a_closing_does_not_creep(shared: RedisServer) -> None:
-    """However often a worker hears of one closing, its own included, the gate opens when it should."""
-    async with RedisGate(shared.url, "creep") as gate:
+    """However often a worker hears of one closing, its own included, its local gate is closed once."""
+
+    class Counting(LocalGate):
+        closed = 0
+
+        def close(self, seconds: float) -> None:
+            self.closed += 1
+            super().close(seconds)
+
+    one, two = Counting(), Counting()
+    async with RedisGate(shared.url, "creep", local=one) as gate, RedisGate(shared.url, "creep", local=two) as other:
         await open_for(gate, 5)
+        await open_for(other, 5)
         gate.close(60)
         opens = gate.opens_at
         await asyncio.sleep(1.3)
         assert opens <= gate.opens_at <= opens + 0.1
+        assert (one.closed, two.closed) == (1, 1)
 
 
 async def test_a_clock_of_its_own(shared: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,15 +193,15 @@ async def test_all_keep_to_one_rate(shared: RedisServer, workers: int) -> None:
 
 async def test_a_turn_that_comes_too_late_is_not_waited_for(shared: RedisServer) -> None:
     """A call whose deadline is before its turn is told at once, with when its turn is, and takes none."""
-    async with RedisGate(shared.url, "late", rate=0.5, burst=1) as gate:
+    async with RedisGate(shared.url, "late", rate=1, burst=1) as gate:
         assert await open_for(gate, 5)
         began = now()
-        assert not await open_for(gate, 0.5)
-        assert not await open_for(gate, 0.5)
-        assert now() - began < 0.5
-        assert 1.0 < gate.opens_at - began <= 2.1
+        assert not await open_for(gate, 0.4)
+        assert not await open_for(gate, 0.4)
+        assert now() - began < 0.4
+        assert 0.5 < gate.opens_at - began <= 1.1
         assert await open_for(gate, 5)
-        assert now() - began > 1.5
+        assert now() - began > 0.5
 
 
 async def test_while_it_is_closed_no_turns_are_taken(shared: RedisServer) -> None:
@@ -199,8 +210,10 @@ async def test_while_it_is_closed_no_turns_are_taken(shared: RedisServer) -> Non
         await open_for(gate, 5)
         gate.close(0.3)
         assert not await open_for(gate, 0.1)
+        opens = gate.opens_at - now()
         times = await spend([gate], 20)
-        assert times[-1] >= 0.9 * 19 / 100
+        # One or two turns may have been fetched ahead.
+        assert times[-1] >= opens + 15 / 100
 
 
 async def test_who_is_cancelled_leaves_no_trace(shared: RedisServer) -> None:

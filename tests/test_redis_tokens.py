@@ -448,7 +448,8 @@ async def test_no_step_hangs(redis: RedisServer, fault: str, given: str) -> None
             await store.save(NEW)
             still(redis, fault)
             try:
-                for work in (store.load(), store.save(OLD), store.lock().__aenter__()):
+                patient = RedisTokenStore(redis.url if given == "url" else client, "a")
+                for work in (store.load(), store.save(OLD), patient.lock().__aenter__()):
                     if given == "url":
                         assert await bounded(work) < 2
                     else:
@@ -458,6 +459,7 @@ async def test_no_step_hangs(redis: RedisServer, fault: str, given: str) -> None
                         assert time.monotonic() - began < 2
             finally:
                 redis.wake() if fault == "stopped" else redis.start()
+                await patient.aclose()
             assert await store.load() in (NEW, OLD)
         assert await client.ping()
 
@@ -638,6 +640,17 @@ async def test_emptied_a_valid_token_is_put_back(redis: RedisServer) -> None:
         assert await other.load() == NEW
 
 
+async def test_an_answer_that_comes_late_is_not_the_newest(redis: RedisServer) -> None:
+    """A reading that was overtaken by a save does not make a worker restore the older token later."""
+    async with RedisTokenStore(redis.url, "a") as store:
+        await store.save(OLD)
+        record, fence = (await ask(redis, "HMGET", "signing:token:a", "record", "fence"))[:2]
+        await store.save(NEW)
+        assert store._learn(record.decode(), fence.decode(), time.time()) == OLD
+        await ask(redis, "FLUSHALL")
+        assert await store.load() == NEW
+
+
 # Settings, text, and the end
 
 
@@ -699,6 +712,48 @@ async def test_a_password_is_used_and_appears_nowhere(caplog: pytest.LogCaptureF
                 assert PASSWORD not in "".join(repr(frame.f_locals) for frame in frames)
                 assert PASSWORD not in f"{store!r} {store} {caught.value!r}"
     assert PASSWORD not in caplog.text
+
+
+@pytest.mark.parametrize("way", ["://:{}@", "://app:{}@", "?password={}"])
+async def test_a_password_that_a_server_echoes_is_taken_out(way: str) -> None:
+    """Wherever in the URL it stands, also percent-encoded, and whatever answers there."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1000):
+                writer.write(f"-ERR no {PASSWORD}! for you\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        shown = way.format(f"{PASSWORD}%21")
+        url = f"redis{shown}{place}" if "@" in way else f"redis://{place}{shown}"
+        async with RedisTokenStore(url, "a") as store:
+            with pytest.raises(AuthError, match="for you") as caught:
+                await store.load()
+            assert PASSWORD not in str(caught.value)
+            assert place in repr(store)
+
+
+async def test_a_client_that_swallows_cancellations() -> None:
+    """A caller's time-out counts all the same."""
+
+    class Swallowing:
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+            return [1, b"", b"0", b"0", b"0"]
+
+        def pubsub(self, **settings: Any) -> Any: ...
+
+    store = RedisTokenStore(Swallowing(), "a")
+
+    async def read() -> None:
+        while True:
+            await store.load()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(read(), 0.02)
 
 
 async def test_over_tls(tmp_path: Path) -> None:

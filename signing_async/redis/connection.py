@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import ConfigurationError
 from ..redaction import redact
@@ -78,7 +78,8 @@ class Connection:
             raise ConfigurationError(f"{part}: the URL must begin with redis://, rediss:// or unix://")
         try:
             parts = urlsplit(self._url)
-            self._secrets = [text for text in (parts.password, unquote(parts.password or "")) if text]
+            named = [value for name, value in parse_qsl(parts.query) if name == "password"]
+            self._secrets = [text for text in (parts.password, unquote(parts.password or ""), *named) if text]
             place = f"{parts.hostname or ''}:{parts.port or 6379}" if scheme != "unix" else ""
             place = f"{scheme}://{place}{parts.path}"
             problem = ""

@@ -48,7 +48,7 @@ _RESTORE = """
 local function restore(key, known, record, doubt)
     if known ~= '' and tonumber(known) > tonumber(redis.call('HGET', key, 'fence') or '0') then
         redis.call('HSET', key, 'fence', known, 'record', record)
-        redis.call('HDEL', key, 'save', 'doubt')
+        redis.call('HDEL', key, 'doubt')
         if tonumber(doubt) > 0 then
             redis.call('HSET', key, 'doubt', string.format('%.6f', now + tonumber(doubt)))
         end
@@ -91,20 +91,16 @@ local kept = redis.call('HMGET', KEYS[1], 'record', 'fence', 'doubt')
 return {1, kept[1] or '', kept[2] or '0', string.format('%.6f', now), string.format('%.6f', (kept[3] or now) - now)}
 """
 )
-# KEYS: token. ARGV: this save's own name, the newest fence that it may replace or '', record.
+# KEYS: token. ARGV: the newest fence that it may replace or '', record.
 _SAVE = Script(
     _NOW
     + """
-local kept = redis.call('HMGET', KEYS[1], 'fence', 'save')
-if kept[2] == ARGV[1] then
-    return kept[1]
-end
-local fence = tonumber(kept[1] or '0')
-if ARGV[2] ~= '' and fence > tonumber(ARGV[2]) then
+local fence = tonumber(redis.call('HGET', KEYS[1], 'fence') or '0')
+if ARGV[1] ~= '' and fence > tonumber(ARGV[1]) then
     return ''
 end
 local newer = string.format('%.0f', math.max(micros, fence + 1))
-redis.call('HSET', KEYS[1], 'fence', newer, 'record', ARGV[3], 'save', ARGV[1])
+redis.call('HSET', KEYS[1], 'fence', newer, 'record', ARGV[2])
 redis.call('HDEL', KEYS[1], 'doubt')
 return newer
 """
@@ -148,15 +144,6 @@ class _Known:
 
 
 @attrs.define(eq=False)
-class _Save:
-    """A save; done again it takes effect once."""
-
-    token: Token = attrs.field(repr=False)
-    fence: str
-    name: str = attrs.field(factory=lambda: secrets.token_hex(8))
-
-
-@attrs.define(eq=False)
 class _Hold:
     """The lock, held by this worker."""
 
@@ -167,7 +154,7 @@ class _Hold:
     """Redis did not answer when it was last asked for it."""
     listener: Any = None
     keeper: asyncio.Task[None] | None = None
-    unsaved: _Save | None = None
+    unsaved: Token | None = attrs.field(default=None, repr=False)
 
 
 # Seen by whatever runs inside the lock, and by nobody else.
@@ -280,9 +267,8 @@ class RedisTokenStore:
 
     async def save(self, token: Token) -> None:
         hold = self._hold()
-        save = _Save(token, "" if hold is None else hold.fence)
         try:
-            await self._put(save)
+            await self._put(token, "" if hold is None else hold.fence)
         except Unreachable as error:
             words = str(error)
         else:
@@ -290,7 +276,7 @@ class RedisTokenStore:
                 hold.unsaved, hold.fence = None, self._known.fence
             return
         if hold is not None:
-            hold.unsaved = save
+            hold.unsaved = token
         raise AuthError(f"the token cannot be saved: {words}")
 
     @contextlib.asynccontextmanager
@@ -389,9 +375,10 @@ class RedisTokenStore:
         try:
             while True:
                 try:
-                    await self._put(hold.unsaved)
+                    await self._put(hold.unsaved, hold.fence)
                     break
                 except TokenSuperseded:
+                    # By another worker, or by this very token: only the answer to its save had been lost.
                     break
                 except Unreachable:
                     await asyncio.sleep(_SAVE_AGAIN)
@@ -422,14 +409,14 @@ class RedisTokenStore:
             hold.silent = True
         raise AuthError(f"the token store cannot be used: {words}")
 
-    async def _put(self, save: _Save) -> None:
-        expiry = save.token.expires_at
+    async def _put(self, token: Token, fence: str) -> None:
+        expiry = token.expires_at
         lives = 0.0 if expiry is None else max(expiry.timestamp() - time.time(), 0.0)
-        record = self._write(save.token, lives)
-        fence = text_of(await self._connection.script(_SAVE, [self._key], save.name, save.fence, record))
-        if not fence:
+        record = self._write(token, lives)
+        newer = text_of(await self._connection.script(_SAVE, [self._key], fence, record))
+        if not newer:
             raise TokenSuperseded(f"{self!r} holds a newer token than the one that was to be replaced: that one stays")
-        self._known = _Known(fence, record, save.token, lives)
+        self._known = _Known(newer, record, token, lives)
 
     def _write(self, token: Token, lives: float) -> str:
         fields = {"token": token_to_json(token).decode(), "clock": time.time(), "lives": lives}
