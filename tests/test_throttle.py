@@ -465,6 +465,13 @@ async def test_a_cancelled_call_gives_its_place_back() -> None:
     assert await third
     assert first.cancelled()
     assert second.cancelled()
+    fourth, fifth = (asyncio.create_task(gate.passed(FOREVER)) for _ in range(2))
+    await asyncio.sleep(0)
+    fourth.cancel()
+    gate.left(0.0, None)
+    gate._let_through()  # before the fourth has left the line
+    assert await fifth
+    assert fourth.cancelled()
     assert len(gate._waiting) == 0
 
 
