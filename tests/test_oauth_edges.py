@@ -14,6 +14,7 @@ import pytest
 
 from signing_async import (
     AuthError,
+    InvalidRequest,
     MemoryTokenStore,
     OAuth,
     RefreshRejected,
@@ -22,7 +23,7 @@ from signing_async import (
     Token,
     TransportError,
 )
-from signing_async.oauth import _expired, _expiry
+from signing_async.oauth import _expired, _expiry, _read_callback
 from tests.oauth_servers import Scripted, drops, grants, oauth_for, raw, says
 
 NOW = 1_900_000_000.0
@@ -185,3 +186,49 @@ async def test_a_429_closes_the_gate_for_the_whole_wait(monkeypatch: pytest.Monk
         began = asyncio.get_running_loop().time()
         await oauth.exchange("a-code")
         assert oauth._gate.opens_at >= began + 0.29
+
+
+STATE = "the-state"
+MISSING = "exchange: the callback URL or code is missing"
+SPACE = "exchange: neither a callback URL nor a code: there is white space in it"
+UNREADABLE = "exchange: the callback is not a URL that can be read"
+NO_STATE = "exchange: state is missing: give the state that was kept when the user was sent away"
+FORGED = "the callback's state is not the one that was sent: it may be forged, so it is not used"
+
+
+@pytest.mark.parametrize(
+    ("callback", "state", "kind", "words"),
+    [
+        (None, STATE, InvalidRequest, MISSING),
+        (" ", STATE, InvalidRequest, MISSING),
+        ("https://a/?code=c d&state=the-state", STATE, InvalidRequest, SPACE),
+        ("https://a/?code=c\td&state=the-state", STATE, InvalidRequest, SPACE),
+        ("https://[a/?code=c&state=the-state", STATE, InvalidRequest, UNREADABLE),
+        ("https://a/?code=c&state=the-state" + "&a=b" * 99, STATE, InvalidRequest, UNREADABLE),
+        ("https://a/?code=c&state=the-state", None, InvalidRequest, NO_STATE),
+        ("https://a/?code=c&state=the-state", "", InvalidRequest, NO_STATE),
+        ("https://a/?code=c&state=the-State", STATE, StateMismatch, FORGED),
+        ("https://a/?code=c", STATE, StateMismatch, FORGED),
+        ("https://a/?code=c&state=the-state&state=the-state", STATE, StateMismatch, FORGED),
+        ("https://a/?code=c&code=d&state=the-state", STATE, AuthError, "the callback carries more than one code"),
+        ("https://a/?state=the-state", STATE, AuthError, "the callback carries no code"),
+        (
+            "https://a/?state=the-state&error=no&error_description=not&error_description=now",
+            STATE,
+            AuthError,
+            "authorization was refused: not now (code no)",
+        ),
+        ("https://a/?state=the-state&error=no", STATE, AuthError, "authorization was refused: no (code no)"),
+    ],
+)
+def test_the_words_about_a_callback(callback: Any, state: Any, kind: type[Exception], words: str) -> None:
+    """They say what to do, and show nothing of the callback but what the service says."""
+    found = _read_callback(callback, state)
+    assert (type(found), str(found)) == (kind, words)
+
+
+def test_a_callback_of_just_so_many_parts() -> None:
+    """A hundred are read, and of what is said of an error so much is shown."""
+    assert _read_callback("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
+    found = _read_callback(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
+    assert str(found) == f"authorization was refused: {'d' * 500} (code {'e' * 100})"
