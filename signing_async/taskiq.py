@@ -10,6 +10,9 @@ Or for any broker of Taskiq's, in a module of the application's::
 
     broker = add_dispatch(redis_streams("redis://..."), client=make_client, journal=make_journal)
 
+so also where workers on several machines use one OAuth token: then the client's `OAuth` needs a `PostgresTokenStore` or
+a `RedisTokenStore`, since the environment's token file is one machine's.
+
 A message carries a package's fields, and of each document its path and hash: workers read it from storage that they
 share with whoever enqueues, and refuse one that they cannot read, or that has other content. It is acknowledged when
 its package is sent, or has failed for good. One of a worker that died, or that failed for a passing reason (the
@@ -182,7 +185,8 @@ async def _reached(step: Awaitable[Any]) -> Any:
 def add_dispatch(broker: Any, *, client: Callable[[], SigningClient], journal: Callable[[], Journal]) -> Any:
     """Have workers of this `taskiq.AsyncBroker` send packages; the broker is returned.
 
-    ``client`` and ``journal`` make what a worker works with, when it starts; it closes both when it stops.
+    ``client`` and ``journal`` make what a worker works with, when it starts; it closes both when it stops. What else
+    they need, such as a token store, is closed by a handler of the broker's own ``WORKER_SHUTDOWN``.
     """
 
     async def start(state: TaskiqState) -> None:

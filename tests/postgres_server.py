@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import pwd
@@ -13,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -224,58 +223,3 @@ class PostgresServer:
         )
         if made.returncode:
             raise RuntimeError(f"initdb failed: {made.stderr}")
-
-
-class Wire:
-    """A way to a server that can be slow, or be cut: what is sent through it, both ways, arrives later."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.delay = 0.0
-        self.port = 0
-
-    def cut(self) -> None:
-        """Break every connection; new ones are let through."""
-        for writer in tuple(self._writers):
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._writers.add(writer)
-        try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
-            self._writers.add(back)
-            await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
-        except (OSError, asyncio.CancelledError):
-            writer.transport.abort()
-        finally:
-            self._tasks.discard(task)
-
-    async def _carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                await asyncio.sleep(self.delay)
-                target.write(data)
-                await target.drain()
-        target.transport.abort()
-
-
-@contextlib.asynccontextmanager
-async def wire_to(port: int) -> AsyncIterator[Wire]:
-    """A `Wire` that listens on a port of its own."""
-    wire = Wire(port)
-    server = await asyncio.start_server(wire._serve, "127.0.0.1", 0)
-    wire.port = server.sockets[0].getsockname()[1]
-    try:
-        yield wire
-    finally:
-        server.close()
-        wire.cut()
-        for task in tuple(wire._tasks):
-            task.cancel()
-        await asyncio.gather(*tuple(wire._tasks), return_exceptions=True)
-        await server.wait_closed()

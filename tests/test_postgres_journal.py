@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
 import pytest
@@ -20,7 +21,8 @@ from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
 from signing_async.testing.journals import claimed, soon_claimed
 from tests.pdfs import make_pdf
-from tests.postgres_server import PASSWORD, PostgresServer, wire_to
+from tests.postgres_server import PASSWORD, PostgresServer
+from tests.redis_server import slow_way
 from tests.test_postgres_tokens import said, tell, worker
 
 
@@ -207,12 +209,11 @@ async def counted(results: Any) -> AsyncIterator[tuple[int, Any]]:
 
 async def test_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
     """What takes long, and less than the time-out, works."""
-    async with wire_to(postgres.port) as wire:
-        wire.delay = 0.015
-        async with PostgresJournal(dsn.replace(f":{postgres.port}/", f":{wire.port}/")) as journal:
+    async with slow_way(postgres.port, 0.015) as way:
+        slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
+        async with PostgresJournal(slow) as journal:
             claim = await claimed(journal, "a")
             await journal.write(claim, "{}")
-            wire.cut()
             await journal.write(claim, "again")
             await journal.release(claim)
             assert (await claimed(journal, "a")).state == "again"

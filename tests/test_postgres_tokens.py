@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
 import pytest
@@ -24,7 +25,8 @@ from signing_async import AuthError, ConfigurationError, SigningError, Token, To
 from signing_async.postgres import PostgresTokenStore, tokens
 from signing_async.testing import FencedTokenStoreConformance, TokenStoreConformance
 from tests.oauth_servers import Answer, Received, Scripted, grants, oauth_for
-from tests.postgres_server import PASSWORD, PostgresServer, wire_to
+from tests.postgres_server import PASSWORD, PostgresServer
+from tests.redis_server import slow_way
 from tests.store_races import Race, race
 
 ROOT = Path(__file__).parents[1]
@@ -150,9 +152,9 @@ async def test_the_token_in_hand_serves_while_postgresql_is_gone(postgres: Postg
 
 async def test_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
     """What takes long, and less than the time-out, works."""
-    async with wire_to(postgres.port) as wire:
-        wire.delay = 0.015
-        async with PostgresTokenStore(dsn.replace(f":{postgres.port}/", f":{wire.port}/"), "anna") as store:
+    async with slow_way(postgres.port, 0.015) as way:
+        slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
+        async with PostgresTokenStore(slow, "anna") as store:
             await store.save(OLD)
             async with store.lock():
                 assert await store.load() == OLD

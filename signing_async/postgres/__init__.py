@@ -4,6 +4,8 @@ Both take a DSN (``postgresql://user:password@host/database``), or an `asyncpg.P
 closed here. A server that is stopped, gone or out of reach is an error within ``timeout`` seconds; one that is back
 within that time is not noticed. A table that is missing is made on first use, or beforehand by
 ``await store.create_table()``; ``sql`` is the statement, and where the role may not make a table the error holds it.
+
+What was written outlives a crash of the server, as long as its ``synchronous_commit`` is not turned off.
 """
 
 from .database import Pool
