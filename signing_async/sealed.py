@@ -7,18 +7,17 @@ is hashed in one pass. Whether a certificate can be trusted is not looked at.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 import attrs
 
+from .assumptions import Assumptions
 from .errors import InvalidRequest, PdfRejected
 
 # One reader for both, so that they cannot come to see different documents in one file.
@@ -116,47 +115,52 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def inspect_sealed(source: str | os.PathLike[str] | bytes) -> SealedReport:
+def inspect_sealed(
+    source: str | os.PathLike[str] | bytes, *, max_bytes: int = Assumptions().max_sealed_bytes
+) -> SealedReport:
     """Say what can be said of a sealed PDF (a path, or its bytes) by its structure and its digests.
 
-    A file that cannot be opened is an `InvalidRequest`, one that is no PDF a `PdfRejected`. It reads the whole file:
-    in a coroutine call it as ``await asyncio.to_thread(inspect_sealed, path)``. ::
+    A file that cannot be read, or has more than ``max_bytes``, is an `InvalidRequest`, one that is no PDF a
+    `PdfRejected`. The whole file is read into memory: in a coroutine call it as
+    ``await asyncio.to_thread(inspect_sealed, path)``. ::
 
         report = inspect_sealed("archive/contract.pdf")
         if not report.sound:
             print(*report.problems, sep="\\n")
     """
-    with _opened(source) as (data, shown):
-        header = bytes(data[:HEADER_WINDOW]).find(b"%PDF-")
-        if header < 0:
-            raise _not_pdf(shown)
+    if isinstance(source, bytes):
+        content, shown = source, "the file"
+    elif isinstance(source, str | os.PathLike):
+        content, shown = _read(source, max_bytes), repr(os.fspath(source))
+    else:
+        raise InvalidRequest(f"source: must be a path or bytes, not {type(source).__name__}")
+    header = content[:HEADER_WINDOW].find(b"%PDF-")
+    if header < 0:
+        raise _not_pdf(shown)
+    with memoryview(content) as data:
         return _inspect(data, header)
 
 
-@contextmanager
-def _opened(source: str | os.PathLike[str] | bytes) -> Iterator[tuple[memoryview, str]]:
-    if isinstance(source, bytes):
-        yield memoryview(source), "the file"
-        return
-    if not isinstance(source, str | os.PathLike):
-        raise InvalidRequest(f"source: must be a path or bytes, not {type(source).__name__}")
-    shown = repr(os.fspath(source))
+def _read(path: str | os.PathLike[str], most: int) -> bytes:
+    """The file as it is now. It is not mapped: one that is cut short meanwhile would end the process."""
+    shown = repr(os.fspath(path))
     try:
         # Opening a pipe for reading would wait for its writer.
-        number = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidRequest(f"source: {shown} cannot be opened: {why}") from None
-    try:
-        status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidRequest(f"source: {shown} is not a file")
-        if not status.st_size:
-            raise _not_pdf(shown)
-        with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            yield view, shown
-    finally:
+    if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
+        raise InvalidRequest(f"source: {shown} is not a file")
+    with os.fdopen(number, "rb") as file:
+        try:
+            content = file.read(most + 1)
+        except OSError as error:
+            raise InvalidRequest(f"source: {shown} cannot be read: {error.strerror}") from None
+    if len(content) > most:
+        raise InvalidRequest(f"source: {shown} has more than {most} bytes (max_sealed_bytes)")
+    return content
 
 
 def _not_pdf(shown: str) -> PdfRejected:

@@ -429,6 +429,39 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
             inspect_sealed(path)  # type: ignore[arg-type]  # one of them is wrong on purpose
 
 
+def test_a_file_that_is_cut_short_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read is what is judged; the process lives on."""
+    path = tmp_path / "sealed.pdf"
+    path.write_bytes(sealed_by_sandbox())
+    inspect = sealed._inspect
+
+    def cut(data: memoryview, header: int) -> sealed.SealedReport:
+        os.truncate(path, 0)
+        return inspect(data, header)
+
+    monkeypatch.setattr(sealed, "_inspect", cut)
+    assert inspect_sealed(path).sound
+    assert path.stat().st_size == 0
+
+
+def test_a_file_may_not_be_too_large(tmp_path: Path) -> None:
+    """It is read into memory: just as many bytes as may be are looked at, one more is told."""
+    path = tmp_path / "sealed.pdf"
+    path.write_bytes(sealed_by_sandbox())
+    size = path.stat().st_size
+    assert inspect_sealed(path, max_bytes=size).sound
+    words = f"source: {str(path)!r} has more than {size - 1} bytes (max_sealed_bytes)"
+    with pytest.raises(InvalidRequest, match=re.escape(words)):
+        inspect_sealed(path, max_bytes=size - 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
+def test_a_file_that_cannot_be_read() -> None:
+    """It can be opened, and reading it fails, as on a broken disk."""
+    with pytest.raises(InvalidRequest, match=r"'/proc/self/mem' cannot be read: \w+"):
+        inspect_sealed("/proc/self/mem")
+
+
 @pytest.mark.parametrize(
     ("text", "moment"),
     [

@@ -44,7 +44,7 @@ def _verify(state: State, path: Path) -> int:
     from ..sealed import inspect_sealed
 
     try:
-        report = inspect_sealed(path)
+        report = inspect_sealed(path, max_bytes=state.settings.assumptions.max_sealed_bytes)
     except InvalidRequest as error:
         # Its name stands before it already.
         error.args = (error.message.removeprefix("source: ").removeprefix(repr(str(path))).lstrip(": "),)

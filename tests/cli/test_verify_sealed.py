@@ -59,6 +59,16 @@ def test_what_it_says_and_how_it_ends(
     assert err in told.err
 
 
+def test_a_file_larger_than_any_sealed_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same setting that bounds a download."""
+    (folder / "tenant.toml").write_text("max_sealed_bytes = 100")
+    monkeypatch.setenv("SIGNING_ASSUMPTIONS", "tenant.toml")
+    assert cli.run(["verify-sealed", "changed.pdf"]) == 2
+    assert "Error: changed.pdf: has more than 100 bytes (max_sealed_bytes)\n" in capsys.readouterr().err
+
+
 def test_what_it_says_of_a_signature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is right, what is wrong and what was not checked; of a signer without a name too."""
     (folder / "odd.pdf").write_bytes(signed_pdf(lambda data: cms(b"other", certificates=False), entries=b""))
