@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .documents import SealedFile as SealedFile
     from .documents import UploadResult as UploadResult
     from .journal import Journal as Journal
-    from .journal import JournalError as JournalError
     from .journal import SqliteJournal as SqliteJournal
     from .models import Document as Document
     from .models import Language as Language
@@ -54,7 +53,7 @@ _NAMES = {
     "client": ("SigningClient",),
     "dispatch": ("DispatchResult",),
     "documents": ("Progress", "SealedFile", "UploadResult"),
-    "journal": ("Journal", "JournalError", "SqliteJournal"),
+    "journal": ("Journal", "SqliteJournal"),
     "models": (
         "Document",
         "Language",

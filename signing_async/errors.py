@@ -26,6 +26,7 @@
     │   └── TokenSuperseded      a store did not save a token, since it holds a newer one
     ├── DecodeError              a success status with an answer that cannot be read
     ├── ClientClosed             a call after aclose()
+    ├── JournalError             the journal of a dispatch cannot be read or written
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              waited, and it did not happen in time (also a TimeoutError)
     └── WebhookError
@@ -53,6 +54,7 @@ __all__ = [
     "Forbidden",
     "InvalidRequest",
     "InvalidSignature",
+    "JournalError",
     "MalformedEvent",
     "NotFound",
     "NotYetSigned",
@@ -334,6 +336,13 @@ class DecodeError(SigningError):
 
 class ClientClosed(SigningError):
     """The client was used after ``aclose()``."""
+
+
+class JournalError(SigningError):
+    """The journal cannot be read or written. A run stops at it, since nothing may be sent without being written down.
+
+    What the journal holds stays true: the next run goes on from there.
+    """
 
 
 class SigningCancelled(SigningError):

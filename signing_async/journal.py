@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import attrs
 
-from .errors import ConfigurationError, InvalidRequest, SigningError
+from .errors import ConfigurationError, InvalidRequest, JournalError
 from .token_stores import sync_folder
 
 try:
@@ -39,13 +39,6 @@ _TABLE = (
     "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
     " updated_at REAL NOT NULL) WITHOUT ROWID"
 )
-
-
-class JournalError(SigningError):
-    """The journal cannot be read or written. A run stops at it, since nothing may be sent without being written down.
-
-    What the journal holds stays true: the next run goes on from there.
-    """
 
 
 class ClaimLost(Exception):
