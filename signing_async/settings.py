@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,11 +27,12 @@ from .token_stores import FileTokenStore
 from .toml_files import closest, read_toml
 from .transport import Timeouts
 
-__all__ = ["Settings", "config_folder"]
+__all__ = ["Settings", "config_folder", "holds_password"]
 
 T = TypeVar("T")
 
 _SECRETS = frozenset({"access_token", "client_secret", "webhook_secret"})
+_PASSWORD = re.compile(r"://[^@]*:[^@]*@|[?&](?:ssl)?password=", re.IGNORECASE)
 _OF_THE_TENANT = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
 _RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after")
 _TIMEOUTS = {"timeout": "call", "transfer_timeout": "transfer", "connect_timeout": "connect"}
@@ -220,7 +222,16 @@ def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
 
 def _secrets_in(content: Mapping[str, Any]) -> list[str]:
     """The names of the file's secrets; a database's URL is one where it holds a password."""
-    return [name for name, value in content.items() if name in _SECRETS or (name == "journal" and "@" in str(value))]
+    return [
+        name
+        for name, value in content.items()
+        if name in _SECRETS or (name == "journal" and holds_password(str(value)))
+    ]
+
+
+def holds_password(url: str) -> bool:
+    """Whether the URL of a database or a broker seems to hold a password; of no path that is said."""
+    return _PASSWORD.search(url) is not None and "://" in url
 
 
 def _check_names(content: Mapping[str, object], path: Path | None) -> None:

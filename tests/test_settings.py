@@ -259,6 +259,11 @@ def test_a_journal_in_a_database(config: Path, monkeypatch: pytest.MonkeyPatch) 
     config.chmod(0o644)
     with pytest.raises(ConfigurationError, match="holds journal, and everybody"):
         Settings.load()
+    write(config, f'journal = "postgresql://host/database?password={SECRET}"', 0o644)
+    with pytest.raises(ConfigurationError, match="holds journal, and everybody"):
+        Settings.load()
+    write(config, 'journal = "postgresql://user@host:5432/database"', 0o644)
+    assert Settings.load().journal == "postgresql://user@host:5432/database"
     write(config, 'journal = "postgresql://host/database"', 0o644)
     assert Settings.load().journal == "postgresql://host/database"
     monkeypatch.setenv("SIGNING_JOURNAL", "j.db")

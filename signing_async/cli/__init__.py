@@ -15,7 +15,7 @@ try:
 except ModuleNotFoundError:  # the extra is not installed: say so in a sentence, not in a traceback
     sys.exit("signing-async: the command line needs its extra: pip install 'signing-async[cli]'")
 
-from .command import common_options
+from .command import State, common_options
 from .exits import CODES, FAILED, INTERRUPTED, code_of, facts_of
 from .output import Output, discard_output
 
@@ -124,7 +124,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _invoke(arguments: Sequence[str], out: Output) -> int:
     try:
-        returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False)
+        returned: Any = group.main(
+            list(arguments), prog_name="signing-async", standalone_mode=False, obj=State(arguments)
+        )
         return returned if isinstance(returned, int) else 0
     except (KeyboardInterrupt, click.Abort):
         return _interrupted(out, changing=not _CHANGING.isdisjoint(arguments))

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import cached_property, update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,7 +48,8 @@ T = TypeVar("T")
 class State:
     """What the common options of a command say, and what is made of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
+        self.arguments = tuple(arguments)
         self.config: str | None = None
         self.base_url: str | None = None
         self.timeout: str | None = None

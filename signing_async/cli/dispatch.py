@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
 import shlex
 import signal
 import time
@@ -44,8 +45,8 @@ SECONDS_BETWEEN_LINES = 10.0
 @click.option(
     "--journal",
     metavar="PATH|URL",
-    help="What was begun and sent: a file on this machine's disk, or postgresql://user:password@host/database for many"
-    " machines.  [default: beside MANIFEST, with .journal for its ending]",
+    help="What was begun and sent: a file on this machine's disk, or postgresql://... for many machines; a URL with a"
+    " password goes into SIGNING_JOURNAL.  [default: beside MANIFEST, with .journal for its ending]",
 )
 @click.option(
     "--failures",
@@ -57,8 +58,9 @@ SECONDS_BETWEEN_LINES = 10.0
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages at once.")
 @click.option(
     "--broker",
-    metavar="URL",
-    help="Leave the sending to workers: redis://... of a Redis in which Taskiq's workers find the packages.",
+    metavar="URL|env:NAME",
+    help="Leave the sending to workers: redis://... of a Redis in which Taskiq's workers find the packages; a URL with"
+    " a password is read from a variable, say env:SIGNING_BROKER.",
 )
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and tell what came of each package.")
 def dispatch(
@@ -95,19 +97,20 @@ def dispatch(
       signing-async dispatch leases.csv
     """
     stem = _stem(manifest)
+    _check_argument("--journal", journal, "put the URL into SIGNING_JOURNAL")
     plan = Plan(
         manifest,
-        journal or str(state.settings.journal or manifest.with_name(f"{stem}.journal")),
-        failures or manifest.with_name(f"{stem}.failures{manifest.suffix}"),
+        journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
+        failures or manifest.parent / f"{stem}.failures{manifest.suffix}",
         concurrency,
-        again=_again(manifest, journal, failures, concurrency, broker),
+        again=shlex.join(["signing-async", *state.arguments]),
         aim="sent" if broker is None or wait else "enqueued",
     )
-    if failures is not None and failures.absolute() == manifest.absolute():
+    if failures is not None and failures.resolve() == manifest.resolve():
         raise click.UsageError("--failures: that is the manifest itself")
     if wait and broker is None:
         raise click.UsageError("--wait: is for --broker; without it the command sends the packages itself")
-    state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan, broker))
+    state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan, _broker_url(broker)))
 
 
 def _stem(manifest: Path) -> str:
@@ -118,13 +121,24 @@ def _stem(manifest: Path) -> str:
     return stem
 
 
-def _again(manifest: Path, journal: str | None, failures: Path | None, concurrency: int, broker: str | None) -> str:
-    words = ["signing-async", "dispatch", str(manifest)]
-    words += ["--journal", without_password(journal)] if journal else []
-    words += ["--broker", without_password(broker), "--wait"] if broker else []
-    words += ["--failures", str(failures)] if failures else []
-    words += ["--concurrency", str(concurrency)] if concurrency != 8 else []
-    return shlex.join(words)
+def _broker_url(text: str | None) -> str | None:
+    """The URL that ``--broker`` says, or that stands in the variable it names."""
+    _check_argument("--broker", text, "put the URL into SIGNING_BROKER, and say --broker env:SIGNING_BROKER")
+    if text is None or not text.startswith("env:"):
+        return text
+    name = text.removeprefix("env:")
+    url = os.environ.get(name)
+    if not url:
+        raise ConfigurationError(f"--broker: {name or 'the variable'} is not set")
+    return url
+
+
+def _check_argument(option: str, text: str | None, instead: str) -> None:
+    from ..settings import holds_password
+
+    if text is not None and holds_password(text):
+        words = f"{option}: every process on this machine can read a password there: {instead}"
+        raise InvalidRequest(words)
 
 
 @attrs.frozen
@@ -370,7 +384,7 @@ class Run:
         """Say what came of it, and end with its exit code."""
         interrupted = self._stop.asked and self.left > 0
         # Of a report that is run itself nothing is to be lost: what was not tried may stand in it alone.
-        kept = interrupted and self._plan.failures.absolute() == self._plan.manifest.absolute()
+        kept = interrupted and self._plan.failures.resolve() == self._plan.manifest.resolve()
         reported = not kept and self._report.finish()
         facts = {
             "packages": self._checked.packages,

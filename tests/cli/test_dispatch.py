@@ -175,6 +175,10 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
     ("arguments", "words"),
     [
         (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
+        (["."], "Error: .: is not a file"),
+        (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: that is the manifest itself"),
+        (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
+        (["leases.csv", "--broker", "env:"], "--broker: the variable is not set"),
         (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., not 'redis://x'"),
         (["leases.csv", "--failures", "leases.csv"], "--failures: that is the manifest itself"),
         (["leases.csv", "--concurrency", "0"], "--concurrency"),
@@ -182,10 +186,32 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
 )
 def test_a_wrong_call(arguments: list[str], words: str, run: Run, service: Service, office: Office) -> None:
     """Exit code 2, one sentence, and nothing is sent."""
-    office(1)
-    ran = run("dispatch", *arguments)
+    here = office(1).parent.name
+    ran = run("dispatch", *(argument.format(here=here) for argument in arguments))
     assert ran.code == 2
     assert words in ran.err
+    assert requests(service) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "url", "instead"),
+    [
+        ("--journal", "postgresql://user:geheim@host/database", "SIGNING_JOURNAL"),
+        ("--journal", "postgresql://host/database?sslmode=require&password=geheim", "SIGNING_JOURNAL"),
+        ("--broker", "redis://:geheim@host", "--broker env:SIGNING_BROKER"),
+        ("--broker", "rediss://host/0?password=geheim", "--broker env:SIGNING_BROKER"),
+    ],
+)
+def test_a_password_is_no_argument(
+    option: str, url: str, instead: str, run: Run, service: Service, office: Office
+) -> None:
+    """Every process on the machine can read those: it is said where else it goes, and it is not repeated."""
+    office(1)
+    ran = run("dispatch", "leases.csv", option, url)
+    assert ran.code == 2
+    assert f"Error: {option}: every process on this machine can read a password there: put the URL into " in ran.err
+    assert ran.err.endswith(f"{instead}\n")
+    assert "geheim" not in ran.err
     assert requests(service) == 0
 
 
@@ -375,7 +401,7 @@ def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: O
     done = int(re.search(r"(\d+) of 40 packages are sent, 0 failed", shown(screen))[1])  # type: ignore[index]  # it is there
     assert 2 <= done < 40
     assert f"Interrupted: {40 - done} are left. To go on, run the same command:" in shown(screen)
-    assert "\n  signing-async dispatch leases.csv --journal my.journal --concurrency 2\n" in shown(screen)
+    assert "\n  signing-async dispatch leases.csv --concurrency 2 --journal my.journal\n" in shown(screen)
     drafts = service.do(lambda: [one for one in service.sandbox.signings if not one.times_sent])
     assert (len(sent(service)), drafts) == (done, [])
     service.do(service.sandbox.faults.clear)

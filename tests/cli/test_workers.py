@@ -28,9 +28,11 @@ def redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def journal(postgres: PostgresServer) -> str:
-    """An empty one."""
-    return asyncio.run(postgres.new_schema())
+def journal(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty one, where the command looks for it."""
+    url = asyncio.run(postgres.new_schema())
+    monkeypatch.setenv("SIGNING_JOURNAL", url)
+    return url
 
 
 @pytest.fixture
@@ -63,15 +65,10 @@ def sent(service: Service) -> list[str]:
 ALL = ["Lease 0", "Lease 1", "Lease 2"]
 
 
-@pytest.mark.parametrize("by", ["option", "environment"])
-def test_a_journal_for_many_machines(
-    by: str, run: Run, service: Service, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_for_many_machines(run: Run, service: Service, leases: None, journal: str) -> None:
     """By its URL, of which the password is shown nowhere; nothing is left on this machine."""
-    if by == "environment":
-        monkeypatch.setenv("SIGNING_JOURNAL", journal)
     for _ in range(2):
-        ran = run("dispatch", "leases.csv", *(["--journal", journal] if by == "option" else []))
+        ran = run("dispatch", "leases.csv")
         assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
         assert ran.err == f"The journal is {without_password(journal)}: a second run goes on from there.\n"
     assert PASSWORD not in ran.out + ran.err
@@ -83,9 +80,9 @@ def test_workers_send_what_the_command_enqueues(
     run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
 ) -> None:
     """It leaves at once, or waits and tells of each; enqueued a second time nothing is sent again."""
-    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", redis.url)
+    ran = run("dispatch", "leases.csv", "--broker", redis.url)
     assert (ran.code, ran.out) == (0, "3 of 3 packages are enqueued, 0 failed.\n")
-    ran = run("--json", "dispatch", "leases.csv", "--journal", journal, "--broker", redis.url, "--wait")
+    ran = run("--json", "dispatch", "leases.csv", "--broker", redis.url, "--wait")
     assert ran.code == 0
     *packages, last = ran.lines
     assert [(one["name"], one["line"]) for one in sorted(packages, key=lambda one: one["line"])] == [
@@ -112,11 +109,11 @@ def test_what_fails_at_a_worker_is_told(
 ) -> None:
     """With the reason, and as a manifest that can be run again."""
     service.do(lambda: service.sandbox.faults.add("signings.create", "not-json", times=1))
-    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", redis.url, "--wait")
+    ran = run("dispatch", "leases.csv", "--broker", redis.url, "--wait")
     assert ran.code == 1
     assert "2 of 3 packages are sent, 1 failed." in ran.out
     assert "leases.csv, line " in ran.err
-    ran = run("dispatch", "leases.failures.csv", "--journal", journal, "--broker", redis.url, "--wait")
+    ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait")
     assert (ran.code, ran.out) == (0, "1 of 1 package are sent, 0 failed.\n")
     assert sent(service) == ALL
 
@@ -132,7 +129,7 @@ def test_a_document_that_changes_while_it_is_enqueued(
         return results(self, packages)  # type: ignore[arg-type]  # what was given
 
     monkeypatch.setattr(Workers, "_results", spoiled)
-    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", redis.url)
+    ran = run("dispatch", "leases.csv", "--broker", redis.url)
     assert ran.code == 2
     assert "2 of 3 packages are enqueued, 1 failed." in ran.out
     assert "leases.csv, line 3" in ran.err
@@ -142,19 +139,28 @@ def test_a_document_that_changes_while_it_is_enqueued(
     ("arguments", "code", "words"),
     [
         (["--wait"], 2, "--wait: is for --broker"),
-        (["--broker", "redis://r"], 2, "--broker: needs a journal that all workers reach: --journal postgresql://..."),
-        (["--broker", "amqp://:geheim@r", "--journal", "JOURNAL"], 2, "redis_streams: url must begin with redis://"),
-        (["--broker", "redis://:geheim@127.0.0.1:1", "--journal", "JOURNAL"], 1, "the broker cannot be reached"),
-        (["--journal", "postgresql://:geheim@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
-        (["--journal", "mysql://app:geheim@db/x"], 2, "must be a path or postgresql://..., not 'mysql://app@db/x'"),
+        (["--broker", "redis://r", "--journal", "j"], 2, "--broker: needs a journal that all workers reach"),
+        (["--broker", "env:OTHER"], 2, "redis_streams: url must begin with redis://"),
+        (["--broker", "env:SIGNING_BROKER"], 1, "the broker cannot be reached"),
+        (["--journal", "postgresql://app@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
+        (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., not 'mysql://app@db/x'"),
         (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., not 'x://...'"),
     ],
 )
 def test_a_wrong_call(
-    arguments: list[str], code: int, words: str, run: Run, leases: None, journal: str, service: Service
+    arguments: list[str],
+    code: int,
+    words: str,
+    run: Run,
+    leases: None,
+    journal: str,
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One sentence without a password, and nothing is sent."""
-    ran = run("dispatch", "leases.csv", *(journal if one == "JOURNAL" else one for one in arguments))
+    monkeypatch.setenv("OTHER", "amqp://:geheim@r")
+    monkeypatch.setenv("SIGNING_BROKER", "redis://:geheim@127.0.0.1:1")
+    ran = run("dispatch", "leases.csv", *arguments)
     assert ran.code == code
     assert words in ran.err
     assert "geheim" not in ran.err + ran.out
@@ -167,6 +173,6 @@ def test_an_extra_that_is_missing(
 ) -> None:
     """It is named, with the option that needs it."""
     monkeypatch.setitem(sys.modules, f"signing_async.{module}", None)
-    ran = run("dispatch", "leases.csv", "--journal", journal, "--broker", "redis://r")
+    ran = run("dispatch", "leases.csv", "--broker", "redis://r")
     assert ran.code == 2
     assert f"{option}: import of signing_async.{module} halted" in ran.err
