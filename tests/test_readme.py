@@ -15,14 +15,18 @@ from typing import Any
 import attrs
 import pytest
 
-from signing_async import Assumptions, SigningClient, errors
+import signing_async
+from signing_async import Assumptions, NewRecipient, SigningClient, SigningPackage, SqliteJournal, errors
 from signing_async.sandbox import Sandbox
 from signing_async.webhooks import sign
 from tests.pdfs import make_pdf
+from tests.postgres_server import PostgresServer
+from tests.redis_server import running_redis
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+ENGINES = ("redis_url", "postgres_dsn", "enqueuing")
 
 
 def test_the_first_screen_is_ten_lines_that_work(tmp_path: Path) -> None:
@@ -69,7 +73,7 @@ async def test_the_guides_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
                 "empty_draft": await client.signings.create(name="empty", language="EN"),
             }
             for number, block in enumerate(BLOCKS[1:], start=2):
-                if "signing_sandbox" in block:
+                if "signing_sandbox" in block or any(name in block for name in ENGINES):
                     continue
                 if "session[" in block and "callback_url" in block:
                     code = sandbox.authorize(app)
@@ -82,6 +86,44 @@ async def test_the_guides_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "redirect to http" in said
     assert "not_pdf" in said
     assert "code cannot_be_sent" in said
+
+
+async def test_the_guides_to_engines_run(
+    tmp_path: Path, postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks about Redis, PostgreSQL and Taskiq run too, beside real ones; the tasks in this process."""
+    from taskiq import InMemoryBroker
+
+    from signing_async.taskiq import add_dispatch
+
+    (tmp_path / "lease.pdf").write_bytes(make_pdf())
+    people = [NewRecipient("anna@example.com")]
+    with running_redis() as redis:
+        async with Sandbox() as sandbox:
+            app = sandbox.register_app(redirect_uri="https://app.example.com/callback")
+            names: dict[str, Any] = {
+                "base_url": sandbox.base_url,
+                "client_id": app.client_id,
+                "client_secret": app.client_secret,
+                "redirect_uri": app.redirect_uri,
+                "access_token": sandbox.access_token(),
+                "encryption_key": os.urandom(32),
+                "redis_url": redis.url,
+                "postgres_dsn": await postgres.new_schema(),
+                "packages": [SigningPackage("Lease", "EN", [tmp_path / "lease.pdf"], people)],
+                "make_client": lambda: SigningClient(sandbox.base_url, sandbox.access_token()),
+                "make_journal": lambda: SqliteJournal(tmp_path / "tasks.journal"),
+                **{name: getattr(signing_async, name) for name in ("OAuth", "SigningClient", "Token")},
+            }
+            for number, block in enumerate(BLOCKS, start=1):
+                if any(name in block for name in ENGINES):
+                    if "enqueuing" in block:
+                        names["broker"] = add_dispatch(
+                            InMemoryBroker(), client=names["make_client"], journal=names["make_journal"]
+                        )
+                    await _run(block, f"README.md, block {number}", names)
+            assert sum(signing.state == "sent" for signing in sandbox.signings) == 2
+            assert sandbox.signings[0].id in capsys.readouterr().out
 
 
 def test_the_testing_guide_runs(pytester: pytest.Pytester) -> None:
