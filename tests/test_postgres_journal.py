@@ -319,7 +319,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], words: str) -> None
 
 async def test_forgotten(dsn: str) -> None:
     """A journal that nobody closed is a ResourceWarning; its heartbeat does not keep it."""
-    journal = PostgresJournal(dsn, lease=0.8, timeout=0.25)
+    journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
     claim = await claimed(journal, "a")
     await journal.release(claim)
     pool, heart = journal._database._pool, journal._heart
@@ -333,13 +333,13 @@ async def test_forgotten(dsn: str) -> None:
 async def test_the_heart_stops_when_nothing_is_held(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """And beats again with the next claim."""
     caplog.set_level(logging.DEBUG)
-    async with journals(dsn, lease=0.8, timeout=0.25) as (one, two):
+    async with journals(dsn, lease=1.5, timeout=0.5) as (one, two):
         await one.release(await claimed(one, "a"))
         first = one._heart
         assert first is not None
         await asyncio.wait([first])
         await claimed(one, "a")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
         assert await two.claim("a") is None
         with pytest.raises(ClaimLost, match="the claim on package 'b' was lost"):
             await one.release(await foreign(two, "b"))

@@ -48,8 +48,10 @@ PASSING = (
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.TransactionRollbackError,
     asyncpg.InvalidCachedStatementError,
+    # Begun on a connection that the server was just closing.
+    asyncpg.InternalClientError,
 )
-FINAL = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError)
+FINAL = (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError)
 
 
 class Pool(Protocol):
@@ -64,6 +66,8 @@ class Pool(Protocol):
     def get_idle_size(self) -> int: ...
 
     def get_max_size(self) -> int: ...
+
+    def is_closing(self) -> bool: ...
 
 
 @attrs.frozen
@@ -175,10 +179,10 @@ class Database:
                     except asyncpg.UndefinedTableError:
                         missing = True
                         trouble = f"the table {self.table} is missing"
-                    except PASSING as error:
+                    except (*PASSING, *FINAL) as error:
                         trouble = self.words(error)
-                    except FINAL as error:
-                        return _Problem(self.words(error) + (f"; the table is made by:\n{self.sql}" if missing else ""))
+                        if not _may_pass(error, pool):
+                            return _Problem(trouble + (f"; the table is made by:\n{self.sql}" if missing else ""))
                     await asyncio.sleep(_AGAIN)
         crowded = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
         if crowded:
@@ -255,6 +259,12 @@ def drop(connection: Any) -> None:
     """Cut a connection off, unless it is already."""
     with contextlib.suppress(asyncpg.InterfaceError):
         connection.terminate()
+
+
+def _may_pass(error: BaseException, pool: Any) -> bool:
+    # An interface error that is no ValueError says that a connection, or the pool, cannot be used any more.
+    closed = isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
+    return isinstance(error, PASSING) or (closed and not pool.is_closing())
 
 
 def _in_transaction(connection: Any) -> bool:
