@@ -19,7 +19,7 @@ A command is written like this::
         state.out.result({"id": signing, "sent": True}, f"Sent {signing}.")
 
 `State.out` prints (see `Output`); a `SigningError` that comes out of the command is told in a sentence, or as JSON, and
-becomes its exit code. A command whose work failed in part ends with ``state.end(code_of_all(errors))``.
+becomes its exit code. A command whose work failed in part ends with ``state.end(code_of_all(errors, done=...))``.
 """
 
 from __future__ import annotations

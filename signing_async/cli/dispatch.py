@@ -290,8 +290,9 @@ def _count(number: int, what: str) -> str:
 
 async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
     with Manifest(plan.manifest) as manifest:
-        checked = await _check(state, manifest)
         report = Report(plan.failures, manifest)
+        report.check()
+        checked = await _check(state, manifest)
         run = Run(state, plan, manifest, checked, report)
         with contextlib.ExitStack() as exits:
             exits.callback(report.drop)
@@ -400,7 +401,7 @@ class Run:
         if interrupted:
             lines.append(f"Interrupted: {self.left} are left. To go on, run the same command:\n  {self._plan.again}")
         self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
-        self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values()))
+        self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values(), done=self._sent))
 
 
 @contextlib.contextmanager

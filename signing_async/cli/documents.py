@@ -65,7 +65,7 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], concurre
                         state.out.result({**facts, **document_facts(result.document)}, _line(result))
     if errors and len(files) > 1:
         state.out.say(f"{len(errors)} of {len(files)} files were not uploaded.")
-    state.end(code_of_all(errors))
+    state.end(code_of_all(errors, done=len(files) - len(errors)))
 
 
 def _line(result: Any) -> str:
@@ -160,7 +160,7 @@ async def _download(state: State, signing_id: str, choice: _Choice, output: str 
                         size += result.size
                         state.out.result({**facts, "size": result.size, "sha256": result.sha256}, str(path))
                     tell(done, len(targets), size, None)
-    state.end(code_of_all(errors))
+    state.end(code_of_all(errors, done=len(targets) - len(errors)))
 
 
 async def _fetch(client: SigningClient, signing_id: str, document: Document, path: Path, *, force: bool) -> SealedFile:

@@ -72,12 +72,17 @@ def code_of(error: BaseException) -> int:
     return CANCELLED if isinstance(error, SigningCancelled) else FAILED
 
 
-def code_of_all(errors: Iterable[BaseException]) -> int:
-    """The exit code for several pieces of work: 0 without errors, and 3 if the outcome of any is unknown."""
+def code_of_all(errors: Iterable[BaseException], *, done: int) -> int:
+    """The exit code for several pieces of work, of which so many were done: 0 without errors.
+
+    3 if the outcome of any is unknown; else an error's own code only where nothing was done and all errors share it.
+    """
     codes = {code_of(error) for error in errors}
     if UNKNOWN in codes:
         return UNKNOWN
-    return codes.pop() if len(codes) == 1 else FAILED if codes else 0
+    if not codes:
+        return 0
+    return FAILED if done or len(codes) > 1 else codes.pop()
 
 
 def facts_of(error: BaseException, code: int | None = None) -> dict[str, Any]:

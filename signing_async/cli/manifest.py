@@ -135,6 +135,10 @@ class Manifest:
         self._file.seek(0)
         return self.format.entries(_Lines(self._file), self.folder)
 
+    def is_at(self, path: Path) -> bool:
+        """Whether it is the file at this path, whatever that is called."""
+        return os.path.samestat(path.stat(), self._status)
+
     def check_unchanged(self) -> None:
         """An error if it was written to since it was opened."""
         status = os.fstat(self._file.fileno())
@@ -454,6 +458,14 @@ def _check_names(given: Mapping[str, object], known: Sequence[str]) -> None:
 # What failed
 
 
+def _is_report(path: Path) -> bool:
+    """Whether it looks like one: its header, or its first object, has a key and an error."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return {b"key", b"error"} <= set(re.findall(rb"\w+", file.readline(LONGEST_LINE).lower()))
+
+
 class Report:
     """A manifest of what failed, to be run again. It takes the place of an older one when it is complete."""
 
@@ -465,6 +477,13 @@ class Report:
         self._folder = manifest.folder if elsewhere else None
         self._file: IO[str] | None = None
         self._part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+    def check(self) -> None:
+        """An error, before anything is sent, if it could not be written or would take the place of something else."""
+        self._opened().close()
+        self._part.unlink()
+        if self.path.exists() and not self._manifest.is_at(self.path) and not _is_report(self.path):
+            raise InvalidRequest(f"--failures: {str(self.path)!r} is there already, and is no report of failures")
 
     def add(self, row: Mapping[str, Any], key: str, error: str) -> None:
         """One package that failed, under its key, and why; the reason is passed over when it is read."""

@@ -111,7 +111,7 @@ async def _remind(state: State, signing_id: str, whom: str | None) -> None:
             state.out.failed(result.recipient.email, result.error, facts)
     if not results:
         state.out.say("Nobody is pending.")
-    state.end(code_of_all(errors))
+    state.end(code_of_all(errors, done=len(results) - len(errors)))
 
 
 async def _find(client: SigningClient, signing_id: str, whom: str) -> Recipient:

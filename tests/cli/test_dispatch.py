@@ -302,16 +302,41 @@ def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, o
     assert sent(service) == once(2)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_report_that_cannot_be_written(run: Run, service: Service, office: Office) -> None:
-    """Ends the run with an error that names it; what was sent stays sent, and a second run goes on."""
+@pytest.mark.parametrize(
+    ("failures", "words"),
+    [
+        ("none/failed.csv", "'none/failed.csv' cannot be written: No such file or directory"),
+        ("notes.txt", "'notes.txt' is there already, and is no report of failures"),
+        ("folder", "'folder' is there already, and is no report of failures"),
+    ],
+)
+def test_a_report_that_cannot_be_written(
+    failures: str, words: str, run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
+    """Is found before anything is sent; nor would another file be replaced, or removed when all went well."""
     office(3)
-    service.do(service.sandbox.faults.add, "signings.create", "500")
-    ran = run("dispatch", "leases.csv", "--failures", "none/failed.csv", "--concurrency", "1")
-    assert ran.code == 2
-    assert "Error: --failures: 'none/failed.csv' cannot be written: No such file or directory" in ran.err
-    assert run("dispatch", "leases.csv").code == 0
-    assert sent(service) == once(3)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("an error of mine\nthat I want to keep")
+    ran = run("dispatch", "leases.csv", "--failures", failures)
+    assert (ran.code, ran.err) == (2, f"Error: --failures: {words}\n")
+    assert requests(service) == 0
+    assert (tmp_path / "notes.txt").exists()
+    assert not [one for one in tmp_path.iterdir() if one.suffix == ".part"]
+
+
+def test_a_report_of_an_earlier_run_is_replaced(run: Run, office: Office, tmp_path: Path) -> None:
+    """And is gone where nothing failed."""
+    office(1)
+    (tmp_path / "old.csv").write_text("Key;name;error\nlease-0;Lease 0;HTTP 500\n")
+    assert run("dispatch", "leases.csv", "--failures", "old.csv").code == 0
+    assert not (tmp_path / "old.csv").exists()
+
+
+def test_a_report_whose_errors_were_taken_out(run: Run, office: Office, tmp_path: Path) -> None:
+    """It is a manifest like any other, and is gone as well when all of it is sent."""
+    office(1, "leases.failures.csv")
+    assert run("dispatch", "leases.failures.csv").code == 0
+    assert not (tmp_path / "leases.failures.csv").exists()
 
 
 def test_a_manifest_that_changes_under_way(

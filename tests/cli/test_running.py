@@ -55,12 +55,13 @@ def test_what_an_error_is_to_a_script(error: Exception, code: int) -> None:
 
 
 def test_several_errors_are_one_exit_code() -> None:
-    """An unknown outcome is the gravest; otherwise one code only where all agree."""
+    """An unknown outcome is the gravest; otherwise one code only where all agree, and nothing was done."""
     unknown, usage, failed = errors.OutcomeUnknown("x"), errors.InvalidRequest("x"), errors.DecodeError("x")
-    assert exits.code_of_all([]) == 0
-    assert exits.code_of_all([usage, usage]) == 2
-    assert exits.code_of_all([usage, failed]) == 1
-    assert exits.code_of_all([usage, unknown, failed]) == 3
+    assert exits.code_of_all([], done=2) == 0
+    assert exits.code_of_all([usage, usage], done=0) == 2
+    assert exits.code_of_all([usage, usage], done=1) == 1
+    assert exits.code_of_all([usage, failed], done=0) == 1
+    assert exits.code_of_all([usage, unknown, failed], done=1) == 3
 
 
 def test_errors_for_machines(run: Run, service: Service) -> None:
