@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..answers import one_line
 from ..errors import InvalidRequest
 from .command import State, command
 from .exits import FAILED, UNAUTHORIZED
@@ -75,7 +76,7 @@ async def _doctor(state: State, output: Path | None, force: bool, wrong_token: b
 def _tell(state: State, finding: Finding) -> None:
     mark = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unknown"}[finding.state]
     facts = {"check": finding.check, "state": finding.state, "message": finding.words, **finding.facts}
-    state.out.result(facts, f"{mark:<8} {finding.check:<12} {finding.words}")
+    state.out.result(facts, f"{mark:<8} {finding.check:<12} {one_line(finding.words)}")
 
 
 def _write(state: State, probe: Probe, output: Path, *, force: bool) -> None:

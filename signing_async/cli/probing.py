@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from .. import retry, wire
-from ..answers import error_from, look_up, record, request_id
+from ..answers import error_from, look_up, one_line, record, request_id
 from ..assumptions import Assumptions
 from ..client import SigningClient
 from ..convert import Unreadable, parse, timestamp
@@ -528,6 +528,7 @@ def described(probe_of: str, learned: Iterable[Learned], defaults: Assumptions) 
     ]
     for one in learned:
         value = getattr(defaults, one.name) if one.value is None else one.value
-        lines += ["", f"# {one.sure[0].upper()}{one.sure[1:]}."]
+        # Names of the service's may stand in it.
+        lines += ["", f"# {one.sure[0].upper()}{one_line(one.sure[1:])}."]
         lines.append(f"{'# ' if one.value is None else ''}{one.name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -27,7 +28,7 @@ from signing_async import (
     SigningError,
     wire,
 )
-from signing_async.cli.probing import Finding, Probe
+from signing_async.cli.probing import Finding, Probe, described
 from signing_async.retry import Outcome
 from signing_async.sandbox import Profile, Sandbox
 from tests.cli.conftest import Ran, Run
@@ -321,6 +322,16 @@ async def test_a_cursor_that_nothing_takes() -> None:
     odd = lambda _: web.json_response({"data": _signings("1"), "next_cursor": f"c{next(numbers)}"})  # noqa: E731  # short
     async with probed({"/me": {}, "/signings": odd}) as (found, probe):
         assert found["client"].words == "page 2 of a list repeats an earlier one"
+
+
+async def test_a_name_that_reaches_into_the_file() -> None:
+    """What a service answers stays in the remarks; the lines of the file are the command's own."""
+    page = {"data": _signings("1", "2"), "next\nmax_pdf_bytes = 1\n#\x1b[2J": "x"}
+    async with probed({"/me": {}, "/signings": page}) as (found, probe):
+        assert "max_pdf_bytes" in found["next page"].words
+        text = described("https://tenant.example.com", probe.learned, Assumptions())
+    assert "# A page gives a cursor in next max_pdf_bytes = 1 # [2J, and none of the names" in text
+    assert "max_pdf_bytes" not in tomllib.loads(text)
 
 
 async def test_a_list_that_grows_meanwhile_misleads_nobody() -> None:
