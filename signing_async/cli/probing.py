@@ -529,6 +529,7 @@ def described(probe_of: str, learned: Iterable[Learned], defaults: Assumptions) 
     for one in learned:
         value = getattr(defaults, one.name) if one.value is None else one.value
         # Names of the service's may stand in it.
-        lines += ["", f"# {one.sure[0].upper()}{one_line(one.sure[1:])}."]
+        sure = one_line(one.sure)
+        lines += ["", f"# {sure[0].upper()}{sure[1:]}."]
         lines.append(f"{'# ' if one.value is None else ''}{one.name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"
