@@ -49,7 +49,9 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def environment(postgres: PostgresServer, redis: RedisServer, sandbox: Sandbox) -> dict[str, str]:
-    """What a worker is started with."""
+    """What a worker is started with; nothing waits for it."""
+    async with Redis.from_url(redis.url) as direct:
+        await direct.flushall()
     return {
         "SIGNING_BASE_URL": sandbox.base_url,
         "SIGNING_ACCESS_TOKEN": sandbox.access_token(),

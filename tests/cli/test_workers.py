@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from signing_async.cli.dispatch import without_password
 from signing_async.cli.workers import Workers
@@ -25,6 +26,13 @@ def redis() -> Iterator[RedisServer]:
     """Where the workers find the packages."""
     with running_redis() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits(redis: RedisServer) -> None:
+    """What another test has enqueued, and nobody has sent, is none of this one's."""
+    with Redis.from_url(redis.url) as direct:
+        direct.flushall()
 
 
 @pytest.fixture
