@@ -144,11 +144,17 @@ class Connection:
 
     async def bounded(self, ask: Callable[[], Awaitable[T]]) -> T:
         """What the function comes to within the time there is, or `Unreachable`."""
+        # In a task of its own: a client may swallow a cancellation, and is not waited for then.
+        asking = asyncio.ensure_future(ask())
         try:
-            async with asyncio.timeout(self.timeout):
-                return await _cancellable(ask)
+            await asyncio.wait([asking], timeout=self.timeout)
+            if not asking.done():
+                raise TimeoutError
+            return asking.result()
         except Exception as error:
             words = self._words(error)
+        finally:
+            asking.cancel()
         # Raised here, so that it does not hold the client's own error, whose frames know the password.
         raise Unreachable(words)
 
@@ -219,18 +225,6 @@ class Connection:
 
 def _is_unknown_script(error: Exception) -> bool:
     return type(error).__name__ == "NoScriptError" or str(error).startswith("NOSCRIPT")
-
-
-async def _cancellable(ask: Callable[[], Awaitable[T]]) -> T:
-    """The client may swallow a cancellation (Python 3.11's `asyncio.wait_for` does, and it is used there)."""
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    try:
-        return await ask()
-    finally:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError
 
 
 async def end(*tasks: asyncio.Task[None] | None) -> None:
