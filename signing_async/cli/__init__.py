@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SigningError
+from ..toml_files import closest
 
 try:
     import click
@@ -21,6 +22,8 @@ from .output import Output, discard_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "add-recipient": ("recipients:add_recipient", "Add somebody who has to sign to a draft."),
@@ -61,8 +64,28 @@ class _Lazy(click.Group):
         try:
             command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
         except ModuleNotFoundError as error:
+            if ctx.resilient_parsing:  # a shell asks how the line may go on
+                return None
             raise click.ClickException(_missing(name, error)) from None
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            if hint := closest(args[0], COMMANDS):
+                raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx) from None
+            raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # Click's own would import every command for its line, and end at the first whose extra is missing.
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in sorted(COMMANDS) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

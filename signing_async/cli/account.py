@@ -14,6 +14,7 @@ import click
 
 from ..errors import AuthError, WaitTimeout
 from .command import State, command
+from .output import on_one_line
 
 if TYPE_CHECKING:
     from ..models import User
@@ -48,7 +49,8 @@ async def _me(state: State) -> None:
 
 
 def _named(user: User) -> str:
-    return " ".join(part for part in (user.name, user.email and f"<{user.email}>") if part) or user.id or "somebody"
+    named = " ".join(part for part in (user.name, user.email and f"<{user.email}>") if part)
+    return on_one_line(named or user.id or "somebody")
 
 
 @command()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.text import Text
 
-__all__ = ["Output", "ago", "clean", "discard_output", "iso"]
+__all__ = ["Output", "ago", "clean", "discard_output", "iso", "on_one_line"]
 
 # Controls, and the marks that turn the direction of text: a name from a server must not drive the terminal.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -112,10 +112,12 @@ class Output:
         self._write(captured.get())
 
     def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
-        """A title, and what is known, a line each."""
+        """A title, and what is known, a line each; a text's further lines are set in, so that they pass for no fact."""
         width = max(len(name) for name, _ in pairs) + 2
-        lines = [f"{name:<{width}}{clean(str(value))}\n" for name, value in pairs]
-        head = click.style(clean(title), bold=True) if _is_styled(sys.stdout) else clean(title)
+        margin = "\n" + " " * width
+        lines = [f"{name:<{width}}{clean(str(value)).replace(chr(10), margin)}\n" for name, value in pairs]
+        title = on_one_line(title)
+        head = click.style(title, bold=True) if _is_styled(sys.stdout) else title
         self._write(f"{head}\n{''.join(lines)}")
 
     def text(self, words: str) -> None:
@@ -162,7 +164,7 @@ class Output:
         click.echo(json.dumps(facts, default=_as_json), err=True)
 
     def _print(self, text: str, style: str | None = None) -> None:
-        if style and _is_styled(sys.stderr) and "NO_COLOR" not in os.environ:
+        if style and _is_styled(sys.stderr) and not os.environ.get("NO_COLOR"):
             head, colon, rest = text.partition(":")
             text = click.style(head + colon, fg=style, bold=True) + rest
         if not self._above_bar(text + "\n", sys.stderr):
@@ -197,6 +199,11 @@ def clean(text: str) -> str:
     return "\n".join(_CONTROLS.sub("\ufffd", line) for line in text.split("\n"))
 
 
+def on_one_line(text: str) -> str:
+    """The same without line breaks: what stands behind one could pass for the command's own words."""
+    return clean(text).replace("\n", " ")
+
+
 def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
     """A moment as people say it; the day where it is long ago or to come."""
     if moment is None:
@@ -220,7 +227,7 @@ def _cell(column: str, text: str) -> Text:
     from rich.text import Text
 
     style = _STYLES.get(text.split(" ")[0], "") if column == "STATE" else ""
-    return Text(clean(text).replace("\n", " "), style, no_wrap=True, overflow="ellipsis")
+    return Text(on_one_line(text), style, no_wrap=True, overflow="ellipsis")
 
 
 def _as_json(value: object) -> object:
@@ -238,7 +245,7 @@ def _as_json(value: object) -> object:
 
 def _plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in nothing but text, a line for each row, and nothing cut off."""
-    lines = [columns, *([clean(str(cell)).replace("\n", " ") for cell in row] for row in rows)]
+    lines = [columns, *([on_one_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
     return "".join(f"{line.rstrip()}\n" for line in padded)

@@ -10,6 +10,7 @@ import click
 from ..errors import InvalidRequest
 from .command import State, command
 from .exits import code_of_all
+from .output import on_one_line
 from .records import recipient_facts
 from .signings import read_text
 
@@ -99,13 +100,15 @@ async def _remind(state: State, signing_id: str, whom: str | None) -> None:
         else:
             found = await _find(client, signing_id, whom)
             await client.recipients.remind(signing_id, found)
-            state.out.result({"id": found.id, "email": found.email, "reminded": True}, f"{found.email} was reminded")
+            state.out.result(
+                {"id": found.id, "email": found.email, "reminded": True}, on_one_line(f"{found.email} was reminded")
+            )
             return
     errors = []
     for result in results:
         facts = {"id": result.recipient.id, "email": result.recipient.email, "reminded": result.error is None}
         if result.error is None:
-            state.out.result(facts, f"{result.recipient.email} was reminded")
+            state.out.result(facts, on_one_line(f"{result.recipient.email} was reminded"))
         else:
             errors.append(result.error)
             state.out.failed(result.recipient.email, result.error, facts)

@@ -12,7 +12,7 @@ import click
 
 from ..errors import RateLimited, ServerError, SigningCancelled, TransportError, WaitTimeout
 from .command import State, command
-from .output import clean, iso
+from .output import iso, on_one_line
 from .records import document_facts, is_done, parts_of, recipient_facts, signing_facts
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _Changes:
             self._state.out.result(self._facts(signing, recipients))
         elif changes:
             moment = iso(datetime.now(UTC))
-            self._state.out.result({}, "\n".join(f"{moment}  {clean(words)}" for words in changes))
+            self._state.out.result({}, "\n".join(f"{moment}  {on_one_line(words)}" for words in changes))
         self._told.update(now)
 
     def _is_done(self, recipient: Recipient) -> bool:

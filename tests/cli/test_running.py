@@ -284,7 +284,7 @@ def test_colours(service: Service) -> None:
     assert b"\x1b[33m" not in screen("list", environment=without).raw
     assert b"\x1b" not in screen("list", environment=dumb).raw
     assert "\x1b" not in piped("list", environment={**with_colours, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}).stdout
-    assert b"\x1b[31m" in screen("show", "none", environment=with_colours).raw
+    assert b"\x1b[31m" in screen("show", "none", environment={**with_colours, "NO_COLOR": ""}).raw
     assert b"\x1b" not in screen("show", "none", environment=without).raw
     assert b"\x1b" not in screen("watch", "none", environment=dumb).raw
 
@@ -378,6 +378,50 @@ def test_what_is_completed(words: str, among: str) -> None:
     asked = {"_SIGNING_ASYNC_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     ran = piped(environment=asked)
     assert f"plain,{among}" in ran.stdout.splitlines()
+
+
+def test_completion_needs_no_extra(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Names are completed without a look at the commands; the options of one that cannot be loaded are none."""
+    for module in ("demo", "sandbox", "dispatch"):
+        monkeypatch.delitem(sys.modules, f"signing_async.cli.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.setenv("_SIGNING_ASYNC_COMPLETE", "zsh_complete")
+    for words, among in (
+        ("signing-async d", "demo"),
+        ("signing-async --ver", "--version"),
+        ("signing-async demo --", ""),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            cli.run([])
+        told = capfd.readouterr()
+        assert (among in told.out.splitlines(), told.err) == (bool(among), "")
+    assert "signing_async.cli.dispatch" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lst", "Error: No such command 'lst'; is list meant?\n"),
+        ("frobnicate", "Error: No such command 'frobnicate'.\n"),
+    ],
+)
+def test_a_command_that_there_is_not(name: str, words: str, run: Run) -> None:
+    """One that is close is named."""
+    ran = run(name)
+    assert ran.code == 2
+    assert ran.err.endswith(words)
+
+
+def test_nothing_that_a_name_holds_passes_for_a_fact(run: Run, service: Service) -> None:
+    """Its line breaks are none, and a message's further lines are set in."""
+    signing = run("create", "Lease\nstate  completed", "--message", "Sign\nstate  completed").out.strip()
+    told = run("show", signing).out
+    assert told.startswith("Lease state  completed\nid     ")
+    assert "\nmessage   Sign\n          state  completed\n" in told
+    ran = run("watch", signing, "--for", "0.5")
+    assert (ran.code, len(ran.out.splitlines())) == (5, 1)
 
 
 def test_state_ends_a_command() -> None:
