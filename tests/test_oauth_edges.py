@@ -232,3 +232,18 @@ def test_a_callback_of_just_so_many_parts() -> None:
     assert _read_callback("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
     found = _read_callback(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
     assert str(found) == f"authorization was refused: {'d' * 500} (code {'e' * 100})"
+
+
+async def test_the_words_about_a_token_that_is_not_there() -> None:
+    """They say what to do about it."""
+    async with oauth_for("http://127.0.0.1:9") as oauth:
+        with pytest.raises(AuthError) as missing:
+            await oauth.token()
+    assert str(missing.value) == (
+        "there is no token yet: send the user to authorization_request().url, then call exchange()"
+    )
+    only = MemoryTokenStore(Token("old", None, _in(-1)))
+    async with oauth_for("http://127.0.0.1:9", store=only) as oauth:
+        with pytest.raises(AuthError) as alone:
+            await oauth.token()
+    assert str(alone.value) == ("the access token cannot be refreshed: there is no refresh token; authorize again")
