@@ -308,10 +308,15 @@ class SqliteJournal:
             found: int = connection.execute(statement).fetchone()[0]
             return found
 
-        is_ours = value("PRAGMA application_id") == _APPLICATION
-        if not is_ours and value("SELECT count(*) FROM sqlite_master"):
+        with connection:
+            # Read as one: another run may be making it.
+            connection.execute("BEGIN")
+            is_ours = value("PRAGMA application_id") == _APPLICATION
+            version = value("PRAGMA user_version")
+            tables = value("SELECT count(*) FROM sqlite_master")
+        if not is_ours and tables:
             raise JournalError(f"the journal {self.path} is the database of another program; it was left as it is")
-        if is_ours and value("PRAGMA user_version") > _VERSION:
+        if is_ours and version > _VERSION:
             raise JournalError(f"the journal {self.path} was made by a newer version of signing-async")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

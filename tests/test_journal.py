@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -415,6 +416,32 @@ async def test_the_database_of_another_program(path: Path) -> None:
         with pytest.raises(JournalError, match="another program"):
             await journal.claim("lease")
     assert path.read_bytes() == before
+
+
+async def test_another_run_makes_the_file_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before whichever statement of the opening that happens: what the other one makes is a journal."""
+    connect: Any = sqlite3.connect
+    moments, made = 12, tmp_path
+
+    class Overtaken(sqlite3.Connection):
+        left = 0
+
+        def execute(self, *arguments: Any) -> sqlite3.Cursor:
+            Overtaken.left -= 1
+            if not Overtaken.left:
+                # Where this one has the file, the other one has to wait, here in vain.
+                with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(connect(made, 0.0)) as other:
+                    other.isolation_level = None
+                    SqliteJournal(made)._prepare(other)
+            return super().execute(*arguments)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Overtaken))
+    for at in range(1, moments + 1):
+        made = tmp_path / f"{at}.journal"
+        Overtaken.left = at
+        async with SqliteJournal(made) as journal:
+            assert await journal.claim("lease") == Claim("lease", None, 1)
+    assert Overtaken.left < 0
 
 
 async def test_a_journal_of_a_newer_version(path: Path) -> None:
