@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from ..errors import AuthError, WaitTimeout
+from ..errors import AuthError, ConfigurationError, WaitTimeout
 from .command import State, command
 from .output import on_one_line
 
@@ -63,7 +63,8 @@ def login(state: State, no_browser: bool, wait: float) -> None:
 
     The app is registered at the tenant's /developer/my-apps, with a redirect URI such as
     http://127.0.0.1:8000/callback: the browser is sent back there, and this command listens there meanwhile. With
-    --no-browser, or a redirect URI that is not on this machine, you give it the address that the browser ended at.
+    --no-browser, or a redirect URI that is not on this machine, you give it the address that the browser ended at, or
+    the code in it, on the terminal or as a line of standard input.
 
     What is not set is asked for on a terminal; the client secret without showing it. Where there is no settings file
     yet, the answers are kept in one.
@@ -71,7 +72,6 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     \b
     Example:
       signing-async login
-      signing-async login --no-browser < callback-url.txt
     """
     from .callback import is_loopback
 
@@ -92,8 +92,11 @@ def _complete(state: State) -> tuple[Settings, dict[str, Any]]:
     """The settings, with what had to be asked for."""
     settings = state.settings
     missing = [name for name in _ASKED if getattr(settings, name) is None]
-    if not missing or not sys.stdin.isatty() or state.json:
+    if not missing:
         return settings, {}
+    if not sys.stdin.isatty() or state.json:
+        names = ", ".join(f"SIGNING_{name.upper()}" for name in missing)
+        raise ConfigurationError(f"to log in without a terminal to ask at, set {names}{settings.note}")
     answers: dict[str, Any] = {}
     for name in missing:
         words, hidden = _ASKED[name]

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..errors import AuthError
+from ..errors import AuthError, ConfigurationError
 from .output import Output
 
 if TYPE_CHECKING:
@@ -78,7 +78,10 @@ class State:
         async with contextlib.AsyncExitStack() as exits:
             exits.enter_context(self._warnings())
             _check_login(settings)
-            auth = settings.auth()
+            try:
+                auth = settings.auth()
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{error}; signing-async login asks for it") from None
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
             yield await exits.enter_async_context(

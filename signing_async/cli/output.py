@@ -66,12 +66,13 @@ class Output:
         """Rich's console of standard error, where that is a terminal."""
         return _console(sys.stderr)
 
-    def result(self, facts: Mapping[str, Any], text: str | None = None) -> None:
+    def result(self, facts: Mapping[str, Any], text: str | None = None, colour: str | None = None) -> None:
         """What was asked for: the facts as a line of JSON, or the text; nothing where that is None."""
         if self.json:
             self._write(json.dumps(facts, default=_as_json) + "\n")
         elif text is not None:
-            self._write(clean(text) + "\n")
+            words = clean(text)
+            self._write((click.style(words, fg=colour) if colour and _is_coloured(sys.stdout) else words) + "\n")
 
     def say(self, text: str, **facts: Any) -> None:
         """A remark for people, on standard error; for machines its facts, if it has any."""
@@ -164,7 +165,7 @@ class Output:
         click.echo(json.dumps(facts, default=_as_json), err=True)
 
     def _print(self, text: str, style: str | None = None) -> None:
-        if style and _is_styled(sys.stderr) and not os.environ.get("NO_COLOR"):
+        if style and _is_coloured(sys.stderr):
             head, colon, rest = text.partition(":")
             text = click.style(head + colon, fg=style, bold=True) + rest
         if not self._above_bar(text + "\n", sys.stderr):
@@ -282,6 +283,10 @@ def _is_terminal(stream: Any) -> bool:
 def _is_styled(stream: Any) -> bool:
     """Whether it is a terminal that knows more than text."""
     return _is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _is_coloured(stream: Any) -> bool:
+    return _is_styled(stream) and not os.environ.get("NO_COLOR")
 
 
 def discard_output() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -106,20 +104,17 @@ def verify(
     try:
         verifier.verify(content, signature, headers=pairs)
     except InvalidSignature as error:
-        _print(state, {"valid": False, "reason": error.reason, "message": str(error)}, f"not valid: {error}", "red")
+        facts = {"valid": False, "reason": error.reason, "message": str(error)}
+        state.out.result(facts, f"not valid: {error}", "red")
         state.end(1)
     try:
         event = verifier.parse(content, signature, headers=pairs)
     except MalformedEvent as error:
-        _print(state, {"valid": True, "event": None, "message": str(error)}, f"valid, but no event: {error}", "yellow")
+        facts = {"valid": True, "event": None, "message": str(error)}
+        state.out.result(facts, f"valid, but no event: {error}", "yellow")
         return
-    found = {"id": event.id, "type": event.type}
-    _print(
-        state,
-        {"valid": True, "event": found},
-        f"valid: event {event.id} of type {one_line(event.type) or 'unknown'}",
-        "green",
-    )
+    words = f"valid: event {event.id} of type {one_line(event.type) or 'unknown'}"
+    state.out.result({"valid": True, "event": {"id": event.id, "type": event.type}}, words, "green")
 
 
 @command()
@@ -129,9 +124,10 @@ def verify(
 def doctor(
     state: State, body: str, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str
 ) -> None:
-    """Say in words why the delivery saved in the file BODY (- for standard input) does not verify.
+    """Say why the delivery saved in BODY does not verify.
 
-    Everything happens on this machine. A secret from a file is taken with its line end, since that may be the fault.
+    BODY is a file, or - for standard input. Everything happens on this machine. A secret from a file is taken with its
+    line end, since that may be the fault.
 
     \b
     Example:
@@ -143,7 +139,7 @@ def doctor(
     secret = _secret(state, source, body, keep_line_end=True)
     found = diagnose(secret, _read(body), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
-    _print(state, facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
+    state.out.result(facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
     state.end(0 if found.accepted else 1 if found.explained else 3)
 
 
@@ -173,7 +169,7 @@ def check(
     over_long: int,
     plain_http: bool,
 ) -> None:
-    """Send deliveries, good and bad, to your own endpoint URL, and report which it handles rightly.
+    """Find out how your endpoint at URL handles deliveries, good and bad.
 
     It gets a few genuine events of a type that it should ignore, so use it on a test system. Nothing is sent elsewhere.
 
@@ -199,44 +195,31 @@ def check(
         ):
             results.append(result)
             if not state.json:
-                _print_result(result)
+                _tell(state, result)
         return results
 
     secret = _secret(state, source)
     try:
-        results = _usage(lambda: asyncio.run(run()))
+        results = _usage(lambda: state.run(run()))
     except TransportError as error:
-        _print(
-            state,
-            {"url": url, "ok": False, "message": str(error)},
-            f"Error: {error}",
-            None,
-            err=not state.json,
-        )
+        if state.json:
+            state.out.result({"url": url, "ok": False, "message": str(error)})
+        else:
+            state.out.error(str(error), {})
         state.end(3)
     wrong = sum(not result.ok for result in results)
     facts = {"url": url, "ok": not wrong, "checks": [result.as_dict() for result in results]}
     words = f"{wrong} of {len(results)} are handled wrongly" if wrong else f"all {len(results)} are handled rightly"
-    _print(state, facts, words, "red" if wrong else "green")
+    state.out.result(facts, words, "red" if wrong else "green")
     state.end(1 if wrong else 0)
 
 
-def _print_result(result: CheckResult) -> None:
+def _tell(state: State, result: CheckResult) -> None:
     mark, colour = ("right", "green") if result.ok else ("WRONG", "red")
-    click.echo(
-        f"{click.style(mark, fg=colour)}  {result.name:<31} {result.got} in {result.seconds * 1000:.0f} ms",
-        color=_colour(),
-    )
+    line = f"{mark}  {result.name:<31} {result.got} in {result.seconds * 1000:.0f} ms"
+    state.out.result({}, line, colour)
     if not result.ok:
-        click.echo(f"       expected {result.expected}: {result.advice}")
-
-
-def _print(state: State, facts: dict[str, Any], words: str, colour: str | None, *, err: bool = False) -> None:
-    click.echo(json.dumps(facts) if state.json else click.style(words, fg=colour), color=_colour(), err=err)
-
-
-def _colour() -> bool | None:
-    return False if os.environ.get("NO_COLOR") else None
+        state.out.text(f"       expected {result.expected}: {result.advice}")
 
 
 def _usage(call: Callable[[], T]) -> T:

@@ -329,7 +329,11 @@ def test_nothing_is_asked_where_nobody_can_answer(run: Run, monkeypatch: pytest.
     """What is missing is named."""
     monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
     ran = run("login")
-    assert (ran.code, ran.err) == (2, "Error: SIGNING_CLIENT_ID is not set\n")
+    names = "SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI"
+    assert (ran.code, ran.err) == (2, f"Error: to log in without a terminal to ask at, set {names}\n")
+    ran = run("list")
+    words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; signing-async login asks for it"
+    assert (ran.code, ran.err) == (2, f"Error: {words}\n")
 
 
 def test_logout(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:

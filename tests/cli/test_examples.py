@@ -96,22 +96,21 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
             service.call(service.sandbox.complete(signing))
         monkeypatch.setenv("SIGNING", signing)
         if command == "login":
-            _register(service, tmp_path, monkeypatch)
+            _register(service, monkeypatch)
         if command == "verify-sealed":
             service.call(_sealed(service, signing, tmp_path / "lease-signed.pdf"))
 
     return prepare
 
 
-def _register(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An app, and a code of it in a file, since that is what the callback carries."""
+def _register(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An app at a free port."""
     redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
     app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
     assert app.client_secret
     monkeypatch.setenv("SIGNING_CLIENT_ID", app.client_id)
     monkeypatch.setenv("SIGNING_CLIENT_SECRET", app.client_secret)
     monkeypatch.setenv("SIGNING_REDIRECT_URI", redirect_uri)
-    (folder / "callback-url.txt").write_text(service.do(service.sandbox.authorize, app) + "\n")
 
 
 async def _sealed(service: Service, signing: str, path: Path) -> None:

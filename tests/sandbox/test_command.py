@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -85,9 +86,7 @@ def test_a_port_in_use() -> None:
         assert port
         done = subprocess.run([*COMMAND, "--port", port[1]], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: ")
-    assert "address" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr == f"Error: 127.0.0.1:{port[1]}: {os.strerror(errno.EADDRINUSE)}\n"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +105,14 @@ def test_wrong_options(options: list[str]) -> None:
     assert done.returncode in {1, 2}
     assert "Error: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_host_that_is_none() -> None:
+    """Is named."""
+    done = CliRunner().invoke(sandbox, ["--port", "0", "--host", "256.256.256.256"])
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: 256.256.256.256:0: ")
+    assert "Errno" not in done.output
 
 
 def test_help() -> None:
