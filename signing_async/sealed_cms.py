@@ -410,7 +410,7 @@ def key_signed(cms: Cms, digest: bytes) -> bool | None:
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
         from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
-        from cryptography.x509 import load_der_x509_certificate
+        from cryptography.x509 import InvalidVersion, load_der_x509_certificate
     except ModuleNotFoundError:
         return None
     if cms.certificate is None:
@@ -435,6 +435,6 @@ def key_signed(cms: Cms, digest: bytes) -> bool | None:
             return None
     except InvalidSignature:
         return False
-    except (UnsupportedAlgorithm, ValueError, TypeError):
+    except (InvalidVersion, UnsupportedAlgorithm, ValueError, TypeError):
         return None
     return True

@@ -180,22 +180,25 @@ def test_a_limit_is_used_and_kept() -> None:
 @pytest.mark.parametrize(
     ("service", "retry_after", "slower", "refused"),
     [
-        (Bucket(50, 50), exact, 1.1, 0.03),
-        (Bucket(50, 10), whole, 1.4, 0.05),
-        (Bucket(50, 10), exact, 1.1, 0.05),
-        (Bucket(50, 1), whole, 1.7, 0.03),
-        (Bucket(50, 1), exact, 1.3, 0.03),
-        (Window(50), whole, 1.25, 0.03),
-        (Window(50), exact, 1.25, 0.03),
-        (Sliding(50), whole, 1.25, 0.03),
-        (Sliding(50), exact, 1.25, 0.03),
+        (lambda: Bucket(50, 50), exact, 1.1, 0.03),
+        (lambda: Bucket(50, 10), whole, 1.4, 0.05),
+        (lambda: Bucket(50, 10), exact, 1.1, 0.05),
+        (lambda: Bucket(50, 1), whole, 1.7, 0.03),
+        (lambda: Bucket(50, 1), exact, 1.3, 0.03),
+        (lambda: Window(50), whole, 1.25, 0.03),
+        (lambda: Window(50), exact, 1.25, 0.03),
+        (lambda: Sliding(50), whole, 1.25, 0.03),
+        (lambda: Sliding(50), exact, 1.25, 0.03),
     ],
 )
 def test_limits_of_all_kinds(
-    service: Bucket | Window | Sliding, retry_after: Callable[[float], float], slower: float, refused: float
+    service: Callable[[], Bucket | Window | Sliding],
+    retry_after: Callable[[float], float],
+    slower: float,
+    refused: float,
 ) -> None:
     """However the service counts, and however it rounds its Retry-After."""
-    told = simulate(Limit(), service, retry_after=retry_after)
+    told = simulate(Limit(), service(), retry_after=retry_after)
     assert told.seconds <= slower * 9.98
     assert told.refused <= refused * told.requests
 

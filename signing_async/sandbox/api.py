@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import logging
 import math
@@ -260,8 +261,9 @@ class Api:
         body = answer.body if isinstance(answer.body, bytes) else await asyncio.to_thread(answer.body.read_bytes)
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = len(body)
-        await response.prepare(request)
-        await response.write(body[: len(body) // 2])
+        with contextlib.suppress(ConnectionError):  # the client may have gone already
+            await response.prepare(request)
+            await response.write(body[: len(body) // 2])
         _cut_off(request, flush=True)
         return response
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.fuzz.running import LONGEST, Found, Target, by_mutation, guarded
 
-NAMES = ("answers", "callbacks", "errors", "exchange", "pages", "pdfs", "times", "tokens", "webhooks")
+NAMES = ("answers", "callbacks", "errors", "exchange", "pages", "pdfs", "sealed", "times", "tokens", "webhooks")
 
 
 def load(name: str) -> Target:

@@ -77,6 +77,19 @@ async def test_truncated(call: Caller, signing_sandbox: Sandbox, kind: str) -> N
     assert len(signing_sandbox.signings) == 1
 
 
+async def test_truncated_for_a_client_that_has_gone(signing_sandbox: Sandbox, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody is left to be told anything; it is no failure of the sandbox."""
+    signing_sandbox.faults.add("me", "truncate", times=20)
+    host, port = signing_sandbox.base_url.removeprefix("http://").split(":")
+    request = f"GET /api/1.0/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {signing_sandbox.access_token()}\r\n\r\n"
+    for _ in range(20):
+        _, writer = await asyncio.open_connection(host, port)
+        writer.write(request.encode())
+        writer.transport.abort()
+        await asyncio.sleep(0.005)
+    assert caplog.text == ""
+
+
 async def test_a_truncated_download(call: Caller, signing_sandbox: Sandbox) -> None:
     """A file breaks off as well."""
     signing_id, document_id, _ = await call.sent()
