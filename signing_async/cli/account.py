@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import webbrowser
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -101,8 +102,26 @@ def _complete(state: State) -> tuple[Settings, dict[str, Any]]:
     for name in missing:
         words, hidden = _ASKED[name]
         words = words.format(base_url=answers.get("base_url", settings.base_url))
-        answers[name] = click.prompt(words, hide_input=hidden, err=True).strip()
+        answers[name] = click.prompt(words, hide_input=hidden, err=True, value_proc=partial(_checked, name))
     return attrs.evolve(settings, **answers), answers
+
+
+def _checked(name: str, answer: str) -> str:
+    """An answer that may work; any other is asked for again, before all the rest is."""
+    from .. import wire
+    from .callback import is_loopback
+
+    answer = answer.strip()
+    if not answer:
+        raise click.UsageError("that is nothing")
+    try:
+        if name == "base_url":
+            return wire.check_origin(answer)
+        if name == "redirect_uri":
+            is_loopback(answer)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
+    return answer
 
 
 def _keep(state: State, settings: Settings, answers: dict[str, Any]) -> None:

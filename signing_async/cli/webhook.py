@@ -169,7 +169,7 @@ def check(
     over_long: int,
     plain_http: bool,
 ) -> None:
-    """Find out how your endpoint at URL handles deliveries, good and bad.
+    """Find out how your endpoint handles deliveries, good and bad.
 
     It gets a few genuine events of a type that it should ignore, so use it on a test system. Nothing is sent elsewhere.
 

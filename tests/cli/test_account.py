@@ -286,10 +286,13 @@ def test_what_is_not_set_is_asked_for(
         monkeypatch.delenv(name)
     terminal = Terminal("login", environment={"BROWSER": BROWSER})
     for words, answer in (
-        ("The tenant's address", service.sandbox.base_url),
+        ("The tenant's address", "tenant.example.com"),
+        ("Error: base_url must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
         ("client id", app["SIGNING_CLIENT_ID"]),
-        ("client secret", app["SIGNING_CLIENT_SECRET"]),
-        ("redirect URI", redirect_uri),
+        ("client secret", " "),
+        ("that is nothing\r\nThe app's client secret: ", app["SIGNING_CLIENT_SECRET"]),
+        ("redirect URI", "http://127.0.0.1:x/callback"),
+        ("Error: redirect_uri is not a URL", redirect_uri),
     ):
         terminal.wait_for(words)
         terminal.type(f"{answer}\r")
@@ -299,6 +302,7 @@ def test_what_is_not_set_is_asked_for(
     assert app["SIGNING_CLIENT_SECRET"] not in screen.text
     kept = tmp_path / "config" / "signing-async" / "config.toml"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert f'base_url = "{service.sandbox.base_url}"\n' in kept.read_text()
     assert run("me").code == 0
 
 
