@@ -212,8 +212,8 @@ def _named(name: str) -> str:
 
 
 def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
-    named = config or os.environ.get("SIGNING_CONFIG")
-    if named:
+    named = (os.environ.get("SIGNING_CONFIG") or None) if config is None else config
+    if named is not None:
         return Path.cwd() / os.path.expanduser(named)  # noqa: PTH111  # pathlib's raises where there is no such user
     folder = config_folder()
     usual = None if folder is None else folder / "config.toml"

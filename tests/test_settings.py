@@ -235,6 +235,15 @@ def test_a_file_of_another_encoding(config: Path) -> None:
         Settings.load()
 
 
+def test_a_name_of_a_file_that_is_empty(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a variable which is not set, --config "$CONFIG": another file is not taken for it."""
+    write(config, "timeout = 7")
+    with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
+        Settings.load("")
+    monkeypatch.setenv("SIGNING_CONFIG", "")
+    assert Settings.load().timeouts.call == 7
+
+
 def test_a_secret_that_everybody_may_read_is_refused(config: Path) -> None:
     """With what to do about it; the owner's group may read it, and a file without secrets is nobody's business."""
     write(config, f'client_secret = "{SECRET}"\naccess_token = "{SECRET}"', 0o644)

@@ -97,6 +97,9 @@ def dispatch(
       signing-async dispatch leases.csv
     """
     stem = _stem(manifest)
+    if journal == "":
+        # Of a variable that is not set, say: another journal in its place would let packages be sent twice.
+        raise InvalidRequest("--journal: is empty")
     _check_argument("--journal", journal, "put the URL into SIGNING_JOURNAL")
     plan = Plan(
         manifest,

@@ -176,6 +176,7 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
     [
         (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
         (["."], "Error: .: is not a file"),
+        (["leases.csv", "--journal", ""], "Error: --journal: is empty"),
         (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: that is the manifest itself"),
         (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
         (["leases.csv", "--broker", "env:"], "--broker: the variable is not set"),
