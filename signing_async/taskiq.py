@@ -57,7 +57,7 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import RedisError, ResponseError
-    from taskiq import AckableMessage, Context, TaskiqDepends, TaskiqEvents, TaskiqState
+    from taskiq import AckableMessage, Context, TaskiqDepends, TaskiqEvents, TaskiqResult, TaskiqState
     from taskiq.exceptions import NoResultError
     from taskiq.serializers import JSONSerializer
     from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
@@ -75,6 +75,7 @@ _VERSION = 1
 _DAY = 86_400
 _BLOCK = 1.0
 _ANSWER = 2.0
+_FROM_THE_FIRST = (b"0-0", "0-0")
 _CONTEXT: Any = TaskiqDepends()
 _PASSING = (JournalError, TransportError, RateLimited, ServerError, AuthError, ClientClosed)
 
@@ -231,7 +232,7 @@ def _journal(place: Any) -> Journal:
 
 async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dict[str, Any]:
     """The task of a worker: one package."""
-    key = str(message.get("key"))
+    key, began = str(message.get("key")), time.monotonic()
     sent = await _sent(message, context.state)
     if isinstance(sent, Signing):
         outcome = Outcome(key, sent.id, None, None)
@@ -242,9 +243,26 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
     else:
         log.error("package %r has failed: %s", key, sent)
         outcome = Outcome(key, None, str(sent), type(sent).__name__)
-    if context.is_ackable:
+    told = attrs.asdict(outcome)
+    if context.is_ackable and not await _told(told, time.monotonic() - began, context):
+        log.warning("what came of package %r could not be told: it is done again later", key)
+        raise NoResultError
+    return told
+
+
+async def _told(told: dict[str, Any], took: float, context: Context) -> bool:
+    """Save what came of a package, and only then acknowledge its message; whether both went well.
+
+    Taskiq itself would save it afterwards: of a worker that dies in between nobody would ever hear.
+    """
+    result: TaskiqResult[Any] = TaskiqResult(
+        is_err=False, return_value=told, execution_time=round(took, 2), labels=context.message.labels
+    )
+    with contextlib.suppress(Exception):
+        await context.broker.result_backend.set_result(context.message.task_id, result)
         await context.ack()
-    return attrs.asdict(outcome)
+        return True
+    return False
 
 
 async def _sent(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
@@ -348,10 +366,21 @@ class _Streams(RedisStreamBroker):
                 yield AckableMessage(data=fields[b"data"], ack=self._ack_generator(number, self.queue_name))
 
     async def _left_behind(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
-        answer = await redis.xautoclaim(
-            self.queue_name, self.consumer_group_name, consumer, min_idle_time=self.idle_timeout, count=1
-        )
-        return [(number, fields) for number, fields in answer[1] if fields]
+        # Redis looks at ten of those that are being worked on, and tells where to look on.
+        start: Any = None
+        found: list[tuple[Any, Any]] = []
+        while start not in _FROM_THE_FIRST and not found:
+            answer = await redis.xautoclaim(
+                self.queue_name,
+                self.consumer_group_name,
+                consumer,
+                min_idle_time=self.idle_timeout,
+                start_id=start or _FROM_THE_FIRST[0],
+                count=1,
+            )
+            start = answer[0]
+            found = [(number, fields) for number, fields in answer[1] if fields]
+        return found
 
     async def _new(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
         answer = await redis.xreadgroup(

@@ -255,6 +255,74 @@ async def place(redis: RedisServer, postgres: PostgresServer, sandbox: Sandbox) 
     return Workplace(redis, await postgres.new_schema(), sandbox)
 
 
+@pytest.mark.parametrize("how", ["fails", "dies"])
+async def test_an_outcome_that_was_not_saved_is_told_by_the_next(
+    how: str, place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message is acknowledged when its outcome is saved, so that who waits for it does so in vain of no worker."""
+    first, saving = place.worker(), asyncio.Event()
+
+    async def set_result(*_: Any) -> None:
+        saving.set()
+        if how == "dies":
+            await asyncio.Event().wait()
+        raise ConnectionError
+
+    monkeypatch.setattr(first.result_backend, "set_result", set_result)
+    async with enqueuing(place.streams()) as enqueue:
+        enqueued = await enqueue(packages(tmp_path, 1)[0])
+        async with working(first):
+            await asyncio.wait_for(saving.wait(), 60)
+            assert await place.left() == (1, 1)
+        async with working(place.worker()):
+            assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
+    assert await place.left() == (0, 0)
+    assert sendings(sandbox) == ["Lease 0"]
+
+
+async def test_an_acknowledgement_that_fails_spoils_no_outcome(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is sent, and that is what is told; its message comes again and is acknowledged then."""
+    broker = place.worker()
+    made = broker._ack_generator
+    failed = []
+
+    async def fail() -> None:
+        failed.append(True)
+        raise ConnectionError
+
+    def ack(number: Any, queue: str) -> Any:
+        return made(number, queue) if failed else fail
+
+    monkeypatch.setattr(broker, "_ack_generator", ack)
+    async with enqueuing(place.streams()) as enqueue, working(broker):
+        enqueued = await enqueue(packages(tmp_path, 1)[0])
+        while await place.left() != (0, 0):
+            outcome = await enqueued.outcome()
+            assert outcome is None or outcome.error is None
+            await asyncio.sleep(0.02)
+    assert failed
+    assert sendings(sandbox) == ["Lease 0"]
+
+
+async def test_a_message_that_was_left_behind_is_found_behind_many_others(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """However many are being worked on that were enqueued before it."""
+    (package,) = packages(tmp_path, 1)
+    broker = add_dispatch(redis_streams(place.url, queue=place.queue), client=place.client, journal=place.journal)
+    async with enqueuing(broker) as enqueue, Redis.from_url(place.url) as redis:
+        enqueued = [await enqueue(package) for _ in range(25)]
+        await redis.xreadgroup(place.queue, "another", {place.queue: ">"})
+        (last,) = await redis.xrevrange(place.queue, count=1)
+        await redis.xclaim(place.queue, place.queue, "dead", 0, [last[0]], idle=600_000)
+        async with working(broker):
+            assert (await asyncio.wait_for(enqueued[-1].wait(0.02), 60)).error is None
+    assert await place.left() == (24, 24)
+    assert sendings(sandbox) == ["Lease 0"]
+
+
 @pytest.mark.parametrize("change", ["other content", "gone", "not a PDF"])
 async def test_a_document_that_is_not_what_was_enqueued(
     change: str, place: Workplace, sandbox: Sandbox, tmp_path: Path
