@@ -315,8 +315,8 @@ async def test_a_message_that_was_left_behind_is_found_behind_many_others(
     async with enqueuing(broker) as enqueue, Redis.from_url(place.url) as redis:
         enqueued = [await enqueue(package) for _ in range(25)]
         await redis.xreadgroup(place.queue, "another", {place.queue: ">"})
-        (last,) = await redis.xrevrange(place.queue, count=1)
-        await redis.xclaim(place.queue, place.queue, "dead", 0, [last[0]], idle=600_000)
+        last = (await redis.xinfo_stream(place.queue))["last-generated-id"]
+        await redis.xclaim(place.queue, place.queue, "dead", 0, [last], idle=600_000)
         async with working(broker):
             assert (await asyncio.wait_for(enqueued[-1].wait(0.02), 60)).error is None
     assert await place.left() == (24, 24)
