@@ -405,7 +405,7 @@ class _Call(Generic[T]):
         self.status = self.data = self.rejected_as = None
         self.headers = {}
 
-    def _timed_out(self, *, sent: bool = True) -> Trouble:
+    def _timed_out(self) -> Trouble:
         timeouts = self.options.timeouts
         seconds = timeouts.transfer if self.operation.transfer else timeouts.call
         error = errors.RequestTimeout(
@@ -415,15 +415,15 @@ class _Call(Generic[T]):
             status=self.status,
             request_id=self.request_id,
         )
-        # A request of an operation with a body sends nothing before the body's first bytes.
-        lost = self.operation.body is None or (self.body is not None and self.body.started)
-        return Trouble(Outcome.LOST if sent and lost else Outcome.UNSENT, error, passing=False)
+        # What changes something has a body, and sends nothing before its first bytes.
+        lost = self.body is not None and self.body.started
+        return Trouble(Outcome.LOST if lost else Outcome.UNSENT, error, passing=False)
 
     def _gated(self) -> Trouble:
         wait = self.shared.gate.opens_at - asyncio.get_running_loop().time()
         if wait <= 0:
             # No limit is known of: those that went out before are not answered.
-            return self._timed_out(sent=False)
+            return self._timed_out()
         raise errors.RateLimited(
             "the service asked all calls to wait for longer than this call may take; nothing was sent",
             status=429,
@@ -495,14 +495,17 @@ class _Call(Generic[T]):
         if not response.ok:
             error = await self._rejection(response)
             self.rejected_as = error.request_id
-            if response.status != 429 and response.status < 500:
+            if response.status != 429 and not 500 <= response.status < 600:
                 raise error
             outcome = Outcome.THROTTLED if response.status == 429 else Outcome.FAILED
             return Trouble(outcome, error, error.retry_after)
         if operation.decode is None and operation.receive is None:
             # The status says it all: an answer that breaks off or hangs after it changes nothing.
-            await response.start()
-            return cast("T", None)
+            if not _is_page(await response.start(), response):
+                return cast("T", None)
+            words = "it is a page of HTML"
+            strange = self.transport.unreadable(operation.name, words, response.status, self.request_id)
+            return Trouble(Outcome.LOST, strange, passing=False)
         try:
             if operation.receive is not None:
                 return await operation.receive(response)
@@ -551,3 +554,11 @@ class _Call(Generic[T]):
                 hook(told)
             except Exception:
                 log.exception("the on_attempt hook failed")
+
+
+def _is_page(body: bytes, response: wire.Response) -> bool:
+    """Whether somebody in the way has answered in the service's place, such as a proxy that wants a login.
+
+    Not by the type alone: some frameworks give it to an empty answer.
+    """
+    return body.lstrip().startswith(b"<") and "html" in response.headers.get("Content-Type", "").lower()

@@ -574,6 +574,53 @@ async def _hang(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
 
 
+def _page(request: web.Request) -> web.Response:
+    """What somebody in the way, such as a proxy that wants a login, says in the service's place."""
+    return web.Response(text="\n<!DOCTYPE html><html>Please sign in</html>", content_type="text/html")
+
+
+@pytest.mark.parametrize("is_draft", [True, False])
+async def test_a_page_is_no_answer_to_a_sending(is_draft: bool) -> None:
+    """Whatever its status: the signing is read, and it is sent if that says so. No second request is made."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return _page(request) if request.method == "POST" else web.json_response({"id": "s1", "is_draft": is_draft})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        if is_draft:
+            with pytest.raises(DecodeError, match="a page of HTML"):
+                await client.signings.send("s1")
+        else:
+            await client.signings.send("s1")
+        with pytest.raises(OutcomeUnknown, match="a page of HTML"):
+            await client.with_options(retry=RetryPolicy.none()).signings.send("s1")
+    assert [request.method for request in server.requests] == ["POST", "GET", "POST"]
+
+
+async def test_a_page_is_no_answer_to_a_reminder() -> None:
+    """Whether it went out is not known."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return _page(request)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(OutcomeUnknown, match="a page of HTML"):
+            await client.recipients.remind("s1", "r1")
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("text", ["", " ", "Sent"])
+async def test_an_answer_that_only_bears_the_type_of_a_page(text: str) -> None:
+    """Some frameworks give it to whatever has no other."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="text/html")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        await client.signings.send("s1")
+    assert len(server.requests) == 1
+
+
 async def test_a_status_whose_body_hangs_is_what_counts() -> None:
     """A success without a record ends the call; an error is raised by its status, with its request id."""
     head = b"HTTP/1.1 %s\r\nX-Request-Id: req_9\r\nContent-Length: 100\r\n\r\n{"
