@@ -67,7 +67,7 @@ class LocalGate:
 
     It learns how many requests a second the service allows, and spaces them evenly, in the order in which they came.
     Before the first 429 it lets few requests out at once, and soon as many as come. One gate may serve many clients of
-    one event loop, where the service counts their requests together. ::
+    one event loop, and of the next one after it, where the service counts their requests together. ::
 
         gate = LocalGate()
         one = SigningClient(base_url, token, gate=gate)
@@ -127,6 +127,8 @@ class LocalGate:
         finally:
             expiry.cancel()
             self._waiting.pop(turn, None)
+            if not self._waiting:
+                self._rest()
 
     def left(self, since: float, admitted: bool | None) -> None:
         """A request that had passed at ``since`` is over."""
@@ -137,9 +139,14 @@ class LocalGate:
 
     def _wake(self, seconds: float) -> None:
         """Look whose turn it is, so many seconds from now."""
+        self._rest()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._let_through)
+
+    def _rest(self) -> None:
+        """Wake up no more: a timer that nobody needs would not outlive its event loop, which the gate may."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._let_through)
+            self._timer = None
 
     def _let_through(self) -> None:
         """Let go all whose turn it is, and turn away who cannot wait until the gate opens."""

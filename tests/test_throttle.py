@@ -22,6 +22,7 @@ from signing_async import (
     RequestTimeout,
     RetryPolicy,
     SigningClient,
+    TransportError,
 )
 from signing_async.limit import Limit
 from signing_async.sandbox import Sandbox
@@ -478,6 +479,24 @@ async def test_a_cancelled_call_gives_its_place_back() -> None:
     assert len(gate._waiting) == 0
 
 
+def test_a_gate_outlives_its_event_loop() -> None:
+    """A worker that has one gate, and an event loop for each job: who waited in the last one holds up nobody."""
+    gate = LocalGate()
+
+    async def give_up() -> None:
+        gate.close(0.05)
+        waiting = [asyncio.create_task(gate.passed(math.inf)) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+
+    async def wait() -> bool:
+        async with asyncio.timeout(20):
+            return await gate.passed(math.inf)
+
+    asyncio.run(give_up())
+    assert asyncio.run(wait())
+
+
 async def test_a_gate_without_calls_does_nothing() -> None:
     """No timer is left when nobody waits."""
     gate = LocalGate()
@@ -627,8 +646,9 @@ async def test_calls_behind_hanging_ones_time_out_unsent(sandbox: Sandbox) -> No
         ends = await asyncio.gather(
             *(client.signings.send("00000000-0000-4000-8000-000000000000") for _ in range(60)), return_exceptions=True
         )
-    unsent = [end for end in ends if type(end) is RequestTimeout]
-    assert all(isinstance(end, TimeoutError) for end in ends)
+    # On a slow machine some do not even get a connection.
+    unsent = [end for end in ends if type(end) in (RequestTimeout, TransportError)]
+    assert all(isinstance(end, TransportError) for end in ends)
     assert len(unsent) == 60 - len(sandbox.requests_of("signings.send"))
     assert unsent
 
