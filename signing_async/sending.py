@@ -44,6 +44,8 @@ Told = Callable[[int, Progress], None]
 _DRAFT, _SENDING, _SENT = "draft", "sending", "sent"
 _LONGEST_ERROR = 1000
 _NOTHING = Progress(0, 1, 0, None)
+# Seconds after each reading of a signing that was sent and still shows as a draft.
+_LAGS = (0.1, 0.4, 1.5, 0.0)
 
 
 async def journaled(step: Awaitable[T]) -> T:
@@ -438,20 +440,31 @@ class Sending:
         return signing
 
     async def _was_sent(self) -> Signing:
+        signing = await self._read_back()
         self._state.status, self._state.error = _SENT, None
         await self._save()
         log.info("package %s was sent as signing %s", self.shown, self._id)
         self._tell_done()
-        known = self.known()
-        assert known is not None
+        if signing is None:
+            signing = self.known()
+            assert signing is not None
+        elif {document.id for document in signing.documents} - set(_known(self._state.documents)):
+            log.error("signing %s was sent with documents that are not of its package", self._id)
+        return signing
+
+    async def _read_back(self) -> Signing | None:
+        """The signing, now that it was sent; None where it cannot be read."""
         try:
-            signing = await self._steps.read_once(self._id)
+            for pause in _LAGS:
+                signing = await self._steps.read_once(self._id)
+                if not signing.is_draft:
+                    return signing
+                await asyncio.sleep(pause)
         except SigningError as error:
             log.warning("signing %s was sent, and could not be read: %s", self._id, self._steps.redacted(str(error)))
-            return known
-        if {document.id for document in signing.documents} - set(_known(self._state.documents)):
-            log.error("signing %s was sent with documents that are not of its package", self._id)
-        return known if signing.is_draft else signing
+            return None
+        # Whoever it was that took the sending, the service does not know of it.
+        raise OutcomeUnknown("the sending was taken, and the service still shows a draft", known=[signing])
 
     async def _save(self) -> None:
         """Write down what is known now. What others of this package save at the same time is written with it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import sqlite3
 from collections import Counter
@@ -650,17 +651,39 @@ async def test_a_document_too_many_in_what_was_sent(
     ]
 
 
-async def test_a_reading_that_lags_behind(sandbox: Sandbox, client: SigningClient) -> None:
-    """The service took the sending, and its next answer still shows a draft: what was sent is given."""
+def lagging(patch: pytest.MonkeyPatch, times: float) -> None:
+    """So many readings of a signing show a draft, whatever it is."""
     get = Signings.get
 
-    async def lagging(self: Signings, signing_id: str) -> Signing:
-        return attrs.evolve(await get(self, signing_id), is_draft=True)
+    async def lag(self: Signings, signing_id: str) -> Signing:
+        nonlocal times
+        times -= 1
+        signing = await get(self, signing_id)
+        return signing if times < 0 else attrs.evolve(signing, is_draft=True)
 
+    patch.setattr(Signings, "get", lag)
+
+
+async def test_a_reading_that_lags_behind(sandbox: Sandbox, client: SigningClient) -> None:
+    """The service took the sending, and its next answers still show a draft: it is read again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Signings, "get", lagging)
+        lagging(patch, 2)
         signing = await client.dispatch(parcel_of().package)
     assert signing.is_draft is False
+
+
+async def test_a_sending_that_was_taken_and_does_not_show(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """An answer of success that no reading bears out is not taken for a sending; the next run settles it."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    with pytest.MonkeyPatch.context() as patch:
+        lagging(patch, math.inf)
+        with pytest.raises(OutcomeUnknown, match="still shows a draft"):
+            await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "sending"
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
 
 
 async def test_a_service_that_does_not_say(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
