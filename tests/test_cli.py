@@ -57,7 +57,7 @@ def test_the_demo_for_machines() -> None:
 def test_the_demo_in_a_folder_that_cannot_be() -> None:
     """The error names the option, the reason and the path."""
     ran = _run("demo", "--folder", "/dev/null/x")
-    assert (ran.returncode, ran.stderr) == (1, "Error: --folder: Not a directory: '/dev/null/x'\n")
+    assert (ran.returncode, ran.stderr) == (2, "Error: --folder: Not a directory: '/dev/null/x'\n")
 
 
 def test_commands_run_on_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

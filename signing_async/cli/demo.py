@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..client import SigningClient
-from ..errors import InvalidSignature
+from ..errors import InvalidRequest, InvalidSignature
 from ..models import Document, Signing
 from ..oauth import OAuth
 from ..sandbox import Sandbox
@@ -50,7 +50,7 @@ def demo(state: State, folder: Path | None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise click.ClickException(f"--folder: {error.strerror}: {str(folder)!r}") from None
+        raise InvalidRequest(f"--folder: {error.strerror}: {str(folder)!r}") from None
     state.run(_tell(folder, state.json))
 
 

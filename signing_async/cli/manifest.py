@@ -139,6 +139,11 @@ class Manifest:
         """Whether it is the file at this path, whatever that is called."""
         return os.path.samestat(path.stat(), self._status)
 
+    @property
+    def mode(self) -> int:
+        """Who may read and write it."""
+        return stat.S_IMODE(self._status.st_mode) & 0o666
+
     def check_unchanged(self) -> None:
         """An error if it was written to since it was opened."""
         status = os.fstat(self._file.fileno())
@@ -494,7 +499,9 @@ class Report:
 
     def _opened(self) -> IO[str]:
         try:
-            return self._part.open("x", encoding="utf-8", newline="")
+            # Nobody may read it who may not read the manifest: it holds the same people.
+            descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._manifest.mode)
+            return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
         except OSError as error:
             raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: {error.strerror}") from None
 

@@ -65,13 +65,15 @@ def sandbox(
         state.run(_run(server, as_json=state.json))
     except Refused as error:
         said = "; ".join(message for messages in error.errors.values() for message in messages) or str(error)
-        raise click.ClickException(said.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
+        raise click.UsageError(said.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
     except OSError as error:
         # Asyncio's words for an address repeat its number.
         number = error.errno or 0
         words = os.strerror(number) if number > 0 else error.strerror
         raise click.ClickException(f"{error.filename or f'{host}:{port}'}: {words}") from error
-    except (RuntimeError, ValueError) as error:
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except RuntimeError as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import stat
 import subprocess
 import time
 from collections import Counter
@@ -323,6 +324,17 @@ def test_a_report_that_cannot_be_written(
     assert requests(service) == 0
     assert (tmp_path / "notes.txt").exists()
     assert not [one for one in tmp_path.iterdir() if one.suffix == ".part"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_report_is_as_private_as_its_manifest(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
+    """It holds the same names, addresses and numbers."""
+    path = office(1)
+    for mode in (0o600, 0o640):
+        path.chmod(mode)
+        service.do(service.sandbox.faults.add, "signings.create", "500")
+        assert run("dispatch", "leases.csv").code == 1
+        assert stat.S_IMODE((tmp_path / "leases.failures.csv").stat().st_mode) == mode
 
 
 def test_a_report_of_an_earlier_run_is_replaced(run: Run, office: Office, tmp_path: Path) -> None:

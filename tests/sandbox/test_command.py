@@ -107,6 +107,13 @@ def test_wrong_options(options: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_folder_in_use(tmp_path: Path) -> None:
+    """Two sandboxes would write over each other: the second one is told."""
+    with running("--port", "0", "--data", str(tmp_path)):
+        done = CliRunner().invoke(sandbox, ["--port", "0", "--data", str(tmp_path)])
+    assert (done.exit_code, done.output) == (1, f"Error: another sandbox is using {tmp_path}\n")
+
+
 def test_a_host_that_is_none() -> None:
     """Is named."""
     done = CliRunner().invoke(sandbox, ["--port", "0", "--host", "256.256.256.256"])
@@ -147,11 +154,15 @@ def test_it_runs_in_this_process() -> None:
 
 def test_a_mistake_in_this_process(tmp_path: Path) -> None:
     """A folder that is a file, and an address on another machine, are sentences."""
-    for options in (["--data", str(tmp_path / "file" / "x")], ["--webhook-url", "http://192.0.2.1/"]):
-        (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("")
+    for options, code in (
+        (["--data", str(tmp_path / "file" / "x")], 1),
+        (["--webhook-url", "http://192.0.2.1/"], 2),
+        (["--host", ""], 2),
+    ):
         done = CliRunner().invoke(sandbox, ["--port", "0", *options])
-        assert done.exit_code == 1
-        assert done.output.startswith("Error: ")
+        assert done.exit_code == code
+        assert "Error: " in done.output
 
 
 def test_a_webhook_secret_that_it_made_is_shown(tmp_path: Path) -> None:
@@ -182,6 +193,6 @@ def test_it_says_what_listening_elsewhere_means() -> None:
 def test_a_webhook_on_another_machine_is_refused_by_the_options_name() -> None:
     """The error says which option would allow it."""
     result = CliRunner().invoke(sandbox, ["--port", "0", "--webhook-url", "https://hooks.example.com/"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--allow-remote-webhooks" in result.output
     assert "validation_failed" not in result.output
