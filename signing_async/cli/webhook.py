@@ -40,6 +40,10 @@ def webhook() -> None:
 
     The secret is read from the variable SIGNING_WEBHOOK_SECRET, from the settings file (webhook_secret), from where
     --secret says, or asked for. It is never an argument, since every process on the machine can read those.
+
+    \b
+    Example:
+      signing-async webhook verify delivery.json --signature "$SIGNATURE"
     """
 
 
