@@ -18,13 +18,16 @@ from signing_async import (
     Attempt,
     CannotBeSent,
     DecodeError,
+    DispatchResult,
     Document,
     FileTokenStore,
     Gate,
     InvalidRequest,
+    Journal,
     Language,
     LocalGate,
     MemoryTokenStore,
+    NewRecipient,
     OAuth,
     OutcomeUnknown,
     Page,
@@ -43,7 +46,9 @@ from signing_async import (
     SigningError,
     SigningMethod,
     SigningOrder,
+    SigningPackage,
     SigningState,
+    SqliteJournal,
     TenantApp,
     Tenants,
     Timeouts,
@@ -52,6 +57,7 @@ from signing_async import (
     UploadResult,
     User,
 )
+from signing_async.pdf import Source
 
 
 def configured(attempts: list[Attempt]) -> SigningClient:
@@ -157,6 +163,32 @@ async def in_bulk(client: SigningClient, folder: Path) -> None:
             assert_type(result.error, Exception | None)
     async for paired in client.documents.upload_many(None, [("id", "lease.pdf")]):
         assert_type(paired.source, tuple[str, str])
+
+
+async def whole_packages(client: SigningClient, journal: Journal) -> None:
+    """A package takes lists of what a recipient and a document may be, and packages come from anywhere."""
+    anna = NewRecipient(
+        "anna@example.com", "Anna", signing_method=SigningMethod.BANKID, extra={"phone": "+46701234567"}
+    )
+    package = SigningPackage("Lease", "EN", [Path("lease.pdf"), b"%PDF-1.7", PdfSource("plan.pdf")], [anna], key="2031")
+    assert_type(package.documents[0], Source | PdfSource)
+    assert_type(package.recipients, tuple[NewRecipient, ...])
+    assert_type(await client.dispatch(package), Signing)
+    assert_type(await client.dispatch(package, "leases.journal"), Signing)
+
+    async def packages() -> AsyncGenerator[SigningPackage, None]:
+        yield package
+
+    async with (
+        SqliteJournal(Path("leases.journal")) as kept,
+        client.dispatch_many(packages(), journal=kept, concurrency=4) as results,
+    ):
+        async for result in results:
+            assert_type(result, DispatchResult)
+            assert_type(result.package, SigningPackage)
+            assert_type(result.signing, Signing | None)
+            assert_type(result.error, Exception | None)
+    assert_type([result async for result in client.dispatch_many([package], journal)], list[DispatchResult])
 
 
 async def many_tenants(session: aiohttp.ClientSession, gate: Gate) -> None:
