@@ -10,7 +10,7 @@ import click
 from ..errors import InvalidRequest
 from .command import State, command
 from .exits import NOT_SOUND, USAGE
-from .output import iso
+from .output import iso, on_one_line
 
 if TYPE_CHECKING:
     from ..sealed import Seal, SealedReport
@@ -46,9 +46,6 @@ def _verify(state: State, path: Path) -> int:
     try:
         report = inspect_sealed(path, max_bytes=state.settings.assumptions.max_sealed_bytes)
     except InvalidRequest as error:
-        # Its name stands before it already.
-        error.args = (error.message.removeprefix("source: ").removeprefix(repr(str(path))).lstrip(": "),)
-        error.message = error.args[0]
         state.out.failed(str(path), error, {"file": str(path), "sound": None})
         return USAGE
     state.out.result({"file": str(path), **report.as_dict(), "note": NOTE}, _told(path, report))
@@ -56,7 +53,7 @@ def _verify(state: State, path: Path) -> int:
 
 
 def _told(path: Path, report: SealedReport) -> str:
-    lines = [f"{path}: {'sound' if report.sound else 'NOT SOUND'}"]
+    lines = [f"{on_one_line(str(path))}: {'sound' if report.sound else 'NOT SOUND'}"]
     lines += [f"  wrong: {problem}" for problem in report.problems]
     for seal in report.seals:
         lines += _lines_of(seal, report)

@@ -43,8 +43,8 @@ def test_the_example_of_its_help(folder: Path, capsys: pytest.CaptureFixture[str
     [
         (["changed.pdf"], 7, "changed.pdf: NOT SOUND\n  wrong: it was changed after the last signature", ""),
         (["unsigned.pdf"], 7, "unsigned.pdf: NOT SOUND\n  wrong: it is not signed\n", ""),
-        (["letter.txt"], 2, "", "Error: letter.txt: it is not a PDF\n"),
-        (["none.pdf"], 2, "", "Error: none.pdf: cannot be opened: No such file or directory\n"),
+        (["letter.txt"], 2, "", "Error: 'letter.txt': it is not a PDF\n"),
+        (["none.pdf"], 2, "", "Error: 'none.pdf' cannot be opened: No such file or directory\n"),
         (["lease-signed.pdf", "letter.txt"], 2, "lease-signed.pdf: sound\n", "it is not a PDF"),
         (["changed.pdf", "letter.txt", "lease-signed.pdf"], 7, "NOT SOUND", "it is not a PDF"),
     ],
@@ -66,7 +66,7 @@ def test_a_file_larger_than_any_sealed_one(
     (folder / "tenant.toml").write_text("max_sealed_bytes = 100")
     monkeypatch.setenv("SIGNING_ASSUMPTIONS", "tenant.toml")
     assert cli.run(["verify-sealed", "changed.pdf"]) == 2
-    assert "Error: changed.pdf: has more than 100 bytes (max_sealed_bytes)\n" in capsys.readouterr().err
+    assert "Error: 'changed.pdf' has more than 100 bytes (max_sealed_bytes)\n" in capsys.readouterr().err
 
 
 def test_what_it_says_of_a_signature(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +82,14 @@ def test_what_it_says_of_a_signature(folder: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().out
     assert "signature by somebody unknown\n    covers  its first 0 of" in told
     assert "digest  not checked\n" in told
+
+
+def test_a_name_that_could_pass_for_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file is called stays on one line."""
+    name = "a\nlease.pdf: sound\nb.pdf"
+    (folder / name).write_bytes(pdfs.make_pdf())
+    assert cli.run(["verify-sealed", name]) == 7
+    assert capsys.readouterr().out.startswith("a lease.pdf: sound b.pdf: NOT SOUND\n")
 
 
 def test_for_machines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
