@@ -209,6 +209,41 @@ async def test_a_lock_that_was_lost_before_the_token_was_read_is_taken_again(red
         assert await other.load() == Token("access-newer")
 
 
+async def test_a_lock_that_was_asked_for_in_vain_is_soon_free(redis: RedisServer) -> None:
+    """What was sent to a Redis that is stopped is done when it wakes: nobody holds that lock for a whole lease."""
+    async with (
+        RedisTokenStore(redis.url, "a", lease=120, timeout=0.3) as store,
+        RedisTokenStore(redis.url, "a", lease=120, timeout=5) as other,
+    ):
+        await store.save(OLD)
+        async with store.lock():
+            pass
+        # Over a connection that is there.
+        await store.load()
+        redis.stop()
+        with pytest.raises(AuthError, match=r"did not answer within 0.3 s"):
+            await store.lock().__aenter__()
+        redis.wake()
+        async with asyncio.timeout(30), other.lock():
+            assert await other.load() == OLD
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_lock_that_was_got_is_held_for_the_lease(redis: RedisServer, again: bool) -> None:
+    """Others find it held for all of that time, should this worker say no more; also when it was lost and got again."""
+    lock = "signing:token:whole:lock"
+    async with RedisTokenStore(redis.url, "whole", lease=120) as store, store.lock():
+        if again:
+            # It has been renewed: the next time would be in 40 s.
+            while float(await ask(redis, "HGET", lock, "until")) < time.time() + 60:
+                await asyncio.sleep(0.02)
+            await ask(redis, "DEL", lock)
+            await store.load()
+        async with asyncio.timeout(20):
+            while float(await ask(redis, "HGET", lock, "until")) < time.time() + 60:
+                await asyncio.sleep(0.02)
+
+
 async def test_a_user_of_redis_without_channels_is_told(redis: RedisServer) -> None:
     """A lock that could not be kept while paused is none: Redis's word for what is missing is in the error."""
     await ask(redis, "ACL", "SETUSER", "app", "on", f">{PASSWORD}", "+@all", "~signing:*", "resetchannels")

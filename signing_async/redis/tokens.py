@@ -55,7 +55,7 @@ local function restore(key, known, record, doubt)
     end
 end
 """
-# KEYS: token, lock. ARGV: owner, lease, known fence, its record, its doubt.
+# KEYS: token, lock. ARGV: owner, seconds until it is renewed, known fence, its record, its doubt.
 # A lock whose lease is over is taken, unless its holder has read the token and is still connected: it is paused, and
 # may have used the refresh token. Who may not take it is told the seconds that are left (negative: paused since).
 _ACQUIRE = Script(
@@ -305,8 +305,10 @@ class RedisTokenStore:
 
     async def _acquire(self, hold: _Hold) -> None:
         patience: float | None = None
+        # Redis that was stopped does when it wakes what nobody waits for any more: such a lock is not renewed.
+        begin = min(self._lease, 2 * self._connection.timeout)
         while True:
-            answer = await self._ask(hold, _ACQUIRE, hold.owner, self._lease, *self._known.arguments(self._lease))
+            answer = await self._ask(hold, _ACQUIRE, hold.owner, begin, *self._known.arguments(self._lease))
             if answer[0]:
                 break
             left, now = float(text_of(answer[1])), time.monotonic()
@@ -321,8 +323,8 @@ class RedisTokenStore:
             await asyncio.sleep(random.uniform(0.01, 0.04))
         hold.fence = text_of(answer[1])
         await self._listen(hold)
-        if hold.keeper is None or hold.keeper.done():
-            hold.keeper = asyncio.create_task(self._keep(hold), name="signing_async token lock")
+        await end(hold.keeper)
+        hold.keeper = asyncio.create_task(self._keep(hold), name="signing_async token lock")
 
     async def _listen(self, hold: _Hold) -> None:
         """Hold a connection open that shows the others that this worker lives, be it paused."""
@@ -352,12 +354,14 @@ class RedisTokenStore:
     async def _keep(self, hold: _Hold) -> None:
         """Renew the lease until the lock is given back or lost."""
         listeners = 1
-        while listeners >= 0:
-            await asyncio.sleep(self._lease / 3)
+        while True:
             with contextlib.suppress(Unreachable, AuthError):
                 if not listeners:
                     await self._listen(hold)
                 listeners = await self._connection.script(_RENEW, [self._lock_key], hold.owner, self._lease)
+            if listeners < 0:
+                return
+            await asyncio.sleep(self._lease / 3)
 
     async def _let_go(self, hold: _Hold) -> None:
         await end(hold.keeper)
