@@ -41,6 +41,7 @@ _FIELDS = ("key", "name", "language", "signing_order", "message")
 _OF_RECIPIENTS = ("email", "first_name", "last_name", "signing_method", "order")
 _RECIPIENT = re.compile(r"recipient([1-9]\d{0,3})_(?:(email|first_name|last_name|signing_method|order)|extra_(.+))")
 _PLACE = re.compile(r"(recipients)\[(\d+)\]\.(.+)|documents\[\d+\]")
+_HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 _DELIMITERS = ",;\t|"
 _LONGEST_SHOWN = 200
 
@@ -210,13 +211,14 @@ class Csv:
 
     def entries(self, lines: _Lines, folder: Path) -> Iterator[Entry]:
         first = next((line for line in lines if line.strip()), "")
-        if (found := re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)) is not None:
-            self._delimiter = found[1]
-            first = next(lines, "")
-        else:
-            self._delimiter = max(_DELIMITERS, key=lambda delimiter: _known(first, delimiter))
+        if not first:
+            return
+        try:
+            columns = self._columns(first, lines)
+        except csv.Error as error:
+            yield Entry(lines.number, {}, None, (*lines.wrong(), _no_csv(lines.number, error)))
+            return
         at = lines.number
-        columns = _read_header(next(csv.reader([first], delimiter=self._delimiter), []), at)
         self._header = columns.header
         if columns.problems:
             yield Entry(at, {}, None, (*lines.wrong(), *columns.problems))
@@ -230,13 +232,22 @@ class Csv:
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Entry(start, {}, None, (*lines.wrong(), Problem(start, "", f"is no CSV: {error}")))
+                yield Entry(start, {}, None, (*lines.wrong(), _no_csv(start, error)))
                 continue
             wrong = lines.wrong()
             if wrong:
                 yield Entry(start, {}, None, wrong)
             elif any(cell.strip() for cell in cells):
                 yield _read_row(columns, cells, start, folder)
+
+    def _columns(self, first: str, lines: _Lines) -> _Columns:
+        """What the header says, which the line that Excel puts before it may be followed by."""
+        if (found := re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)) is not None:
+            self._delimiter = found[1]
+            first = next(lines, "")
+        else:
+            self._delimiter = max(_DELIMITERS, key=lambda delimiter: _known(first, delimiter))
+        return _read_header(_cells(first, self._delimiter), lines.number)
 
     def head(self) -> str:
         names = [name for name in self._header if name]
@@ -272,8 +283,18 @@ def _is_known(name: str) -> bool:
     return name in _FIELDS or name in ("documents", "error") or _RECIPIENT.fullmatch(name) is not None
 
 
+def _cells(header: str, delimiter: str) -> list[str]:
+    if "\r" in header.rstrip("\r\n"):
+        raise csv.Error("it has the line ends of old Macs: save it as 'CSV UTF-8'")
+    return next(csv.reader([header], delimiter=delimiter), [])
+
+
+def _no_csv(line: int, error: csv.Error) -> Problem:
+    return Problem(line, "", f"is no CSV: {error}")
+
+
 def _known(header: str, delimiter: str) -> int:
-    return sum(_is_known(_plain(name)) for name in next(csv.reader([header], delimiter=delimiter), []))
+    return sum(_is_known(_plain(name)) for name in _cells(header, delimiter))
 
 
 def _read_header(cells: list[str], line: int) -> _Columns:
@@ -395,6 +416,9 @@ def _read_object(text: str, line: int, folder: Path) -> Entry:
     except (ValueError, RecursionError, _Wrong) as error:
         words = str(error) if isinstance(error, _Wrong) else f"is no JSON: {error}"
         return Entry(line, {}, None, (Problem(line, "", words),))
+    if _HALF.search(text) and not _is_whole(row):
+        words = "holds half a character, which JSON writes as \\ud800 to \\udfff"
+        return Entry(line, {}, None, (Problem(line, "", words),))
     if not isinstance(row, dict):
         return Entry(line, {}, None, (Problem(line, "", f"must be an object, not {_shown(row)}"),))
     problems = [
@@ -406,6 +430,15 @@ def _read_object(text: str, line: int, folder: Path) -> Entry:
     recipients = _each(row, "recipients", line, problems, _recipient_of, NewRecipient(""))
     package = _package({name: row.get(name) for name in _FIELDS}, documents, recipients)
     return Entry(line, row, package, tuple(problems))
+
+
+def _is_whole(row: object) -> bool:
+    """Whether it can be written in UTF-8."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

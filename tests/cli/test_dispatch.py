@@ -163,7 +163,7 @@ def test_more_is_wrong_than_anybody_reads(run: Run, office: Office, monkeypatch:
     assert len(ran.err.splitlines()) == 5
 
 
-@pytest.mark.parametrize("content", [",".join(COLUMNS), "{"])
+@pytest.mark.parametrize("content", [",".join(COLUMNS), "{", "", "\n\n"])
 def test_a_manifest_without_packages(content: str, run: Run) -> None:
     """There is nothing to do, or nothing that can be read: exit code 2."""
     Path("x.csv").write_text(content)

@@ -145,14 +145,13 @@ HEADERS = {
         "line 1: there is no column 'nonsense'",
         *(f"line 1: the column {name!r} is missing" for name in ("name", "language", "documents", "recipient1_email")),
     ],
-    "": [f"line 0: the column {name!r} is missing" for name in ("name", "language", "documents", "recipient1_email")],
 }
 
 
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_header_that_is_wrong(header: str, written: Written) -> None:
     """Each column that is unknown, twice there or missing is named, with what is meant perhaps."""
-    assert problems(written(header + "\nx,EN,a.pdf,a@example.com,\n" if header else "")) == HEADERS[header]
+    assert problems(written(header + "\nx,EN,a.pdf,a@example.com,\n")) == HEADERS[header]
 
 
 LINES = {
@@ -348,3 +347,35 @@ def test_a_report_that_cannot_be_written(written: Written, tmp_path: Path) -> No
         report = Report(tmp_path / "none" / "failed.csv", manifest)
         with pytest.raises(InvalidRequest, match=r"--failures: '.*/none/failed\.csv' cannot be written: No such file"):
             report.add({}, "k", "no")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"name": "J\ud800"}',
+        r'{"recipients": [{"email": "a@example.com", "extra": {"\uDFFF": 1}}]}',
+        r'{"documents": [{"path": "a.pdf", "filename": "\udc00\ud800"}]}',
+    ],
+)
+def test_half_a_character_of_json(text: str, written: Written) -> None:
+    """It can be sent to nobody, and not be written into a report either; whole ones are as good as any."""
+    whole = r'{"name": "\ud83d\ude00", "documents": "\\ud800"}'
+    found = problems(written(f"{text}\n{whole}", "x.jsonl"))
+    assert found[0] == "line 1: holds half a character, which JSON writes as \\ud800 to \\udfff"
+    assert [one.partition(":")[0] for one in found[1:]] == ["line 2, documents"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            HEADER + "\rk,Lease,EN,a.pdf,anna@example.com\r",
+            "is no CSV: it has the line ends of old Macs: save it as 'CSV UTF-8'",
+        ),
+        (HEADER + "x" * 200_000, "is no CSV: field larger than field limit (131072)"),
+        (f"sep=;\n{HEADER}{'x' * 200_000}", "is no CSV: field larger than field limit (131072)"),
+    ],
+)
+def test_a_header_that_is_none(content: str, words: str, written: Written) -> None:
+    """Is a problem like any other."""
+    assert problems(written(content)) == [f"line {content.count(chr(10)) + 1}: {words}"]
