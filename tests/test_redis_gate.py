@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from signing_async import ConfigurationError, Gate, LocalGate, RateLimited, RetryPolicy, SigningClient
-from signing_async.redis import RedisGate
+from signing_async import AuthError, ConfigurationError, Gate, LocalGate, RateLimited, RetryPolicy, SigningClient
+from signing_async.redis import RedisGate, RedisTokenStore
 from signing_async.redis.gate import _Turns
-from tests.oauth_servers import Scripted, says
+from tests.oauth_servers import Scripted, oauth_for, says
 from tests.redis_server import RedisServer, running_redis, slow_way
 
 ME = {"id": "1", "name": "Ada", "email": "ada@example.com"}
@@ -310,6 +310,22 @@ async def test_a_first_call_while_redis_is_away(redis: RedisServer) -> None:
         assert now() - began < 0.8
         async with RedisGate(redis.url, "b") as late:
             assert await open_for(late, 0.1)
+    redis.wake()
+
+
+async def test_a_call_that_needs_two_things_of_redis_while_it_is_away(redis: RedisServer) -> None:
+    """First its turn and then its token: both together are waited for less than two seconds."""
+    redis.stop()
+    async with (
+        RedisTokenStore(redis.url, "a") as store,
+        oauth_for("http://127.0.0.1:9", store=store) as oauth,
+        RedisGate(redis.url, "a", rate=100) as gate,
+        SigningClient("http://127.0.0.1:9", oauth, gate=gate) as client,
+    ):
+        began = now()
+        with pytest.raises(AuthError, match="the token store cannot be used"):
+            await client.me()
+        assert now() - began < 2
     redis.wake()
 
 

@@ -110,7 +110,7 @@ class RedisGate:
         burst: int | None = None,
         local: Gate | None = None,
         prefix: str = "signing:",
-        timeout: float = 1.0,
+        timeout: float = 0.5,
     ) -> None:
         self._connection = Connection("RedisGate", redis, timeout)
         # Variables are shown in some tracebacks.
