@@ -18,15 +18,21 @@ from pathlib import Path
 from tests.needs import needs
 
 
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 class RedisServer:
     """A server process; ``url`` leads to it, also after it was started again."""
 
     def __init__(self, *settings: str) -> None:
         self.program = needs("redis-server")
         self.folder = Path(tempfile.mkdtemp(prefix="redis-"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port: int = free_port()
         self.settings = settings
         self.url = f"redis://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None

@@ -23,7 +23,7 @@ from signing_async.redis import RedisTokenStore
 from signing_async.testing import FencedTokenStoreConformance
 from tests.needs import needs_module
 from tests.oauth_servers import Scripted, WatchedStore, grants, oauth_for
-from tests.redis_server import RedisServer, running_redis, slow_way
+from tests.redis_server import free_port, RedisServer, running_redis, slow_way
 
 ROOT = Path(__file__).parents[1]
 OLD = Token("access-old", "refresh-old", datetime(2020, 1, 1, tzinfo=UTC))
@@ -802,7 +802,7 @@ async def test_over_tls(tmp_path: Path) -> None:
     pair.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     pair.private_key_pem.write_to_path(tmp_path / "key.pem")
     with running_redis() as plain:
-        tls_port = plain.port + 1 if plain.port < 65535 else plain.port - 1
+        tls_port = free_port()
         plain.restart(
             *("--tls-port", str(tls_port), "--tls-cert-file", str(tmp_path / "cert.pem")),
             *("--tls-key-file", str(tmp_path / "key.pem"), "--tls-ca-cert-file", str(tmp_path / "ca.pem")),
