@@ -14,6 +14,7 @@ import click
 from ..errors import InvalidRequest, SigningError
 from .command import State, command
 from .exits import code_of_all
+from .output import on_one_line
 from .records import document_facts
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], concurre
 
 
 def _line(result: Any) -> str:
-    return f"{result.document.id}  {result.source}"
+    return on_one_line(f"{result.document.id}  {result.source}")
 
 
 @command()

@@ -86,6 +86,7 @@ class Output:
         if self.json:
             self.result({**facts, "error": facts_of(error)})
         else:
+            name = on_one_line(name)
             words = str(error).removeprefix("source: ")  # the name of an argument of Python's
             self.error(words if name in words else f"{name}: {words}", {})
 

@@ -51,7 +51,7 @@ async def _add(state: State, signing_id: str, fields: dict[str, Any]) -> None:
     async with state.client() as client:
         recipient = await client.recipients.add(signing_id, **fields)
     state.out.say(f"{fields['email']} was added")
-    state.out.result(recipient_facts(recipient, ()), recipient.id)
+    state.out.result(recipient_facts(recipient, ()), on_one_line(recipient.id))
 
 
 def _from_options(fields: tuple[str, ...]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import click
 
 from ..errors import InvalidRequest
 from .command import State, command
-from .output import ago, iso
+from .output import ago, iso, on_one_line
 from .records import document_facts, recipient_facts, show_signing, signing_facts
 
 if TYPE_CHECKING:
@@ -206,8 +206,8 @@ def create(
 async def _create(state: State, fields: Mapping[str, Any]) -> None:
     async with state.client() as client:
         signing = await client.signings.create(**fields)
-    state.out.say(f"A draft was created: {signing.name or fields['name']}")
-    state.out.result(signing_facts(signing), signing.id)
+    state.out.say(on_one_line(f"A draft was created: {signing.name or fields['name']}"))
+    state.out.result(signing_facts(signing), on_one_line(signing.id))
 
 
 def read_text(path: str, option: str) -> str:

@@ -27,6 +27,7 @@ from signing_async.cli.output import Output, ago, iso
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
+from tests.pdfs import make_pdf
 
 
 @pytest.mark.parametrize(
@@ -180,18 +181,27 @@ class Stalled(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def stalled() -> Iterator[str]:
+def listening(service: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Its origin."""
-    Stalled.go_on.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Stalled) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), service) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
-            Stalled.go_on.set()
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def stalled() -> Iterator[str]:
+    """The origin of one that is."""
+    Stalled.go_on.clear()
+    with listening(Stalled) as origin:
+        try:
+            yield origin
+        finally:
+            Stalled.go_on.set()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -422,6 +432,58 @@ def test_nothing_that_a_name_holds_passes_for_a_fact(run: Run, service: Service)
     assert "\nmessage   Sign\n          state  completed\n" in told
     ran = run("watch", signing, "--for", "0.5")
     assert (ran.code, len(ran.out.splitlines())) == (5, 1)
+
+
+EVIL = "\x1b]0;title\x07\x1b[31m\u202ex\nError: forged\r\u2028"
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """A service that puts controls and line breaks into every text."""
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        record = dict.fromkeys(("id", "name", "email", "message", "language", "first_name", "signing_method"), EVIL)
+        refused = self.path.endswith(("/send", "/remind", "/download-signed"))
+        answer: object = {**record, "is_draft": False, "documents": [record], EVIL: EVIL}
+        if refused:
+            answer = {"code": EVIL, "message": EVIL, "errors": {EVIL: [EVIL]}}
+        elif self.command == "GET" and self.path.partition("?")[0].endswith(("/signings", "/recipients")):
+            answer = [answer]
+        body = json.dumps(answer).encode()
+        self.send_response(400 if refused else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = _answer  # noqa: N815  # what the server calls
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "me", "list", "show x", "create x", "upload x a.pdf", "add-recipient x a@example.com", "send x",
+        "remind x --all-pending", "watch x --for 0.3", "download x", "doctor --check-only",
+    ],
+)  # fmt: skip
+def test_a_service_reaches_into_no_terminal(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No control of its gets there, and no line begins with its words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "a.pdf").write_bytes(make_pdf())
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "the-token")
+    with listening(Hostile) as origin:
+        monkeypatch.setenv("SIGNING_BASE_URL", origin)
+        cli.run(arguments.split())
+    shown = "\n".join(capfd.readouterr())
+    assert shown.strip()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028]", shown)
+    assert "\nError: forged" not in shown
 
 
 def test_state_ends_a_command() -> None:
