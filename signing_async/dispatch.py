@@ -230,19 +230,20 @@ class _Line:
         self._aside: list[_Job] = []
         self._exchanges = 0
         """Workers that wait for another package in the place of one that they have put aside."""
-        self._turn = asyncio.Lock()
+        self._pulling: asyncio.Task[Any] | None = None
+        """Apart from those who wait for it, who have other work to do if it takes long."""
         self._is_over = False
+        self._broken: BaseException | None = None
         self._failure: JournalError | None = None
 
     def __aiter__(self) -> _Line:
         return self
 
     async def __anext__(self) -> _Job:
-        async with self._turn:
-            job = await self._next(for_exchange=False)
-        if job is None:
-            raise StopAsyncIteration
-        return job
+        job = await self._next(for_exchange=False)
+        if job is not None:
+            return job
+        raise StopAsyncIteration if self._broken is None else self._broken
 
     async def instead_of(self, job: _Job) -> _Job:
         """Put this one aside, and get one to work on: another one, or in the end the same again."""
@@ -255,8 +256,7 @@ class _Line:
         self._aside.append(job)
         self._exchanges += 1
         try:
-            async with self._turn:
-                other = await self._next(for_exchange=True)
+            other = await self._next(for_exchange=True)
         finally:
             self._exchanges -= 1
         assert other is not None
@@ -270,6 +270,9 @@ class _Line:
         for job in self._aside:
             assert job.prepared is not None
             job.prepared.close()
+        if self._pulling is not None:
+            self._pulling.cancel()
+            await asyncio.gather(self._pulling, return_exceptions=True)
         await self._packages.aclose()
 
     async def _next(self, *, for_exchange: bool) -> _Job | None:
@@ -277,22 +280,40 @@ class _Line:
             # Of those aside each exchange has to find one.
             free = self._aside if for_exchange or len(self._aside) > self._exchanges else []
             first = min(free, key=lambda job: job.due, default=None)
-            wait = 0.0 if first is None else first.due - asyncio.get_running_loop().time()
-            if first is not None and wait <= 0:
+            wait = None if first is None else max(0.0, first.due - asyncio.get_running_loop().time())
+            if first is not None and not wait:
                 self._aside.remove(first)
                 return first
-            if not self._is_over and len(self._aside) < _ASIDE * self._concurrency:
-                package = await anext(self._packages, _END)
-                if package is not _END:
-                    self._meter.expect()
-                    return _Job(package)
-                self._is_over = True
-                self._meter.expect(-1)
-            elif first is None:
+            if self._pulling is None and not self._is_over and len(self._aside) < _ASIDE * self._concurrency:
+                self._pulling = asyncio.create_task(self._pull())
+            if self._pulling is not None:
+                await asyncio.wait([self._pulling], timeout=wait)
+                job = self._pulled()
+                if job is not None:
+                    return job
+            elif wait is None:
                 return None
             else:
                 await asyncio.sleep(wait)
         raise self._failure
+
+    async def _pull(self) -> Any:
+        return await anext(self._packages, _END)
+
+    def _pulled(self) -> _Job | None:
+        """What was pulled, if it is there and nobody else has taken it."""
+        pulling = self._pulling
+        if pulling is None or not pulling.done():
+            return None
+        self._pulling = None
+        self._broken = pulling.exception()
+        if self._broken is None and pulling.result() is not _END:
+            self._meter.expect()
+            return _Job(pulling.result())
+        self._is_over = True
+        if self._broken is None:
+            self._meter.expect(-1)
+        return None
 
 
 async def _each(packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

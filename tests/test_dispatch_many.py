@@ -346,6 +346,76 @@ async def test_never_many_are_left_for_later(client: SigningClient, tmp_path: Pa
             await run
 
 
+async def test_a_row_in_which_nothing_comes_for_long(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """A package that was left for later does not wait for the next one to come; nor does leaving."""
+    package, results = parcel_of(1, 1).package, 0
+
+    async def messages() -> AsyncIterator[SigningPackage]:
+        yield package
+        yield package
+        await asyncio.sleep(3600)
+
+    async with asyncio.timeout(30), client.dispatch_many(messages(), tmp_path / "journal", concurrency=4) as run:
+        async for result in run:
+            assert result.error is None
+            results += 1
+            if results == 2:
+                break
+    sent_well(sandbox, parcel_of(1, 1))
+
+
+async def test_a_row_that_fails_behind_what_another_run_has(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """What was pulled before the failure has its result all the same."""
+    parcel, pulled = parcel_of(1, 1, key="lease"), asyncio.Event()
+
+    async def failing() -> AsyncIterator[SigningPackage]:
+        yield parcel.package
+        pulled.set()
+        raise ZeroDivisionError
+
+    results: list[DispatchResult] = []
+    async with SqliteJournal(tmp_path / "journal") as other:
+        claim = await other.claim("lease")
+        assert claim is not None
+        many = client.dispatch_many(failing(), tmp_path / "journal", concurrency=1)
+        run = asyncio.create_task(all_of(many, results))
+        await pulled.wait()
+        await other.release(claim)
+        with pytest.raises(ZeroDivisionError):
+            await run
+    assert [result.error for result in results] == [None]
+    sent_well(sandbox, parcel)
+
+
+async def test_a_package_is_let_go_of_however_often_a_run_is_cancelled(sandbox: Sandbox, client: SigningClient) -> None:
+    """Also when it is cancelled again while it lets go."""
+    releasing, go_on = asyncio.Event(), asyncio.Event()
+    journal = MemoryJournal()
+    release = journal.release
+
+    async def slow(claim: Claim) -> None:
+        releasing.set()
+        await go_on.wait()
+        await release(claim)
+
+    journal.release = slow  # type: ignore[method-assign]  # a slow one
+    sandbox.faults.add("signings.create", "hang")
+    run = asyncio.create_task(client.dispatch(parcel_of().package, journal))
+    while not sandbox.requests_of("signings.create"):
+        await asyncio.sleep(0.005)
+    run.cancel()
+    await releasing.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    go_on.set()
+    async with asyncio.timeout(30):
+        while journal.taken:
+            await asyncio.sleep(0.005)
+
+
 async def test_a_claim_that_is_lost(sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture) -> None:
     """Another run has taken the package over: nothing more is done here, and its result is waited for."""
     parcel, journal, fate = parcel_of(), MemoryJournal(), Fate(12, pause=True)
