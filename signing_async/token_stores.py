@@ -10,7 +10,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
-__all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "token_from_json", "token_to_json"]
+__all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "carried_through", "token_from_json", "token_to_json"]
 
 _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type")
 _LEFT_OVER = 600.0
@@ -40,6 +40,16 @@ class TokenStore(Protocol):
 
     def lock(self) -> AbstractAsyncContextManager[None]:
         """Held by one refresh at a time, wherever the others run that share this store."""
+
+
+async def carried_through(work: Coroutine[Any, Any, None]) -> None:
+    """Return when it is done, also where this is cancelled meanwhile: for giving back what others wait for."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def token_to_json(token: Token) -> bytes:

@@ -23,7 +23,7 @@ import attrs
 from ..encryption import Sealer
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
-from ..token_stores import token_from_json, token_to_json
+from ..token_stores import carried_through, token_from_json, token_to_json
 from .database import FINAL, PASSING, Database, Pool, drop
 
 __all__ = ["PostgresTokenStore"]
@@ -203,7 +203,7 @@ class PostgresTokenStore:
                 if held.saving is not None and not held.saving.done():
                     self._finishing = held
                 else:
-                    await self._let_go(held)
+                    await carried_through(self._let_go(held))
 
     async def aclose(self) -> None:
         """Close the connections, but not a pool that was given; a save that waits for PostgreSQL is given its time."""
@@ -332,7 +332,7 @@ class PostgresTokenStore:
         if self._finishing is not None and self._finishing.saving is not None:
             await self._done(self._finishing.saving)
             held, self._finishing = self._finishing, None
-            await self._let_go(held)
+            await carried_through(self._let_go(held))
 
     def _token(self, row: Any) -> Token | None:
         if row is None or row["token"] is None:

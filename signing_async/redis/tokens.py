@@ -25,7 +25,7 @@ import attrs
 from ..encryption import Sealer
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
-from ..token_stores import token_from_json, token_to_json
+from ..token_stores import carried_through, token_from_json, token_to_json
 from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
 
 __all__ = ["RedisTokenStore"]
@@ -294,7 +294,7 @@ class RedisTokenStore:
                     _holding.reset(mark)
             finally:
                 if hold.unsaved is None:
-                    await self._let_go(hold)
+                    await carried_through(self._let_go(hold))
                 else:
                     self._finishing = asyncio.create_task(self._finish(hold), name="signing_async token save")
 

@@ -25,6 +25,7 @@ _LONG = Token("a" * 20_000, "r" * 20_000, datetime(1999, 1, 1, tzinfo=UTC))
 _QUICK = Token("access-quick", "refresh-quick")
 _LATE = Token("access-late", "refresh-late")
 _SOON = 0.1
+_LONG_ENOUGH = 20.0
 
 
 class TokenStoreConformance:
@@ -139,6 +140,30 @@ class TokenStoreConformance:
         await asyncio.wait([holding])
         async with asyncio.timeout(60), store.lock():
             pass
+
+    async def test_cancelled_on_its_way_out(self, open_store: OpenStore) -> None:
+        """Who is cancelled while it gives the lock back gives it back all the same."""
+        store, other = open_store(), open_store()
+        await store.save(_FULL)
+        done = asyncio.Event()
+
+        async def hold() -> None:
+            async with store.lock():
+                await store.load()
+                done.set()
+
+        async with asyncio.timeout(_LONG_ENOUGH):
+            for turns in range(8):
+                done.clear()
+                leaving = asyncio.create_task(hold())
+                await done.wait()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                leaving.cancel()
+                await asyncio.wait([leaving])
+                for each in (other, store):
+                    async with each.lock():
+                        assert await each.load() == _FULL
 
     async def test_its_text_shows_no_token(self, open_store: OpenStore) -> None:
         """Neither ``repr`` nor ``str`` gives away what is kept."""
