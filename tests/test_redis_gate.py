@@ -216,6 +216,20 @@ async def test_while_it_is_closed_no_turns_are_taken(shared: RedisServer) -> Non
         assert times[-1] >= opens + 15 / 100
 
 
+async def test_no_name_reaches_the_rate_of_another(shared: RedisServer) -> None:
+    """A gate may be called as the rate of another would be: its closing leaves that one as it was."""
+    async with RedisGate(shared.url, "named", rate=100) as gate, RedisGate(shared.url, "named:rate") as other:
+        assert await open_for(gate, 5)
+        other.close(60)
+        async with RedisGate(shared.url, "named:rate") as late:
+            async with asyncio.timeout(20):
+                while await open_for(late, 0.01):
+                    await asyncio.sleep(0.02)
+        for _ in range(30):
+            assert await open_for(gate, 5)
+        assert gate._together
+
+
 async def test_who_is_cancelled_leaves_no_trace(shared: RedisServer) -> None:
     """The others go on; what a cancelled one had waited for lapses."""
     async with RedisGate(shared.url, "cancelled", rate=20, burst=1) as gate:
@@ -250,7 +264,7 @@ async def test_a_clock_of_redis_that_was_set_back_does_not_stop_the_workers(shar
     from redis.asyncio import Redis
 
     async with Redis.from_url(shared.url) as client, RedisGate(shared.url, "ahead", rate=100) as gate:
-        await client.set("signing:gate:ahead:rate", "99999999999")
+        await client.set("signing:gate-rate:ahead", "99999999999")
         assert await open_for(gate, 5)
 
 

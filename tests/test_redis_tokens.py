@@ -107,7 +107,7 @@ async def ask(server: RedisServer, *command: Any) -> Any:
 
 async def held_by_none(server: RedisServer, name: str, lease: float) -> None:
     """Wait until a lock's lease is over, by Redis's clock."""
-    until = float(await ask(server, "HGET", f"signing:token:{name}:lock", "until"))
+    until = float(await ask(server, "HGET", f"signing:token-lock:{name}", "until"))
     while True:
         seconds, micros = await ask(server, "TIME")
         if seconds + micros / 1e6 > until:
@@ -196,7 +196,7 @@ async def test_a_lock_that_was_lost_before_the_token_was_read_is_taken_again(red
         await store.save(OLD)
         async with store.lock():
             # As if Redis had been emptied, and another worker had been quicker.
-            await ask(redis, "DEL", "signing:token:a:lock")
+            await ask(redis, "DEL", "signing:token-lock:a")
             async with other.lock():
                 if noticed:
                     await asyncio.sleep(0.25)
@@ -231,7 +231,7 @@ async def test_a_lock_that_was_asked_for_in_vain_is_soon_free(redis: RedisServer
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_lock_that_was_got_is_held_for_the_lease(redis: RedisServer, again: bool) -> None:
     """Others find it held for all of that time, should this worker say no more; also when it was lost and got again."""
-    lock = "signing:token:whole:lock"
+    lock = "signing:token-lock:whole"
     async with RedisTokenStore(redis.url, "whole", lease=120) as store, store.lock():
         if again:
             # It has been renewed: the next time would be in 40 s.
@@ -242,6 +242,19 @@ async def test_a_lock_that_was_got_is_held_for_the_lease(redis: RedisServer, aga
         async with asyncio.timeout(20):
             while float(await ask(redis, "HGET", lock, "until")) < time.time() + 60:
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("other", ["tenant:lock", "-lock:tenant", "tenant-lock", "Tenant", "tenant "])
+async def test_no_name_reaches_what_is_anothers(shared: RedisServer, other: str) -> None:
+    """Neither its token nor its lock, however alike the names are."""
+    async with RedisTokenStore(shared.url, "tenant") as one, RedisTokenStore(shared.url, other) as two:
+        await one.save(OLD)
+        await two.save(NEW)
+        async with one.lock(), two.lock():
+            assert (await one.load(), await two.load()) == (OLD, NEW)
+    for name, kept in (("tenant", OLD), (other, NEW)):
+        async with RedisTokenStore(shared.url, name) as store:
+            assert await store.load() == kept
 
 
 async def test_a_user_of_redis_without_channels_is_told(redis: RedisServer) -> None:

@@ -98,7 +98,7 @@ class RedisGate:
 
     Where Redis does not answer within ``timeout`` seconds each worker goes on by itself, with what its own requests
     tell it and with the whole ``rate``, which is said once in the log; and together again when Redis is back. The keys
-    are ``<prefix>gate:<name>`` (also the channel) and ``<prefix>gate:<name>:rate``, times are of Redis's own clock.
+    are ``<prefix>gate:<name>`` (also the channel) and ``<prefix>gate-rate:<name>``, times are of Redis's own clock.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class RedisGate:
         self._burst = max(1, round(_SLICE * (rate or 0))) if burst is None else burst
         self._local = LocalGate() if local is None else local
         self._key = f"{prefix}gate:{name}".encode()
+        self._rate_key = f"{prefix}gate-rate:{name}".encode()
         self._worker = secrets.token_hex(8)
         self._closed_until = 0.0
         self._turns = None if rate is None else _Turns(1 / rate)
@@ -233,7 +234,7 @@ class RedisGate:
         spare = (self._burst - 1) * turns.step
         if self._together:
             try:
-                ahead = await self._connection.script(_TAKE, [self._key + b":rate"], count, self.rate, spare)
+                ahead = await self._connection.script(_TAKE, [self._rate_key], count, self.rate, spare)
             except Unreachable as error:
                 self._go_on_alone(str(error))
             else:

@@ -183,8 +183,8 @@ class RedisTokenStore:
 
     A refresh token may be worth a person's time, so let Redis keep it: ``appendonly yes``, ``noeviction``. With
     replicas a failover may lose the last save; ``min-replicas-to-write`` narrows that, and nothing in Redis closes it.
-    The keys are ``<prefix>token:<name>`` and that with ``:lock``; the channels begin with the latter. All times are of
-    Redis's clock: a worker's may be wrong.
+    The keys are ``<prefix>token:<name>`` and ``<prefix>token-lock:<name>``; the channels begin with the latter. All
+    times are of Redis's clock: a worker's may be wrong.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class RedisTokenStore:
         self.name = name
         self._place = f"{prefix}token:{name}"
         self._key = self._place.encode()
-        self._lock_key = self._key + b":lock"
+        self._lock_key = f"{prefix}token-lock:{name}".encode()
         self._lease = lease
         self._local = asyncio.Lock()
         self._known = _Known()
