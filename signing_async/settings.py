@@ -57,6 +57,8 @@ class Settings:
         default=None, repr=lambda journal: "'...'" if isinstance(journal, str) else repr(journal)
     )
     """A file, or the URL of a database, which may hold a password."""
+    broker: str | None = attrs.field(default=None, repr=False)
+    """The URL of a broker, which may hold a password."""
     timeouts: Timeouts = attrs.field(factory=Timeouts)
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     assumptions: Assumptions = attrs.field(factory=Assumptions)
@@ -168,7 +170,8 @@ class _Given:
 
 _READ: dict[str, Callable[[_Given], Any]] = {
     **dict.fromkeys(
-        ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret"), _Given.text
+        ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret", "broker"),
+        _Given.text,
     ),
     "token_file": _Given.path,
     "journal": _Given.path_or_url,
@@ -221,11 +224,11 @@ def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
 
 
 def _secrets_in(content: Mapping[str, Any]) -> list[str]:
-    """The names of the file's secrets; a database's URL is one where it holds a password."""
+    """The names of the file's secrets; the URL of a database or a broker is one where it holds a password."""
     return [
         name
         for name, value in content.items()
-        if name in _SECRETS or (name == "journal" and holds_password(str(value)))
+        if name in _SECRETS or (name in ("journal", "broker") and holds_password(str(value)))
     ]
 
 

@@ -205,11 +205,11 @@ def add_dispatch(broker: Any, *, client: Callable[[], SigningClient], journal: C
 
 
 def broker() -> Any:
-    """Redis Streams, a client and a journal by the environment: ``taskiq worker signing_async.taskiq:broker``."""
+    """Redis Streams, a client and a journal by the settings: ``taskiq worker signing_async.taskiq:broker``."""
     from .settings import Settings
 
     settings = Settings.load()
-    url, place, auth = os.environ.get("SIGNING_BROKER"), settings.journal, settings.auth()
+    url, place, auth = settings.broker, settings.journal, settings.auth()
     for name, value in (("SIGNING_BROKER", url), ("SIGNING_JOURNAL", place)):
         if not value:
             raise ConfigurationError(f"{name} is not set")

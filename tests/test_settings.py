@@ -258,6 +258,20 @@ def test_a_secret_that_everybody_may_read_is_refused(config: Path) -> None:
     assert Settings.load().timeouts.call == 1
 
 
+def test_a_broker(config: Path) -> None:
+    """Its URL is kept out of texts, and a file in which it has a password is kept from others."""
+    url = f"redis://user:{SECRET}@host/0"
+    write(config, f'broker = "{url}"')
+    settings = Settings.load()
+    assert settings.broker == url
+    assert SECRET not in repr(settings)
+    write(config, f'broker = "{url}"', 0o644)
+    with pytest.raises(ConfigurationError, match="holds broker, and everybody"):
+        Settings.load()
+    write(config, 'broker = "redis://host/0"', 0o644)
+    assert Settings.load().broker == "redis://host/0"
+
+
 def test_a_journal_in_a_database(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its URL is kept as it is, and is a secret where it holds a password."""
     url = f"postgresql://user:{SECRET}@host/database"
