@@ -23,7 +23,7 @@ from signing_async.redis import RedisTokenStore
 from signing_async.testing import FencedTokenStoreConformance
 from tests.needs import needs_module
 from tests.oauth_servers import Scripted, WatchedStore, grants, oauth_for
-from tests.redis_server import free_port, RedisServer, running_redis, slow_way
+from tests.redis_server import RedisServer, free_port, running_redis, slow_way
 
 ROOT = Path(__file__).parents[1]
 OLD = Token("access-old", "refresh-old", datetime(2020, 1, 1, tzinfo=UTC))

@@ -1,4 +1,4 @@
-"""A run whose process dies, or stands still, at a chosen moment: before or after one of its requests or journal steps."""
+"""A run whose process dies, or stands still, at a chosen moment: around one of its requests or journal steps."""
 
 from __future__ import annotations
 
