@@ -49,7 +49,7 @@ class State:
     """What the common options of a command say, and what is made of them."""
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
-        self.arguments = tuple(arguments)
+        self.arguments: tuple[str, ...] = tuple(arguments)
         self.config: str | None = None
         self.base_url: str | None = None
         self.timeout: str | None = None
