@@ -60,8 +60,8 @@ class RetryPolicy:
 
     A delay is random between 0 and ``base_delay`` doubled for each attempt, at most ``max_delay``, and never shorter
     than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends the call
-    with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if nothing of the client's
-    was let through since the call's last attempt: a busy service is waited for until the deadline.
+    with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if nothing of the
+    client's was let through since the call's last attempt: a busy service is waited for until the deadline.
     """
 
     max_attempts: int = attrs.field(default=5, validator=_check_attempts)

@@ -44,6 +44,8 @@ Told = Callable[[int, Progress], None]
 _DRAFT, _SENDING, _SENT = "draft", "sending", "sent"
 _LONGEST_ERROR = 1000
 _NOTHING = Progress(0, 1, 0, None)
+# Answers of the service itself, which is done with the request, and not of a gateway that has given up on it.
+_ENDED = (500, 501, 503)
 # Seconds after each reading of a signing that was sent and still shows as a draft.
 _LAGS = (0.1, 0.4, 1.5, 0.0)
 
@@ -136,6 +138,11 @@ class _Tries:
     @property
     def were_in_doubt(self) -> bool:
         return any(attempt.error is not None and attempt.status != 429 for attempt in self._mine)
+
+    @property
+    def may_come_late(self) -> bool:
+        """Whether an attempt before the last one may still be on its way, or at work, and take effect as well."""
+        return any(attempt.in_doubt and attempt.status not in _ENDED for attempt in self._mine[:-1])
 
     def had_no_effect(self, error: Exception) -> bool:
         """Whether it is sure that the step with this outcome has had no effect, and will have none."""
@@ -307,6 +314,8 @@ class Sending:
             if last or isinstance(error, RequestTimeout):
                 raise
             return False
+        if state.in_doubt:
+            return False
         return not (resumed or self._unsure) or await self._is_right()
 
     def _remember(self) -> None:
@@ -378,7 +387,8 @@ class Sending:
             if tries.had_no_effect(error):
                 del ids[str(number)]
             raise
-        ids[str(number)] = made.id
+        if not tries.may_come_late:
+            ids[str(number)] = made.id
         self._unsure |= tries.were_in_doubt
 
     async def _is_right(self) -> bool:

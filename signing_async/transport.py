@@ -68,6 +68,8 @@ class Attempt:
     """Seconds until the next attempt; None when there is none."""
     error: str | None
     """What went wrong, in words without secrets; None when nothing did."""
+    in_doubt: bool = False
+    """Whether it may have taken effect all the same, or still may."""
 
 
 class Auth(Protocol):
@@ -261,7 +263,8 @@ class _Call(Generic[T]):
         """After a failed attempt: ask for another one, find that it took effect after all, or raise."""
         following = retry.step(trouble.outcome, self.operation.repeat)
         decision = self._decide(trouble, following)
-        self._report(began, decision.delay, str(trouble.error))
+        in_doubt = following in (Step.CHECK, Step.UNKNOWN)
+        self._report(began, decision.delay, str(trouble.error), in_doubt=in_doubt)
         self.trouble = trouble
         self.failed_at = asyncio.get_running_loop().time()
         self.in_doubt = following is Step.CHECK
@@ -533,13 +536,14 @@ class _Call(Generic[T]):
 
     # Telling
 
-    def _report(self, began: float, delay: float | None, error: str | None) -> None:
+    def _report(self, began: float, delay: float | None, error: str | None, *, in_doubt: bool = False) -> None:
         """Tell the hook and the log of an attempt that is over."""
         hook = self.options.on_attempt
         if hook is None and not log.isEnabledFor(logging.DEBUG):
             return
         seconds = time.perf_counter() - began
-        told = Attempt(self.operation.name, self.attempts, self.status, seconds, self.request_id, delay, error)
+        name = self.operation.name
+        told = Attempt(name, self.attempts, self.status, seconds, self.request_id, delay, error, in_doubt)
         log.debug(
             "%s attempt %d: %s in %.3f s%s%s",
             told.operation,

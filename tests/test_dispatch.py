@@ -627,9 +627,49 @@ async def test_people_who_look_alike(sandbox: Sandbox, client: SigningClient, tm
     parcel = Parcel(package, (("a.pdf", make_pdf()),), (("anna@example.com", None),) * 2)
     await _leave_a_draft(sandbox, client, parcel, tmp_path / "journal", "recipients.add")
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01)) as fresh:
-        sandbox.faults.add("recipients.add", "drop-before-commit")
+        sandbox.faults.add("recipients.add", "500")
         await fresh.dispatch(package, tmp_path / "journal")
     sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
+@pytest.mark.parametrize(("kind", "spare"), [("drop-before-commit", 1), ("502-html", 1), ("500", 0), ("503", 0)])
+async def test_what_was_repeated_and_arrives_after_all(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str, spare: int
+) -> None:
+    """A request whose answer was lost may arrive between the last reading and the sending: its draft is not sent.
+
+    One that the service itself has answered with an error has come to its end: that draft is.
+    """
+    send, parcel = Signings.send, parcel_of(1, 1)
+    sandbox.faults.add(step, kind)
+
+    async def late(self: Signings, signing_id: str) -> None:
+        if spare and signing_id == sandbox.signings[0].id:
+            if step == "documents.upload":
+                await client.documents.upload(signing_id, make_pdf(text="Lease 0"), "part 0.pdf")
+            else:
+                await client.recipients.add(signing_id, email="r0@example.com", order=2)
+        await send(self, signing_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "send", late)
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    sent_well(sandbox, parcel, spare=spare)
+
+
+async def test_a_request_that_may_arrive_is_not_forgotten(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """A run that ends after a repeat leaves the draft in doubt: the next run makes a new one."""
+    parcel = parcel_of(1, 1)
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    draft = sandbox.signings[0].id
+    assert (await client.dispatch(parcel.package, tmp_path / "journal")).id != draft
+    sent_well(sandbox, parcel, spare=1)
 
 
 async def test_a_document_too_many_in_what_was_sent(

@@ -7,7 +7,7 @@ import email.utils
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from aiohttp import web
@@ -572,6 +572,22 @@ async def test_a_refusal_before_a_slow_refresh_leaves_no_doubt(sandbox: Sandbox)
 
 async def _hang(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_doubt"), [("500", True), ("drop-before-commit", True), ("429", False), ("expired-token", False)]
+)
+async def test_whether_an_attempt_is_in_doubt(sandbox: Sandbox, kind: str, in_doubt: bool) -> None:
+    """The hook is told which attempts may have taken effect though they failed."""
+    told: list[Attempt] = []
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK, on_attempt=told.append) as client:
+        signing = await client.signings.create(name="Lease", language="EN")
+        sandbox.faults.add("recipients.add", kind, **({"retry_after": 0} if kind == "429" else {}))
+        with suppress(Unauthorized):
+            await client.recipients.add(signing, email="anna@example.com")
+    adding = [attempt.in_doubt for attempt in told if attempt.operation == "recipients.add"]
+    assert adding[0] is in_doubt
+    assert adding[1:] in ([], [False])
 
 
 def _page(request: web.Request) -> web.Response:
