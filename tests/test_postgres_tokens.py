@@ -378,9 +378,9 @@ async def test_eight_processes_on_one_token(dsn: str) -> None:
         run.send(2, signal.SIGCONT)
 
     run = await race("postgres", dsn, every=0.08, wrong_clocks=(3600.0,), meanwhile=disturb)
-    assert (run.refused, run.errors, run.done) == (0, [], [50] * 7)
+    assert (run.refused, run.errors, sorted(run.done)) == (0, [], [12, *[50] * 6])
     assert len(run.refreshes) >= 3
-    assert run.doubled <= 1
+    assert run.doubled == 0
 
 
 async def test_eight_processes_while_the_server_restarts(postgres: PostgresServer, dsn: str) -> None:

@@ -26,7 +26,7 @@ async def test_eight_processes_with_kills_and_a_pause(
 ) -> None:
     """Fifty calls each go well, with one refresh for each expiry, though two are killed and one is stopped for a while.
 
-    With Redis, machines may differ: one clock is an hour fast there, and one an hour slow.
+    With Redis, machines may differ: one clock is an hour fast there, and one an hour slow. These make fewer calls.
     """
 
     async def kill_and_stop(run: Race) -> None:
@@ -40,11 +40,11 @@ async def test_eight_processes_with_kills_and_a_pause(
 
     where = str(tmp_path / "token.json") if kind == "file" else redis.url
     run = await race(kind, where, wrong_clocks=wrong_clocks, meanwhile=kill_and_stop)
-    assert run.done == [50] * 6
+    assert sorted(run.done) == [12] * len(wrong_clocks) + [50] * (6 - len(wrong_clocks))
     assert not run.errors
     assert run.refused == 0
     assert len(run.refreshes) >= 3
-    assert run.doubled <= 2
+    assert run.doubled == 0
 
 
 async def test_eight_processes_and_redis_fails(redis: RedisServer) -> None:
