@@ -140,7 +140,7 @@ async def race(
         app = sandbox.register_app(REDIRECT)
         assert app.client_secret is not None
         task = Task(kind, where, sandbox.base_url, app.client_id, app.client_secret, calls, every)
-        # Who asks more seldom finds tokens that others have refreshed, and has to tell by their clocks whether they live.
+        # Who asks more seldom finds tokens that others have refreshed, and has to tell whether they live.
         wrong = [attrs.evolve(task, clock_wrong_by=by, calls=calls // 4, every=4 * every) for by in wrong_clocks]
         tasks = [attrs.asdict(each) for each in (wrong + [task] * workers)[:workers]]
         parent = await asyncio.create_subprocess_exec(
