@@ -254,8 +254,9 @@ class OAuth:
             task.exception()
 
     async def _exchange(self, form: _Form) -> Token:
-        token = await self._request_token(form, "oauth.exchange")
+        # Locked first: a code works only once, so it is not used while the token could not be kept.
         async with self._locked():
+            token = await self._request_token(form, "oauth.exchange")
             await self._store.save(token)
             self._publish(token)
         return token

@@ -535,6 +535,25 @@ async def test_the_token_in_hand_serves_on(redis: RedisServer, fault: str, caplo
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
+async def test_a_code_is_not_used_up_for_a_token_that_cannot_be_kept(redis: RedisServer, fault: str) -> None:
+    """It works only once: who comes back with it when Redis is back needs not send the user to authorize again."""
+    async with (
+        Scripted(grants("first")) as server,
+        RedisTokenStore(redis.url, "a", timeout=0.5) as store,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        still(redis, fault)
+        with pytest.raises(AuthError, match="the token store cannot be used"):
+            await oauth.exchange("code")
+        assert not server.token_requests
+        redis.wake() if fault == "stopped" else redis.start()
+        assert (await oauth.exchange("code")).access_token == "access-first"
+        token = await store.load()
+        assert token is not None
+        assert token.access_token == "access-first"
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
 async def test_a_token_that_could_not_be_saved_is_saved_later(redis: RedisServer, fault: str) -> None:
     """Redis fails during the request: the call fails in time, the lock stays, and when Redis is back the token is saved
     by itself, so that no worker uses the old refresh token again."""
