@@ -212,6 +212,10 @@ async def working(broker: Any) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        # What was told and acknowledged may not yet be done with: Taskiq saves it once more.
+        under_way = [task for task in asyncio.all_tasks() if "Receiver.callback" in repr(task)]
+        if under_way:
+            await asyncio.wait(under_way, timeout=1)
         receiving.cancel()
         await asyncio.wait([receiving])
         await broker.shutdown()
@@ -241,6 +245,12 @@ class Workplace:
     def journal(self) -> PostgresJournal:
         """In PostgreSQL."""
         return PostgresJournal(self._dsn, lease=1.5, timeout=0.5)
+
+    async def emptied(self) -> None:
+        """Wait until all messages are acknowledged: that follows when their outcomes are told."""
+        async with asyncio.timeout(60):
+            while await self.left() != (0, 0):
+                await asyncio.sleep(0.02)
 
     async def left(self) -> tuple[int, int]:
         """How many messages there are, and how many of them are delivered and not acknowledged."""
@@ -276,7 +286,7 @@ async def test_an_outcome_that_was_not_saved_is_told_by_the_next(
             assert await place.left() == (1, 1)
         async with working(place.worker()):
             assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
-    assert await place.left() == (0, 0)
+            await place.emptied()
     assert sendings(sandbox) == ["Lease 0"]
 
 
@@ -319,7 +329,8 @@ async def test_a_message_that_was_left_behind_is_found_behind_many_others(
         await redis.xclaim(place.queue, place.queue, "dead", 0, [last], idle=600_000)
         async with working(broker):
             assert (await asyncio.wait_for(enqueued[-1].wait(0.02), 60)).error is None
-    assert await place.left() == (24, 24)
+            while await place.left() != (24, 24):
+                await asyncio.sleep(0.02)
     assert sendings(sandbox) == ["Lease 0"]
 
 
@@ -339,10 +350,10 @@ async def test_a_document_that_is_not_what_was_enqueued(
         assert await enqueued.outcome() is None
         async with working(place.worker()):
             outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
+            await place.emptied()
         assert (outcome.key, outcome.signing, outcome.kind) == ("lease-0", None, "InvalidRequest")
         assert outcome.error is not None
         assert "documents[1]" in outcome.error
-        assert await place.left() == (0, 0)
     assert not sandbox.signings
 
 
@@ -359,7 +370,7 @@ async def test_what_fails_for_a_passing_reason_is_tried_again(
         assert await enqueued.outcome() is None
         fault.remove()
         assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
-        assert await place.left() == (0, 0)
+        await place.emptied()
     assert sendings(sandbox) == ["Lease 0"]
 
 
