@@ -85,11 +85,14 @@ def test_json_is_read(reader: str, body: bytes, data: Any) -> None:
 
 
 def test_depth_that_somebody_could_mean_is_read(reader: str) -> None:
-    """Three hundred levels are no attack."""
-    data, depth = parse(b"[" * 300 + b"]" * 300), 1
+    """A hundred levels are no attack; one more is what nobody means, and no brackets in a text are levels."""
+    data, depth = parse(b"[" * 100 + b"]" * 100), 1
     while data:
         (data,), depth = data, depth + 1
-    assert depth == 300
+    assert depth == 100
+    with pytest.raises(Unreadable, match="nested too deeply"):
+        parse(b"[" * 101 + b"]" * 101)
+    assert parse(b'["%b", [], {}]' % (b"[" * 500)) == ["[" * 500, [], {}]
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,9 @@ def test_a_record_can_be_shown_however_deep_its_answer() -> None:
     signing = structure(parse(_nested(64)), Signing)
     assert repr(signing)
     assert pickle.loads(pickle.dumps(signing)) == copy.deepcopy(signing) == signing
-    for depth in (65, 66, 200, 900):
+    with_brackets = parse(b'{"id": "s1", "name": "%b", "x": %b}' % (b"[{" * 500, _nested(60)))
+    assert structure(with_brackets, Signing).name == "[{" * 500
+    for depth in (100, 101, 200, 900):
         for body in (_nested(depth), b'{"id": "s1", "documents": [' + _nested(depth) + b"]}"):
             with pytest.raises(Unreadable, match="nested too deeply"):
                 structure(parse(body), Signing)
