@@ -196,7 +196,8 @@ class Budget:
     def leave(self) -> None:
         """A call has ended, however it did."""
         self._under_way -= 1
-        self._credits = min(self._credits, self._room)
+        if self._credits > self._MOST:
+            self._credits = min(self._credits, self._room)
 
     @property
     def any_left(self) -> bool:

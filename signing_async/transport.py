@@ -280,7 +280,8 @@ class _Call(Generic[T]):
         raise error
 
     def _succeed(self, value: T) -> T:
-        self.shared.budget.give_back(self.taken)
+        if self.taken:
+            self.shared.budget.give_back(self.taken)
         return value
 
     # What comes next, and whether it can be afforded
