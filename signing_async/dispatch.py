@@ -338,6 +338,7 @@ class _Meter:
     def expect(self, packages: int = 1) -> None:
         """So many packages more, or fewer, whose documents are not known yet."""
         self._unknown += packages
+        self._tell_when_known()
 
     def share(self, prepared: Prepared | None) -> _Share:
         """The part of one of them; of one that is no good there are no documents."""
@@ -345,7 +346,13 @@ class _Meter:
         share = _Share(self, () if prepared is None else [kept.size for kept in prepared.documents])
         self._total[0] += len(share.sizes)
         self._total[1] += sum(share.sizes)
+        self._tell_when_known()
         return share
+
+    def _tell_when_known(self) -> None:
+        """The end may be found after the last upload."""
+        if not self._unknown:
+            self.move(0, 0)
 
     def move(self, files: int, size: int) -> None:
         self._done[0] += files

@@ -209,6 +209,21 @@ async def test_how_far_it_is(sandbox: Sandbox, client: SigningClient, tmp_path: 
         told.clear()
 
 
+async def test_an_end_that_is_found_late(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """The totals are told also where all uploads are done before it is known that there are no more packages."""
+    told: list[Progress] = []
+    parcel = parcel_of(2, 1)
+
+    async def packages() -> AsyncIterator[SigningPackage]:
+        yield parcel.package
+        while not sandbox.signings or sandbox.signings[0].state != "sent":
+            await asyncio.sleep(0.01)
+
+    await all_of(client.dispatch_many(packages(), tmp_path / "journal", on_progress=told.append))
+    size = sum(len(data) for _, data in parcel.documents)
+    assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
+
+
 async def test_a_draft_that_is_given_up_is_taken_back(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     """Progress goes back to where it was when a package begins anew."""
     told: list[Progress] = []
