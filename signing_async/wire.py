@@ -367,9 +367,8 @@ def _drop_spoiled(session: aiohttp.ClientSession, url: URL) -> None:
     waiting = getattr(session.connector, "_conns", {})  # aiohttp has no public way to look into its pool
     for key, connections in waiting.items():
         if key.host == url.raw_host and key.port == url.port:
-            for protocol, _ in connections:
-                if protocol.should_close:
-                    protocol.close()
+            for spoiled in [protocol for protocol, _ in connections if protocol.should_close]:
+                spoiled.close()
 
 
 @lru_cache(maxsize=1)
