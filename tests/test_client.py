@@ -485,6 +485,22 @@ async def test_a_signing_whose_id_has_lines_of_its_own(caplog: pytest.LogCapture
     assert "waiting for signing a b goes on" in caplog.text
 
 
+async def test_tenants_on_one_session_keep_their_connections() -> None:
+    """Calls to one tenant leave the connections alone that wait for another."""
+    ports: list[object] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        ports.append(request.transport.get_extra_info("peername") if request.transport else None)
+        return web.json_response({"id": request.host})
+
+    async with serving(answer) as one, serving(answer) as other, aiohttp.ClientSession() as session:
+        clients = [SigningClient(server.origin, "token", session=session) for server in (one, other)]
+        for client, server in [*zip(clients, (one, other), strict=True)] * 3:
+            assert (await client.me()).id == server.origin.removeprefix("http://")
+    assert len(ports) == 6
+    assert len(set(ports)) == 2
+
+
 async def test_waiting_in_vain(sandbox: Sandbox, client: SigningClient) -> None:
     """WaitTimeout is a TimeoutError, and carries the last state seen."""
     signing = await client.signings.create(name="x", language="EN")
