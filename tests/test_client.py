@@ -33,6 +33,7 @@ from signing_async import (
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.webhooks import Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from tests.pdfs import make_pdf
+from tests.servers import serving
 
 QUICK = RetryPolicy(base_delay=0.01)
 
