@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, get_type_hints
+from unittest import mock
 
 import attrs
 import cattrs
@@ -128,11 +129,8 @@ def ours(body: bytes) -> tuple[Signing, ...]:
 
 
 def _ours_without_orjson(body: bytes) -> tuple[Signing, ...]:
-    reader, convert.orjson = convert.orjson, None  # type: ignore[assignment,attr-defined]  # as if it were not there
-    try:
+    with mock.patch.object(convert, "orjson", None):
         return ours(body)
-    finally:
-        convert.orjson = reader  # type: ignore[attr-defined]  # put back
 
 
 def _cattrs_defaults() -> Callable[[bytes], Any]:

@@ -24,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs
@@ -288,7 +289,7 @@ class _Connection(asyncio.BufferedProtocol):
 async def _serve(directory: Path) -> None:
     loop = asyncio.get_running_loop()
     service = _Service()
-    make: Callable[[], _Connection] = lambda: _Connection(service)  # noqa: E731  # one line for two listeners
+    make = partial(_Connection, service)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(directory / "server.pem")
     plain = await loop.create_server(make, _HOST, 0, backlog=1024)

@@ -23,6 +23,7 @@ from ..errors import ConfigurationError, InvalidRequest
 from .command import State, command
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import Entry, Manifest, Problem, Report
+from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
     from ..dispatch import DispatchResult
@@ -434,15 +435,14 @@ class Stop:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        # Windows' loops know no handlers, and only the main thread may have any.
-        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+        with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._hear)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+        with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     def _hear(self) -> None:

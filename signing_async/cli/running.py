@@ -14,6 +14,9 @@ from .exits import TERMINATED
 
 T = TypeVar("T")
 
+NO_HANDLERS = (NotImplementedError, ValueError, RuntimeError)
+"""What a signal's handler may meet: Windows' loops know none, and only the main thread may have any."""
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Like ``asyncio.run``: Ctrl-C, and SIGTERM too, let what is open be closed before the command ends."""
@@ -37,8 +40,7 @@ async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
         terminated = True
         cancel()
 
-    # Windows' loops know no handlers, and only the main thread may have any.
-    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+    with contextlib.suppress(*NO_HANDLERS):
         loop.add_signal_handler(signal.SIGTERM, stop)
     try:
         return await main

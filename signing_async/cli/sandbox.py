@@ -14,6 +14,7 @@ import click
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.accounts import is_loopback
 from .command import State, command
+from .running import NO_HANDLERS
 
 PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
@@ -80,7 +81,7 @@ def sandbox(
 async def _run(server: Sandbox, *, as_json: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # Windows' loops know no handlers; there Ctrl-C raises
+        with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with server:
         _tell(server, as_json=as_json)
