@@ -1,7 +1,7 @@
 """Look a sealed PDF over: its signatures, what they cover, whether anything came after; it is no legal opinion.
 
-The file is read as `pdf_preflight` reads it, through its cross-references, in bounded work; what the signatures cover
-is hashed in one pass. Whether a certificate can be trusted is not looked at.
+The file is read by `pdf_reader`, through its cross-references, in bounded work; what the signatures cover is hashed in
+one pass. Whether a certificate can be trusted is not looked at.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ import attrs
 
 from .assumptions import Assumptions
 from .errors import InvalidRequest, PdfRejected
-
-# One reader for both, so that they cannot come to see different documents in one file.
-from .pdf_preflight import (
-    _OBJECT,
-    _REGULAR,
-    _SPACE,
-    _TOKEN,
+from .pdf_reader import (
     HEADER_WINDOW,
-    _Budget,
-    _Bytes,
-    _Dict,
-    _Document,
-    _fields,
-    _Place,
-    _Ref,
-    _Text,
-    _unescaped,
-    _UnreadableError,
-    _Value,
+    OBJECT,
+    REGULAR,
+    SPACE,
+    TOKEN,
+    Budget,
+    Bytes,
+    Dict,
+    Document,
+    Place,
+    Ref,
+    Text,
+    UnreadablePdf,
+    Value,
+    signature_values,
+    unescaped,
 )
 from .sealed_cms import BROKEN_HASHES, Cms, MalformedCms, key_signed, read_cms, read_time
 
@@ -47,8 +45,8 @@ BUDGET = 32 * 2**20
 MOST_SIGNATURES = 100
 MOST_DIGITS = 4 * 2**20
 
-_REST_OF_REFERENCE = re.compile(rb"%b++[0-9]{1,5}%b++R(?!%b)" % (_SPACE, _SPACE, _REGULAR))
-_TEXT = re.compile(rb"%b*+\(((?:[^()\\]|\\[0-7]{3}){1,40}+)\)" % _SPACE)
+_REST_OF_REFERENCE = re.compile(rb"%b++[0-9]{1,5}%b++R(?!%b)" % (SPACE, SPACE, REGULAR))
+_TEXT = re.compile(rb"%b*+\(((?:[^()\\]|\\[0-7]{3}){1,40}+)\)" % SPACE)
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _BLANKS = b"\x00\t\n\f\r "
 _USAGE = frozenset({b"/UR", b"/UR3"})
@@ -136,7 +134,7 @@ def inspect_sealed(
         raise InvalidRequest(f"source: must be a path or bytes, not {type(source).__name__}")
     header = content[:HEADER_WINDOW].find(b"%PDF-")
     if header < 0:
-        raise _not_pdf(shown)
+        raise PdfRejected(f"{shown}: it is not a PDF", reason="not_pdf", filename=shown)
     with memoryview(content) as data:
         return _inspect(data, header)
 
@@ -163,17 +161,13 @@ def _read(path: str | os.PathLike[str], most: int) -> bytes:
     return content
 
 
-def _not_pdf(shown: str) -> PdfRejected:
-    return PdfRejected(f"{shown}: it is not a PDF", reason="not_pdf", filename=shown)
-
-
 def _inspect(data: memoryview, header: int) -> SealedReport:
-    budget = _Budget(BUDGET)
+    budget = Budget(BUDGET)
     for start in sorted({0, header}, reverse=True):  # offsets count from the header, or in sloppy files from 0
         with data[start:] as data_from_start:
             try:
-                return _report(_Signed(data, start, _Document(_Text(data_from_start, budget))))
-            except _UnreadableError:
+                return _report(_Signed(data, start, Document(Text(data_from_start, budget))))
+            except UnreadablePdf:
                 continue
     said = "its structure cannot be followed: it is damaged, cut short, or made to mislead"
     if _contains(data, b"/ByteRange"):
@@ -209,7 +203,7 @@ def _called(number: int, seals: tuple[Seal, ...]) -> str:
 class _Signed:
     """The file's revisions and signatures, found through its cross-references and its form, as readers find them."""
 
-    def __init__(self, data: memoryview, start: int, document: _Document) -> None:
+    def __init__(self, data: memoryview, start: int, document: Document) -> None:
         self.data = data
         self._start = start
         self._document = document
@@ -218,16 +212,7 @@ class _Signed:
 
     def revisions(self) -> list[int]:
         """Where the cross-references of each revision are, the newest first."""
-        document = self._document
-        offsets = list(document._seen)
-        while isinstance(document._next, int):
-            at = document._next
-            document._load(at)
-            # A linearized file has two sections from the start, of which the first in the file leads to the second.
-            if at > offsets[-1]:
-                offsets.pop()
-            offsets.append(at)
-        return [self._start + at for at in offsets]
+        return [self._start + at for at in self._document.offsets()]
 
     def has_usage_rights(self) -> bool:
         return bool(self._rights.keys() & _USAGE)
@@ -238,27 +223,27 @@ class _Signed:
     def signatures(self) -> Iterator[_Signature]:
         """The values of the form's signature fields, and the certification; not Adobe's usage rights."""
         document, rights = self._document, self._rights
-        values = [*_fields(document, document.get_dict(self._catalog, b"/AcroForm")), rights.get(b"/DocMDP")]
+        values = [*signature_values(document, document.get_dict(self._catalog, b"/AcroForm")), rights.get(b"/DocMDP")]
         usage = [rights.get(key) for key in _USAGE]
-        seen: list[_Value] = []
+        seen: list[Value] = []
         for value in values:
             entries = document.resolve(value)
             if not isinstance(entries, dict) or value in seen or value in usage:
                 continue
             if len(seen) == MOST_SIGNATURES:
-                raise _UnreadableError
+                raise UnreadablePdf
             seen.append(value)
             yield self._signature(value, entries)
 
-    def _signature(self, value: _Value, entries: _Dict) -> _Signature:
+    def _signature(self, value: Value, entries: Dict) -> _Signature:
         document = self._document
-        place = document._find(value.number) if isinstance(value, _Ref) else _Place()
+        place = document.find(value.number) if isinstance(value, Ref) else Place()
         kind = document.get(entries, b"/Type")
         signature = _Signature("timestamp" if kind == b"/DocTimeStamp" else "signature")
         if not place.offset:
             signature.problems.append("it is no object of its own in the file, so that no bytes can be around it")
             return signature
-        head = _again(_OBJECT, document.text.data, place.offset)
+        head = _again(OBJECT, document.text.data, place.offset)
         spans = _spans(document.text, head.end())
         contents = signature.read(document.text.data, spans)
         if contents is not None:
@@ -287,13 +272,13 @@ class _Signature:
             return None
         return self.cms.covered[0] if self.cms.covered else self.cms.algorithm
 
-    def read(self, data: _Bytes, spans: dict[bytes, list[int]]) -> tuple[int, int] | None:
+    def read(self, data: Bytes, spans: dict[bytes, list[int]]) -> tuple[int, int] | None:
         """Read the signature itself, and say where it stands."""
         for key in (b"/Contents", b"/ByteRange"):
             if len(spans.get(key, ())) != 1:
                 self.problems.append(f"{key.decode()} stands in it {len(spans.get(key, ()))} times, not once")
                 return None
-        token = _again(_TOKEN, data, spans[b"/Contents"][0])
+        token = _again(TOKEN, data, spans[b"/Contents"][0])
         start, end = token.span(4)
         if not 0 <= start < end <= start + MOST_DIGITS:
             self.problems.append(f"its /Contents is no hexadecimal string of at most {MOST_DIGITS} digits")
@@ -312,7 +297,7 @@ class _Signature:
                 self.problems.append("something else stands behind it in its place, which no signature covers")
         return start, end
 
-    def read_range(self, value: _Value, hole: tuple[int, int], size: int) -> None:
+    def read_range(self, value: Value, hole: tuple[int, int], size: int) -> None:
         """Read which bytes it covers: all from the first one to some end, but the signature itself."""
         match value:
             case [int(first), int(before), int(after), int(rest)]:
@@ -399,14 +384,14 @@ def _hash(data: memoryview, signatures: list[_Signature]) -> None:
         signature.judge(digest.digest())
 
 
-def _spans(text: _Text, at: int) -> dict[bytes, list[int]]:
+def _spans(text: Text, at: int) -> dict[bytes, list[int]]:
     """Where the values stand in the dictionary that starts at an offset; a name may have several."""
-    at = _again(_TOKEN, text.data, at).end()
+    at = _again(TOKEN, text.data, at).end()
     spans: dict[bytes, list[int]] = {}
-    while (key := _again(_TOKEN, text.data, at))[3] != b">>":
+    while (key := _again(TOKEN, text.data, at))[3] != b">>":
         if not key[1]:
-            raise _UnreadableError
-        spans.setdefault(_unescaped(key[1]), []).append(key.end())
+            raise UnreadablePdf
+        spans.setdefault(unescaped(key[1]), []).append(key.end())
         _, at = text.value(key.end())
         if rest := _REST_OF_REFERENCE.match(text.data, at):
             at = rest.end()
@@ -417,7 +402,7 @@ def _unescaped_octal(found: re.Match[bytes]) -> bytes:
     return bytes([int(found[1], 8) & 255])
 
 
-def _again(pattern: re.Pattern[bytes], data: _Bytes, at: int) -> re.Match[bytes]:
+def _again(pattern: re.Pattern[bytes], data: Bytes, at: int) -> re.Match[bytes]:
     """The match of what was read there before."""
     found = pattern.match(data, at)
     assert found is not None

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signing_async import pdf_preflight
-from signing_async.pdf_preflight import BUDGET, GLANCE_BUDGET, STEP, glance, preflight
+from signing_async import pdf_reader
+from signing_async.pdf_preflight import BUDGET, GLANCE_BUDGET, glance, preflight
+from signing_async.pdf_reader import STEP
 from signing_async.sandbox.inspection import inspect
 from tests import pdfs
 
@@ -284,7 +285,7 @@ def test_a_glance_reads_little_of_a_large_file() -> None:
 @pytest.mark.parametrize(
     "filler", [b" ", b"%comment\n", b"(x)", b"/N" + b"a" * 90 + b" 1 "], ids=["space", "comment", "string", "name"]
 )
-@pytest.mark.parametrize("bytes_before", range(pdf_preflight.WINDOW - 12, pdf_preflight.WINDOW + 4))
+@pytest.mark.parametrize("bytes_before", range(pdf_reader.WINDOW - 12, pdf_reader.WINDOW + 4))
 def test_a_glance_sees_across_the_edge_of_its_window(filler: bytes, bytes_before: int) -> None:
     """A name, a reference or a string that the window cuts in two is read whole."""
     one = (filler * bytes_before)[:bytes_before] if len(filler) == 1 else filler * (bytes_before // len(filler))
@@ -305,8 +306,8 @@ def test_a_glance_agrees_with_the_whole_look(data: bytes) -> None:
 def read(data: bytes) -> object:
     """What stands at the beginning, and where it ends; an array of strings means no more than a string."""
     try:
-        value, end = pdf_preflight._Text(data, pdf_preflight._Budget()).value(0)
-    except pdf_preflight._UnreadableError:
+        value, end = pdf_reader.Text(data, pdf_reader.Budget(BUDGET)).value(0)
+    except pdf_reader.UnreadablePdf:
         return None
     assert isinstance(value, dict)
     return {
@@ -330,7 +331,7 @@ def test_plain_dictionaries_are_read_as_any_other(parts: list[bytes]) -> None:
     data = b"<<" + b"".join(parts) + b">>/after"
     with pytest.MonkeyPatch.context() as patched:
         quick = read(data)
-        patched.setattr(pdf_preflight, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
+        patched.setattr(pdf_reader, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
         assert read(data) == quick
 
 
@@ -338,9 +339,9 @@ def test_plain_dictionaries_are_read_as_any_other(parts: list[bytes]) -> None:
 def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
     """How many things are read from a file until there is a verdict."""
     calls = 0
-    original = pdf_preflight._Budget.spend
+    original = pdf_reader.Budget.spend
 
-    def counting(budget: pdf_preflight._Budget, cost: int) -> None:
+    def counting(budget: pdf_reader.Budget, cost: int) -> None:
         nonlocal calls
         calls += cost >= STEP
         original(budget, cost)
@@ -351,7 +352,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
         preflight(data)
         return calls
 
-    monkeypatch.setattr(pdf_preflight._Budget, "spend", counting)
+    monkeypatch.setattr(pdf_reader.Budget, "spend", counting)
     return run
 
 

@@ -287,6 +287,16 @@ def test_data_for_long_term_validation_is_named() -> None:
     assert report.problems[0].endswith("in 1 later revision, with data for long-term validation among it")
 
 
+@pytest.mark.parametrize("size", range(8))
+def test_a_linearized_file_was_saved_once(size: int) -> None:
+    """Although it has two cross-reference sections from the start; an update counts as one more, wherever it lies."""
+    linearized = pdfs.rewritten(pdfs.by_reportlab(), linearize=True)
+    catalog = re.search(rb"/Root (\d+) 0 R", linearized)
+    assert catalog is not None
+    updated = pdfs.update(linearized, {90: pdfs.stream_object(b"x" * size)}, root=int(catalog[1]))
+    assert (inspect_sealed(linearized).revisions, inspect_sealed(updated).revisions) == (1, 2)
+
+
 def test_a_certified_document_has_one_signature() -> None:
     """Although the form and the catalog both lead to it."""
     report = inspect_sealed(pdfs.signed_by_pyhanko(pdfs.make_pdf(), certify=True))
