@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -219,18 +220,12 @@ class Tenants:
             given = self._given
             if given.closed:
                 raise ClientClosed("the session that was given to the tenants is closed")
-            if isinstance(given.cookie_jar, aiohttp.DummyCookieJar):
-                self._session = given
-            else:
-                self._session = aiohttp.ClientSession(
-                    connector=given.connector,
-                    connector_owner=False,
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    headers=given.headers,
-                    trust_env=given.trust_env,
-                    trace_configs=given.trace_configs,
-                    timeout=given.timeout,
-                )
+            self._session = given
+            if not isinstance(given.cookie_jar, aiohttp.DummyCookieJar):
+                # A copy has all else that was set, much of which aiohttp shows nobody: a proxy, middlewares, bounds.
+                self._session = copy.copy(given)
+                self._session._cookie_jar = aiohttp.DummyCookieJar()
+                self._session._connector_owner = False
         return self._session
 
 

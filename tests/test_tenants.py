@@ -460,6 +460,19 @@ async def test_what_the_session_has_besides_cookies_stays(server: Web) -> None:
     assert len({request.transport for request in server.requests}) == 1
 
 
+async def test_the_sessions_proxy_is_gone_through(server: Web) -> None:
+    """By a client's requests and by those for its token: there may be no other way out."""
+    registry = Registry("http://tenant.localhost")
+    registry.stores["acme"] = MemoryTokenStore(Token("old", "refresh-acme", expires_at=1))
+    async with (
+        aiohttp.ClientSession(proxy=server.origin) as session,
+        Tenants(registry.store, registry.app, session) as tenants,
+        tenants.client("acme") as client,
+    ):
+        assert (await client.me()).id == "acme-new"
+    assert [request.host for request in server.requests] == ["tenant.localhost"] * 2
+
+
 async def test_no_secret_is_told(server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture) -> None:
     """Not in a log, nor where these objects are printed."""
     registry = Registry(server.origin)
