@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -70,5 +69,4 @@ class Clock:
         finally:
             for waiter in waiters:
                 waiter.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await waiter
+            await asyncio.wait(waiters)

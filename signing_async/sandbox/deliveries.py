@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import hmac
 import json
@@ -48,6 +47,7 @@ class Deliveries:
         self._answers = Answers(profile)
         self._couriers: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     # endpoints
 
@@ -201,12 +201,13 @@ class Deliveries:
             self._wake(endpoint.id)
 
     async def close(self) -> None:
-        """Stop; what is pending stays pending."""
-        for task, _ in self._couriers.values():
+        """Stop; what is pending stays pending, and so does what requests in flight still add."""
+        self._closed = True
+        tasks = [task for task, _ in self._couriers.values()]
+        for task in tasks:
             task.cancel()
-        for task, _ in self._couriers.values():
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if tasks:
+            await asyncio.wait(tasks)
         self._couriers.clear()
         if self._session is not None:
             await self._session.close()
@@ -217,6 +218,8 @@ class Deliveries:
             await asyncio.sleep(0.005)
 
     def _wake(self, endpoint_id: str) -> None:
+        if self._closed:
+            return
         if endpoint_id not in self._couriers:
             wake = asyncio.Event()
             self._couriers[endpoint_id] = (asyncio.create_task(self._carry(endpoint_id, wake)), wake)

@@ -56,6 +56,26 @@ async def test_waiting_ends_when_the_clock_is_moved() -> None:
             await waiting
 
 
+@pytest.mark.parametrize("ticks", range(6))
+async def test_who_waits_can_be_cancelled_at_any_moment(ticks: int) -> None:
+    """A cancellation is never swallowed, also not in the very moment in which the waiting ends."""
+    clock, wake = Clock(), asyncio.Event()
+
+    async def wait_for_ever() -> None:
+        while True:
+            wake.clear()
+            await clock.wait(None, wake)
+
+    waiting = asyncio.create_task(wait_for_ever())
+    await asyncio.sleep(0.01)
+    wake.set()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting], timeout=1)
+    assert waiting.cancelled()
+
+
 async def test_one_step_moves_every_expiry(signing_sandbox: Sandbox, call: Caller) -> None:
     """Tokens, codes and invitations expire together."""
     app = signing_sandbox.register_app("http://127.0.0.1:1/")

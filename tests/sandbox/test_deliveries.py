@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import hashlib
 import hmac
 import json
@@ -480,3 +481,24 @@ async def test_a_repetition_waits_for_its_time(hooked: Sandbox, receiver: Receiv
     assert len(receiver.bodies) == 1
     hooked.clock.advance(seconds=BACK_OFF[0] - 2)
     await receiver.got(2)
+
+
+async def test_what_changes_after_the_couriers_were_stopped(tmp_path: Path, receiver: Receiver) -> None:
+    """A request that ends while the sandbox stops sends no courier out any more; the next run delivers its event."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    async with Sandbox(data=tmp_path) as sandbox:
+        sandbox.webhooks.register(receiver.url, SECRET)
+        user = sandbox.accounts.default_user()
+        sandbox.service.create_signing(user, {"name": "A", "language": "EN"})
+        await sandbox.webhooks.settled()
+        await sandbox.webhooks.close()
+        sandbox.service.create_signing(user, {"name": "B", "language": "EN"})
+        sandbox.webhooks.register(f"{receiver.url}?second", SECRET)
+        sandbox.service.create_signing(user, {"name": "C", "language": "EN"})
+        await asyncio.sleep(0.02)
+    gc.collect()
+    assert (problems, len(receiver.bodies)) == ([], 1)
+    async with Sandbox(data=tmp_path):
+        await receiver.got(4)
+    assert sorted(json.loads(body)["signing"]["name"] for body in receiver.bodies) == ["A", "B", "C", "C"]
