@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 import attrs
 
+from . import checks
 from .errors import ConfigurationError, InvalidRequest, JournalError
 from .token_stores import sync_folder
 
@@ -397,9 +398,9 @@ class _Step:
         self.outcome: object = None
 
 
-def _check_text(name: str, value: object) -> None:
+def _check_text(name: str, value: str) -> None:
     """Refuse what a database cannot hold as a text."""
-    if not isinstance(value, str) or not value or "\0" in value or value.encode("utf-8", "replace").decode() != value:
+    if not checks.is_text(value) or "\0" in value:
         raise InvalidRequest(f"{name}: must be a text that is not empty, without null characters, not {value!r}")
 
 

@@ -13,6 +13,7 @@ from typing import IO, Any, TypeVar, cast
 
 import attrs
 
+from . import checks
 from .errors import InvalidRequest
 from .models import Language, SigningMethod, SigningOrder
 from .pdf import OpenPdf, PdfSource, Source
@@ -152,10 +153,10 @@ def _problems(where: str, check: Any) -> list[str]:
     return []
 
 
-def _key_problems(key: object) -> list[str]:
+def _key_problems(key: str | None) -> list[str]:
     if key is None:
         return []
-    if isinstance(key, str) and key.strip() and "\0" not in key and key.encode("utf-8", "replace").decode() == key:
+    if checks.is_text(key) and key.strip() and "\0" not in key:
         return []
     return [f"key: must be a text that is not empty, without null characters, not {key!r}"]
 

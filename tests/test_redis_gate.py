@@ -383,7 +383,9 @@ async def test_a_slow_redis_holds_up_nobody(shared: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"name": ""}, "name must be a text that is not empty, not ''"),
+        ({"name": ""}, "name must be a text that is not empty, in whole characters, not ''"),
+        ({"name": "half-\ud800"}, r"name must be a text that is not empty, in whole characters, not 'half-\\ud800'"),
+        ({"prefix": 5}, "prefix must be a text, in whole characters, not 5"),
         ({"rate": 0}, "rate must be requests per second above 0, not 0"),
         ({"rate": True}, "rate must be requests per second above 0, not True"),
         ({"rate": 5, "burst": 0}, "burst must be a number of requests from 1, not 0"),

@@ -185,11 +185,21 @@ async def test_an_error_of_redis_is_told(shared: RedisServer) -> None:
             await asyncio.to_thread(seen.claim, "evt-list")
 
 
-@pytest.mark.parametrize("settings", [{"ttl": 0}, {"ttl": float("nan")}, {"lease": -1}, {"timeout": 0}])
-def test_settings_are_checked(settings: dict[str, Any]) -> None:
-    """The error names the setting."""
-    with pytest.raises(ConfigurationError, match=f"RedisSeenEvents: {next(iter(settings))} must be seconds above 0"):
+@pytest.mark.parametrize(
+    "settings",
+    [{"ttl": 0}, {"ttl": float("nan")}, {"ttl": "60"}, {"lease": -1}, {"lease": True}, {"timeout": 0}],
+)
+def test_times_are_checked(settings: dict[str, Any]) -> None:
+    """The error names the setting and the value."""
+    ((name, value),) = settings.items()
+    with pytest.raises(ConfigurationError, match=f"RedisSeenEvents: {name} must be seconds above 0, not {value!r}"):
         RedisSeenEvents("redis://127.0.0.1", **settings)
+
+
+def test_a_prefix_is_checked() -> None:
+    """What cannot begin a key is told at once."""
+    with pytest.raises(ConfigurationError, match="RedisSeenEvents: prefix must be a text, in whole characters, not 5"):
+        RedisSeenEvents("redis://127.0.0.1", prefix=5)  # type: ignore[arg-type]  # what is no text
 
 
 async def test_one_in_use_warns_when_it_is_dropped(shared: RedisServer) -> None:

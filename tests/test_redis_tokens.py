@@ -725,7 +725,10 @@ def test_settings_are_checked() -> None:
     """Each error names the setting and the value, and no password."""
     url = f"redis://:{PASSWORD}@127.0.0.1"
     for settings, words in (
-        ({"name": ""}, "name must say whose token it is, not ''"),
+        ({"name": ""}, "name must be a text that is not empty, in whole characters, not ''"),
+        ({"name": "half-\ud800"}, r"name must be a text that is not empty, in whole characters, not 'half-\ud800'"),
+        ({"prefix": "\udfff:"}, r"prefix must be a text, in whole characters, not '\udfff:'"),
+        ({"prefix": None}, "prefix must be a text, in whole characters, not None"),
         ({"lease": 0}, "lease must be seconds above 0, not 0"),
         ({"timeout": float("nan")}, "timeout must be seconds above 0, not nan"),
         ({"key": "short"}, "an encryption key must be 32 bytes"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import re
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
+from .. import checks
 from ..errors import ConfigurationError, SigningError
 from ..redaction import redact
 
@@ -24,7 +24,7 @@ except ModuleNotFoundError:
         "signing_async.postgres needs asyncpg: pip install 'signing-async[postgres]'", name="asyncpg"
     ) from None
 
-__all__ = ["FINAL", "PASSING", "Database", "Pool", "drop", "seconds"]
+__all__ = ["FINAL", "PASSING", "Database", "Pool", "drop"]
 
 T = TypeVar("T")
 
@@ -110,7 +110,8 @@ class Database:
             raise ConfigurationError(f"{owner}: table must be a plain lower-case name, schema.name or name: {table!r}")
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
         self.sql: str = sql.format(table=self.table)
-        self.timeout: float = seconds(owner, "timeout", timeout)
+        checks.seconds(owner, "timeout", timeout)
+        self.timeout: float = timeout
 
     def _read_dsn(self) -> None:
         """Learn the place, to be shown, and the password, to be hidden."""
@@ -271,9 +272,3 @@ def _in_transaction(connection: Any) -> bool:
     with contextlib.suppress(asyncpg.InterfaceError):
         return bool(connection.is_in_transaction())
     return False
-
-
-def seconds(owner: str, name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{owner}: {name} must be seconds above 0, not {value!r}")
-    return value

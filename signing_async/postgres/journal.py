@@ -14,9 +14,10 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from .. import checks
 from ..errors import ConfigurationError
 from ..journal import Claim, ClaimLost, JournalError
-from .database import Database, Pool, seconds
+from .database import Database, Pool
 
 __all__ = ["PostgresJournal"]
 
@@ -87,7 +88,8 @@ class PostgresJournal:
         )
         # Variables are shown in some tracebacks.
         del postgres
-        self._lease = seconds("PostgresJournal", "lease", lease)
+        checks.seconds("PostgresJournal", "lease", lease)
+        self._lease = lease
         if lease < 3 * timeout:
             raise ConfigurationError(
                 f"PostgresJournal: lease must be at least three times the timeout of {timeout:g} s, not {lease!r}"

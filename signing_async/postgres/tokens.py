@@ -20,6 +20,7 @@ from typing import Any, Self
 import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
 import attrs
 
+from .. import checks
 from ..encryption import Sealer
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
@@ -136,8 +137,9 @@ class PostgresTokenStore:
         self._sealer = Sealer(key, owner="PostgresTokenStore")
         # Variables are shown in some tracebacks.
         del key
-        if not isinstance(name, str) or not name or "\0" in name:
-            raise ConfigurationError(f"PostgresTokenStore: name must say whose token it is, not {name!r}")
+        checks.text("PostgresTokenStore", "name", name)
+        if "\0" in name:
+            raise ConfigurationError(f"PostgresTokenStore: name must have no null characters, not {name!r}")
         self.name = name
         self._database = Database(
             postgres, table, _TABLE, owner="PostgresTokenStore", timeout=timeout, failure=AuthError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from .. import checks
 from ..errors import ConfigurationError
 from ..redaction import redact
 
@@ -48,8 +48,7 @@ class Connection:
     """A server by its URL, connected to on first use, or the caller's own client; nothing waits beyond ``timeout``."""
 
     def __init__(self, part: str, redis: str | RedisClient, timeout: float) -> None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-            raise ConfigurationError(f"{part}: timeout must be seconds above 0, not {timeout!r}")
+        checks.seconds(part, "timeout", timeout)
         self.timeout = timeout
         self._given: RedisClient | None = None
         self._url: str | None = None

@@ -12,6 +12,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
+from .. import checks
 from ..errors import ConfigurationError
 from ..throttle import Gate, LocalGate
 from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
@@ -115,8 +116,8 @@ class RedisGate:
         self._connection = Connection("RedisGate", redis, timeout)
         # Variables are shown in some tracebacks.
         del redis
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"RedisGate: name must be a text that is not empty, not {name!r}")
+        checks.text("RedisGate", "name", name)
+        checks.text("RedisGate", "prefix", prefix, may_be_empty=True)
         if rate is not None and (
             isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
         ):

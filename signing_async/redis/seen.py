@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import warnings
 from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Self
 
+from .. import checks
 from ..errors import ConfigurationError, WebhookError
 from ..webhooks.seen import DAY, Claim
 from .connection import Connection, RedisClient, Script, Unreachable, text_of
@@ -57,9 +57,9 @@ class RedisSeenEvents:
         self._connection = Connection("RedisSeenEvents", redis, timeout)
         # Variables are shown in some tracebacks.
         del redis
-        for name, seconds in (("ttl", ttl), ("lease", lease)):
-            if not 0.001 <= seconds < math.inf:
-                raise ConfigurationError(f"RedisSeenEvents: {name} must be seconds above 0, not {seconds!r}")
+        checks.text("RedisSeenEvents", "prefix", prefix, may_be_empty=True)
+        checks.seconds("RedisSeenEvents", "ttl", ttl)
+        checks.seconds("RedisSeenEvents", "lease", lease)
         self.ttl = ttl
         self.lease = lease
         self._prefix = f"{prefix}seen:"
@@ -129,7 +129,7 @@ class RedisSeenEvents:
 
 
 def _millis(seconds: float) -> int:
-    return round(seconds * 1000)
+    return max(1, round(seconds * 1000))
 
 
 def _nothing(answer: Any) -> None:

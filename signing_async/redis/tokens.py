@@ -7,7 +7,6 @@ import base64
 import contextlib
 import json
 import logging
-import math
 import os
 import random
 import secrets
@@ -22,8 +21,9 @@ from typing import Any, Self
 
 import attrs
 
+from .. import checks
 from ..encryption import Sealer
-from ..errors import AuthError, ConfigurationError, TokenSuperseded
+from ..errors import AuthError, TokenSuperseded
 from ..models import Token
 from ..token_stores import carried_through, token_from_json, token_to_json
 from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
@@ -200,10 +200,9 @@ class RedisTokenStore:
         self._connection = Connection("RedisTokenStore", redis, timeout)
         # Variables are shown in some tracebacks.
         del redis
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"RedisTokenStore: name must say whose token it is, not {name!r}")
-        if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0 < lease < math.inf:
-            raise ConfigurationError(f"RedisTokenStore: lease must be seconds above 0, not {lease!r}")
+        checks.text("RedisTokenStore", "name", name)
+        checks.text("RedisTokenStore", "prefix", prefix, may_be_empty=True)
+        checks.seconds("RedisTokenStore", "lease", lease)
         self._sealed = key is not None
         self._sealer = Sealer(key, owner="RedisTokenStore")
         del key
