@@ -104,7 +104,7 @@ class Settings:
             raise ConfigurationError(f"neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set{self.note}")
         for name in ("client_secret", "redirect_uri"):
             self._required(name)
-        if self.token_file is None and not _default_token_file(origin).exists():
+        if self.token_file is None and not _is_there(_default_token_file(origin)):
             raise ConfigurationError(f"SIGNING_TOKEN_FILE is not set, and nobody has logged in at {origin}{self.note}")
         return self.oauth()
 
@@ -220,7 +220,11 @@ def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
         return Path.cwd() / os.path.expanduser(named)  # noqa: PTH111  # pathlib's raises where there is no such user
     folder = config_folder()
     usual = None if folder is None else folder / "config.toml"
-    return usual if usual is not None and usual.exists() else None
+    return usual if usual is not None and _is_there(usual) else None
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110  # pathlib's raises where it may not look
 
 
 def _secrets_in(content: Mapping[str, Any]) -> list[str]:

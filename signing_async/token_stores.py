@@ -23,7 +23,15 @@ try:
 except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
-__all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "carried_through", "token_from_json", "token_to_json"]
+__all__ = [
+    "FileTokenStore",
+    "MemoryTokenStore",
+    "TokenStore",
+    "carried_through",
+    "sync_folder",
+    "token_from_json",
+    "token_to_json",
+]
 
 _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type")
 _LEFT_OVER = 600.0
@@ -102,10 +110,14 @@ class FileTokenStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if fcntl is None:
             raise ConfigurationError("FileTokenStore needs POSIX file locks, which this system does not have")
-        # Through symbolic links, so that all who share the file share its lock, and a save does not replace a link.
-        self.path: Path = Path(os.path.realpath(Path(path).expanduser()))
-        # Where it may not even look, load and save say so.
-        with contextlib.suppress(PermissionError):
+        try:
+            expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises where there is no such user
+            # Through symbolic links, so that all who share the file share its lock, and a save does not replace a link.
+            self.path: Path = Path(os.path.realpath(expanded))
+        except (TypeError, ValueError):
+            raise ConfigurationError(f"FileTokenStore: path must be a path, not {path!r}") from None
+        # Where it cannot even look, load and save say so.
+        with contextlib.suppress(OSError):
             if self.path.is_dir():
                 raise ConfigurationError(f"FileTokenStore: path is a folder: {self.path}")
 
@@ -168,9 +180,9 @@ class FileTokenStore:
             sync_folder(folder.parent)
 
     def _remove_leftovers(self) -> None:
-        """What a process left that was killed in a save: each holds a token."""
+        """What a process left that was killed in a save: each holds a token. What cannot go stays."""
         for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.new"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > _LEFT_OVER:
                     left.unlink()
 

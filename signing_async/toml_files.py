@@ -36,6 +36,8 @@ def read_toml(
         problem = "is not UTF-8"
     except tomllib.TOMLDecodeError as error:
         problem = f"is not TOML: {error}"
+    except ValueError as error:  # of a strange path
+        problem = f"cannot be read: {error}"
     # Out here the parser's error, which holds the text, is not the context of this one.
     if problem is not None:
         raise ConfigurationError(f"{path} {problem}")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from signing_async import Assumptions, ConfigurationError, FileTokenStore, OAuth, SigningClient, Timeouts
@@ -425,6 +426,22 @@ def test_without_a_home(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
     assert Settings.load() == Settings()
     with pytest.raises(ConfigurationError, match="there is no home folder to keep a token in"):
         _ = Settings(base_url="https://a.example.com").store
+
+
+def test_a_folder_that_cannot_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as if it were not there, such as the home of root for a service that is somebody else."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/" + 300 * "x")  # as good as closed, and to root too
+    settings = Settings.load(given={"base_url": "https://a.example.com", "client_id": "c", "client_secret": "s"})
+    with pytest.raises(ConfigurationError, match="SIGNING_REDIRECT_URI is not set"):
+        settings.auth()
+    with pytest.raises(ConfigurationError, match="SIGNING_TOKEN_FILE is not set, and nobody has logged in at"):
+        attrs.evolve(settings, redirect_uri="https://app.example.com/callback").auth()
+
+
+def test_a_path_that_cannot_be_one() -> None:
+    """It is refused as one that leads nowhere."""
+    with pytest.raises(ConfigurationError, match="cannot be read: embedded null byte"):
+        Settings.load("config\0.toml")
 
 
 def test_a_home_of_nobody(config: Path) -> None:

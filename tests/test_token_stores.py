@@ -242,6 +242,16 @@ async def test_a_leftover_that_another_removes_meanwhile(tmp_path: Path, monkeyp
     assert await store.load() == FULL
 
 
+async def test_a_leftover_that_cannot_be_removed(tmp_path: Path) -> None:
+    """It does not keep a token from being saved."""
+    left = tmp_path / ".token.json.a.new"
+    left.mkdir()
+    os.utime(left, (1, 1))
+    store = FileTokenStore(tmp_path / "token.json")
+    await store.save(FULL)
+    assert await store.load() == FULL
+
+
 async def test_links_are_followed(tmp_path: Path) -> None:
     """A save through a symbolic link changes the file it leads to, and whoever comes by the link shares the lock."""
     (tmp_path / "volume").mkdir()
@@ -274,6 +284,19 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="path is a folder"):
         FileTokenStore(tmp_path)
     assert repr(FileTokenStore(tmp_path / "t.json")) == f"FileTokenStore('{tmp_path}/t.json')"
+
+
+async def test_a_path_that_cannot_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused at once; what only the system can tell, when it is used. A home of nobody is a name like others."""
+    paths: list[Any] = [3, b"token.json", "token\0.json"]
+    for path in paths:
+        with pytest.raises(ConfigurationError) as caught:
+            FileTokenStore(path)
+        assert str(caught.value) == f"FileTokenStore: path must be a path, not {path!r}"
+    with pytest.raises(AuthError, match="cannot be read: File name too long"):
+        await FileTokenStore(tmp_path / ("x" * 300)).load()
+    monkeypatch.chdir(tmp_path)
+    assert FileTokenStore("~nobody-of-this-name/x").path == tmp_path / "~nobody-of-this-name/x"
 
 
 def test_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
