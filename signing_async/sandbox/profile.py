@@ -195,7 +195,7 @@ class Profile:
     remind_finished: Literal["skip", "refuse"] = "skip"
     """A reminder to who has finished or is not yet invited: nothing is sent, or 400."""
     decline_effect: Literal["cancels", "nothing"] = "cancels"
-    """What a declined signing comes to: it is cancelled, or it stays as it is."""
+    """What a declined signing comes to: it is cancelled, or the others may still sign, and it is never completed."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -359,9 +359,12 @@ class Service:
             with self._database.transaction():
                 self._database.run("UPDATE recipients SET declined_at = ? WHERE id = ?", now, recipient_id)
                 self._touch(signing_id, now)
-                self._emit("recipient.declined", self.signing(signing_id), {"recipient_id": recipient_id})
+                signing = self.signing(signing_id)
+                self._emit("recipient.declined", signing, {"recipient_id": recipient_id})
                 if self._profile.decline_effect == "cancels":
                     self._cancel(signing_id)
+                else:
+                    self._invite_next(signing)
         return self.signing(signing_id)
 
     async def _sign(self, recipient_id: str) -> Signing:

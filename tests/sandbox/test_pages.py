@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 import signing_async.sandbox.pages as pages
-from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox import Profile, Sandbox, sealing
 from signing_async.sandbox.pages import dashboard, inbox
 from signing_async.sandbox.pages.markup import isolated, render, tag
 from signing_async.sandbox.pages.site import NOTICES
@@ -1052,6 +1053,62 @@ async def test_too_late(visitor: Visitor, call: Caller) -> None:
     assert ENGLISH.state_expired in late.main.find("p", id="state").text
     assert not late.main.every("form")
     assert "Invitation expired" in (await visitor.get("/sandbox")).main.text
+
+
+@pytest.mark.parametrize("words", [ENGLISH, SWEDISH])
+async def test_why_not_in_the_signings_language(visitor: Visitor, call: Caller, words: Words) -> None:
+    """A form that comes too late or too early is refused in the language of the page, which shows what is so by now."""
+    draft = await call.draft(language=words.code.upper())
+    await call.upload(draft)
+    person = await call.recipient(draft)
+    _, _, (first, second) = await call.sent(2, language=words.code.upper(), signing_order="sequential")
+    token = {"csrf_token": (await visitor.get(signing_page(first))).main.every("input")[0].attributes["value"]}
+    signs, declines = token | {"decision": "sign", "agree": "on"}, token | {"decision": "decline"}
+
+    async def refused(recipient: str, standing: str) -> None:
+        page = await visitor.post(signing_page(recipient), signs)
+        assert page.status == 400
+        assert page.main.find("p", role="alert").text == words.refusals[standing]
+        assert words.standings[standing] in page.main.find("p", id="state").text
+        assert not page.main.every("form")
+
+    await refused(person, "draft")
+    await refused(second, "waiting")
+    await visitor.post(signing_page(first), signs)
+    await refused(first, "signed")
+    await visitor.post(signing_page(second), declines)
+    await refused(second, "declined")
+    await call.sandbox.cancel(draft)
+    await refused(person, "cancelled")
+    _, _, (late,) = await call.sent(language=words.code.upper())
+    call.sandbox.clock.advance(days=14)
+    await refused(late, "expired")
+
+
+async def test_two_clicks_at_once(visitor: Visitor, call: Caller) -> None:
+    """The second of two clicks is refused, and its page shows that the first one signed."""
+    _, _, (recipient,) = await call.sent()
+    page = await visitor.get(signing_page(recipient))
+    pages = await asyncio.gather(*(visitor.send(page, signing_page(recipient), agree="on") for _ in range(2)))
+    [late] = [page for page in pages if page.status == 400]
+    assert late.main.find("p", role="alert").text == ENGLISH.refusals["signed"]
+    assert not late.main.every("form")
+
+
+async def test_a_document_that_cannot_be_sealed(
+    visitor: Visitor, call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why sealing failed is said, and it can be tried again."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise sealing.SealingFailed("It is damaged.")
+
+    _, _, (recipient,) = await call.sent()
+    monkeypatch.setattr(sealing, "seal", fail)
+    page = await visitor.get(signing_page(recipient))
+    page = await visitor.send(page, signing_page(recipient), agree="on")
+    assert (page.status, page.main.find("p", role="alert").text) == (409, "It is damaged.")
+    assert page.form(signing_page(recipient), ENGLISH.sign)
 
 
 async def test_without_a_display_name(visitor: Visitor, call: Caller) -> None:

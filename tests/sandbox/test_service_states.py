@@ -292,6 +292,17 @@ async def test_declining_may_leave_it(call: Caller, signing_sandbox: Sandbox) ->
     assert (await signing_sandbox.complete(signing_id)).state == "sent"
 
 
+@pytest.mark.signing_sandbox(profile=Profile(decline_effect="nothing"))
+async def test_declining_makes_it_the_next_ones_turn(call: Caller, signing_sandbox: Sandbox) -> None:
+    """Where a declined signing goes on, the next in a sequential one is invited."""
+    signing_id, _, (first, second, third) = await call.sent(recipients=3, signing_order="sequential")
+    await signing_sandbox.decline(first)
+    assert [n.recipient_id for n in signing_sandbox.notifications] == [first, second]
+    assert (await signing_sandbox.complete(signing_id)).state == "sent"
+    assert [n.recipient_id for n in signing_sandbox.notifications] == [first, second, third]
+    assert [r.completed_at is not None for r in signing_sandbox.recipients(signing_id)] == [False, True, True]
+
+
 @pytest.mark.parametrize("action", ["sign", "decline", "complete", "cancel"])
 async def test_unknown_ids(signing_sandbox: Sandbox, action: str) -> None:
     """What does not exist is refused as such."""

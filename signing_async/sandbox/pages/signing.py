@@ -60,8 +60,14 @@ class SigningPage:
             else:
                 return self._page(request, recipient, problem=words.choose, status=400)
         except Refused as refused:
-            return self._page(request, recipient, problem=refused.message, status=refused.status)
+            return self._refused(request, refused)
         raise see(signing_page(recipient))
+
+    def _refused(self, request: web.Request, refused: Refused) -> web.Response:
+        recipient = self._recipient(request)  # as it is by now
+        now = standing(self._service, self._service.signing(recipient.signing_id), recipient)
+        problem = self._words(recipient).refusals.get(now, refused.message)
+        return self._page(request, recipient, problem=problem, status=refused.status)
 
     def _recipient(self, request: web.Request) -> Recipient:
         return self._service.recipient(request.match_info["recipient_id"])

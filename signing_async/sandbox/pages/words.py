@@ -60,6 +60,8 @@ class Words:
     state_cancelled: str
     turn_of: str
     standings: dict[str, str]
+    refusals: dict[str, str]
+    """Why somebody who stands so can neither sign nor decline."""
 
 
 ENGLISH = Words(
@@ -122,6 +124,14 @@ ENGLISH = Words(
         "declined": "Declined",
         "cancelled": "Cancelled",
     },
+    refusals={
+        "draft": "The signing has not been sent yet.",
+        "waiting": "It is not your turn yet.",
+        "expired": "The invitation has expired.",
+        "signed": "You have signed already.",
+        "declined": "You have declined already.",
+        "cancelled": "The signing was cancelled.",
+    },
 )
 
 SWEDISH = Words(
@@ -183,6 +193,14 @@ SWEDISH = Words(
         "signed": "Signerat",
         "declined": "Avböjt",
         "cancelled": "Avbrutet",
+    },
+    refusals={
+        "draft": "Signeringen är inte skickad än.",
+        "waiting": "Det är inte din tur än.",
+        "expired": "Inbjudan har gått ut.",
+        "signed": "Du har redan signerat.",
+        "declined": "Du har redan avböjt.",
+        "cancelled": "Signeringen har avbrutits.",
     },
 )
 
