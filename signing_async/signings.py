@@ -13,10 +13,12 @@ from . import wire
 from .answers import one_line, record
 from .convert import Unreadable, structure
 from .errors import (
+    AuthError,
     InvalidRequest,
     RateLimited,
     ServerError,
     SigningCancelled,
+    SigningError,
     TransportError,
     WaitTimeout,
 )
@@ -162,7 +164,9 @@ class Signings:
     async def _look(self, signing_id: str | Signing, last: Signing | None) -> Signing | None:
         try:
             return await self.get(signing_id)
-        except (ServerError, RateLimited, TransportError) as error:
+        except SigningError as error:
+            if not _may_pass(error):
+                raise
             log.warning("waiting for signing %s goes on: %s", _shown(signing_id), error)
             return last
 
@@ -172,6 +176,13 @@ class Signings:
             signing_path(signing)
             return signing
         raise Unreadable(f"expected an id, got {signing.id!r}", "id")
+
+
+def _may_pass(error: SigningError) -> bool:
+    """Whether it is of an outage: of the way to the service, of the service itself, or of its token endpoint."""
+    if isinstance(error, AuthError):
+        return error.status == 429 or (error.status or 0) >= 500
+    return isinstance(error, ServerError | RateLimited | TransportError)
 
 
 @contextmanager

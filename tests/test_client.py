@@ -21,7 +21,9 @@ from signing_async import (
     ConfigurationError,
     FileTokenStore,
     InvalidRequest,
+    MemoryTokenStore,
     OAuth,
+    RefreshRejected,
     RetryPolicy,
     SigningCancelled,
     SigningClient,
@@ -440,6 +442,38 @@ async def test_waiting_for_completion(sandbox: Sandbox, client: SigningClient) -
     done = await asyncio.wait_for(waiting, 10)
     assert done.state is SigningState.COMPLETED
     assert all(document.completed_at for document in done.documents)
+
+
+@pytest.mark.parametrize("status", [503, 429, 400])
+async def test_waiting_while_no_token_can_be_had(status: int) -> None:
+    """An outage of the token endpoint is waited out like any other; a refresh token that is refused ends the wait."""
+    statuses = [status, 200]
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path != "/api/oauth/token":
+            return web.json_response({"id": "s1", "is_completed": True})
+        return web.json_response({"access_token": "new", "error": "invalid_grant"}, status=statuses.pop(0))
+
+    store = MemoryTokenStore(Token("old", "refresh", expires_at=1))
+    redirect = "https://app.example.com/"
+    async with (
+        serving(answer) as server,
+        OAuth(
+            server.origin,
+            client_id="c",
+            client_secret="s",
+            redirect_uri=redirect,
+            store=store,
+            retry=RetryPolicy.none(),
+        ) as oauth,
+        SigningClient(server.origin, oauth) as client,
+    ):
+        waiting = client.signings.wait_until_completed("s1", poll=0.02)
+        if status == 400:
+            with pytest.raises(RefreshRejected):
+                await waiting
+        else:
+            assert (await waiting).state is SigningState.COMPLETED
 
 
 async def test_a_webhook_wakes_who_waits(unused_tcp_port: int) -> None:
