@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from signing_async import ConfigurationError, WebhookError
 from signing_async.redis import RedisSeenEvents
-from signing_async.webhooks import Claim, Event, Receiver, WebhookVerifier
-from tests.redis_server import RedisServer, running_redis
+from signing_async.webhooks import Claim, Decision, Event, Receiver, WebhookVerifier
+from tests.redis_server import RedisServer, running_redis, slow_way
 from tests.webhooks.deliveries import SECRET, event_body, signed
 
 PASSWORD = "pass-word-4711"
@@ -35,13 +36,13 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-def receiver(seen: RedisSeenEvents, taken: list[str]) -> Receiver:
+def receiver(seen: RedisSeenEvents, taken: list[str], hand_off_timeout: float = 10.0) -> Receiver:
     """It takes down the events that are handed over."""
 
     def take(event: Event) -> None:
         taken.append(event.id)
 
-    return Receiver(WebhookVerifier(SECRET), take, seen=seen)
+    return Receiver(WebhookVerifier(SECRET), take, seen=seen, hand_off_timeout=hand_off_timeout)
 
 
 async def test_receivers_share_what_was_seen(shared: RedisServer) -> None:
@@ -150,6 +151,70 @@ def test_while_redis_is_away_the_sender_is_asked_to_come_again(
     seen.close()
 
 
+async def delivered(one: Receiver, event_id: str, served: str) -> Decision:
+    """What it answers, in an event loop or in a thread."""
+    body = event_body(event_id)
+    if served == "threads":
+        return await asyncio.to_thread(one.receive_blocking, signed(body), body)
+    return await one.receive(signed(body), body)
+
+
+@pytest.mark.parametrize("served", ["async", "threads"])
+async def test_a_slow_redis_is_only_slow(shared: RedisServer, served: str) -> None:
+    """Twenty milliseconds each way change nothing but the time it takes: of two receivers one takes each event."""
+    taken: list[str] = []
+    names = [f"evt-slow-{served}-{number}" for number in range(10)]
+    async with (
+        slow_way(shared.port, 0.02) as way,
+        RedisSeenEvents(way.url, timeout=5) as seen,
+        RedisSeenEvents(way.url, timeout=5) as other,
+    ):
+        receivers = [receiver(each, taken) for each in (seen, other)]
+        answers = await asyncio.gather(*(delivered(one, name, served) for name in names for one in receivers))
+        assert {answer.status for answer in answers} <= {202, 503}
+        assert sorted(taken) == sorted(names)
+        assert [(await delivered(one, names[0], served)).message for one in receivers] == ["accepted before"] * 2
+
+
+@pytest.mark.parametrize("served", ["async", "threads"])
+async def test_a_redis_that_is_too_slow_holds_up_nobody(shared: RedisServer, served: str) -> None:
+    """However many answers a step needs, the time for all of them is one; the event is taken when it comes again."""
+    taken: list[str] = []
+    name = f"evt-too-slow-{served}"
+    async with (
+        Redis.from_url(shared.url) as direct,
+        slow_way(shared.port, 0.2) as way,
+        RedisSeenEvents(way.url, timeout=0.5, lease=0.3) as seen,
+    ):
+        # No answer takes that long by itself; to name the script, and then to send it, take longer together.
+        await direct.script_flush()
+        one = receiver(seen, taken, hand_off_timeout=0.25)
+        assert (await delivered(one, name, served)).status == 503
+        way.delay = 0.0
+        async with asyncio.timeout(20):
+            while (await delivered(one, name, served)).status != 202:
+                await asyncio.sleep(0.02)
+        assert (await delivered(one, name, served)).message == "accepted before"
+    assert taken == [name]
+
+
+@pytest.mark.parametrize("served", ["async", "threads"])
+async def test_an_answer_that_comes_late_is_nobody_elses(shared: RedisServer, served: str) -> None:
+    """That one event was seen, told too late, must not pass for what is told of the next, which would be lost."""
+    taken: list[str] = []
+    names = [f"evt-late-{served}-{number}" for number in range(9)]
+    async with slow_way(shared.port) as way, RedisSeenEvents(way.url, timeout=0.4) as seen:
+        one = receiver(seen, taken)
+        assert (await delivered(one, names[0], served)).status == 202
+        way.delay = 0.3
+        assert (await delivered(one, names[0], served)).status == 503
+        way.delay = 0.0
+        for name in names[1:]:
+            assert (await delivered(one, name, served)).message == "accepted"
+            await asyncio.sleep(0.05)
+    assert taken == names
+
+
 async def test_redis_fails_between_hand_off_and_confirmation(redis: RedisServer) -> None:
     """No 202 is said for what is not recorded: the sender comes again."""
     async with RedisSeenEvents(redis.url, timeout=0.3) as seen:
@@ -160,8 +225,6 @@ async def test_redis_fails_between_hand_off_and_confirmation(redis: RedisServer)
 
 async def test_a_client_that_was_given(shared: RedisServer) -> None:
     """It is used, whether or not it decodes answers, and left open; where no event loop runs it cannot be."""
-    from redis.asyncio import Redis
-
     for decode in (True, False):
         async with Redis.from_url(shared.url, decode_responses=decode) as client:
             async with RedisSeenEvents(client, prefix=f"given-{decode}:") as seen:
@@ -175,8 +238,6 @@ async def test_a_client_that_was_given(shared: RedisServer) -> None:
 
 async def test_an_error_of_redis_is_told(shared: RedisServer) -> None:
     """What Redis says against a step is in the error, in a loop and in a thread."""
-    from redis.asyncio import Redis
-
     async with Redis.from_url(shared.url) as client, RedisSeenEvents(shared.url) as seen:
         await client.lpush("signing:seen:evt-list", "x")
         with pytest.raises(WebhookError, match=r"cannot be used: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -159,15 +161,21 @@ class Connection:
 
     def script_blocking(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
         """The same in a thread that has no event loop."""
-        try:
+
+        def ask() -> Any:
             if self._blocking is None:
                 self._blocking = self._connect_blocking()
+            client = self._blocking
             try:
-                return self._blocking.execute_command("EVALSHA", script.digest, len(keys), *keys, *arguments)
+                return client.execute_command("EVALSHA", script.digest, len(keys), *keys, *arguments)
             except Exception as error:
                 if not _is_unknown_script(error):
                     raise
-            return self._blocking.execute_command("EVAL", script.source, len(keys), *keys, *arguments)
+            return client.execute_command("EVAL", script.source, len(keys), *keys, *arguments)
+
+        try:
+            # redis-py's own time-outs are for each answer, and it may need several.
+            return _aside(ask).result(self.timeout)
         except Exception as error:
             words = self._words(error)
         raise Unreachable(words)
@@ -220,6 +228,20 @@ class Connection:
         assert self._url is not None
         settings = self._settings(Retry(NoBackoff(), 0)) | {"socket_timeout": self.timeout}
         return Redis.from_pool(BlockingConnectionPool.from_url(self._url, **settings))
+
+
+def _aside(work: Callable[[], T]) -> Future[T]:
+    """Done in a thread of its own, which keeps nobody waiting, not even the end of the program."""
+    outcome: Future[T] = Future()
+
+    def do() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # whatever it is: somebody waits to be told
+            outcome.set_exception(error)
+
+    threading.Thread(target=do, name="signing_async redis", daemon=True).start()
+    return outcome
 
 
 def _is_unknown_script(error: Exception) -> bool:
