@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import aiohttp
 import attrs
 
-from . import retry, wire
+from . import checks, retry, wire
 from .answers import error_from, look_up, one_line, request_id
 from .assumptions import Assumptions
 from .convert import Unreadable, parse
@@ -110,9 +110,18 @@ class OAuth:
                 raise ConfigurationError(f"OAuth: {name.lstrip('_')} is missing")
         if token_format not in ("form", "json"):
             raise ConfigurationError(f"OAuth: token_format must be 'form' or 'json', not {token_format!r}")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-            raise ConfigurationError(f"OAuth: timeout must be seconds above 0, not {timeout!r}")
+        checks.seconds("OAuth", "timeout", timeout)
+        if session is not None and not isinstance(session, aiohttp.ClientSession):
+            raise ConfigurationError(f"OAuth: session must be an aiohttp.ClientSession, not {type(session).__name__}")
         self._store = MemoryTokenStore() if store is None else store
+        kinds = (
+            ("store", self._store, TokenStore),
+            ("retry", retry, RetryPolicy),
+            ("assumptions", assumptions, Assumptions),
+        )
+        for name, value, kind in kinds:
+            if isinstance(value, type) or not isinstance(value, kind):
+                raise ConfigurationError(f"OAuth: {name} must be {kind.__name__}, not {type(value).__name__}")
         self._sessions = wire.Sessions(session)
         self._prefers_own = session is not None
         self._lent: weakref.WeakSet[wire.Sessions] = weakref.WeakSet()

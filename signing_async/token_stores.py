@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .errors import AuthError, ConfigurationError
 from .models import Token
@@ -37,6 +37,7 @@ _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type")
 _LEFT_OVER = 600.0
 
 
+@runtime_checkable
 class TokenStore(Protocol):
     """Keeps one token. A refresh takes the lock, loads, and saves before anybody uses the new token."""
 

@@ -102,12 +102,30 @@ def test_what_is_missing_is_named(name: str, value: Any) -> None:
         oauth_for(BASE, **{name: value})
 
 
-@pytest.mark.parametrize("settings", [{"token_format": "xml"}, {"timeout": 0}, {"timeout": math.inf}, {"timeout": "5"}])
+@pytest.mark.parametrize(
+    "settings", [{"token_format": "xml"}, {"timeout": 0}, {"timeout": math.inf}, {"timeout": "5"}, {"timeout": True}]
+)
 def test_settings_that_cannot_work(settings: dict[str, Any]) -> None:
     """The error names the setting and the value."""
     [(name, value)] = settings.items()
     with pytest.raises(ConfigurationError, match=f"{name} must be .*, not {value!r}$"):
         oauth_for(BASE, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("store", "token.json", "TokenStore, not str"),
+        ("store", MemoryTokenStore, "TokenStore, not type"),
+        ("session", 5, "an aiohttp.ClientSession, not int"),
+        ("retry", None, "RetryPolicy, not NoneType"),
+        ("assumptions", {}, "Assumptions, not dict"),
+    ],
+)
+def test_settings_of_another_kind(name: str, value: Any, words: str) -> None:
+    """What is no store, such as the path of one, is refused at once and not at the first token."""
+    with pytest.raises(ConfigurationError, match=f"^OAuth: {name} must be {words}$"):
+        oauth_for(BASE, **{name: value})
 
 
 def test_plain_http_is_for_loopback_alone() -> None:
@@ -152,7 +170,11 @@ def test_the_text_of_a_request_hides_the_state() -> None:
     """Neither the state nor the URL's copy of it is in the text of an authorization request."""
     request = oauth_for(BASE).authorization_request()
     assert request.state not in repr(request)
-    assert "client_id=app-1" in repr(request)
+    assert repr(request) == (
+        f"AuthorizationRequest(url='{BASE}/oauth/authorize?client_id=app-1&redirect_uri={quote(REDIRECT, safe='')}"
+        "&response_type=code&state=...')"
+    )
+    assert repr(oauth_for(BASE)) == f"OAuth('{BASE}', client_id='app-1')"
 
 
 @pytest.mark.parametrize(
@@ -331,6 +353,7 @@ async def test_a_cancelled_exchange_still_saves() -> None:
     async with Scripted(slow) as server, oauth_for(server.base_url, store=store) as oauth:
         task = asyncio.create_task(oauth.exchange("code"))
         await begun.wait()
+        assert "signing_async code exchange" in {running.get_name() for running in asyncio.all_tasks()}
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -451,14 +474,17 @@ async def test_the_margin_of_an_hour(passed: float, refreshed: bool, monkeypatch
         assert await oauth.access_token() == ("access-second" if refreshed else "access-first")
 
 
-async def test_without_a_refresh_token_a_token_is_used_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to gain by the margin then; after the end the error says to authorize again."""
+async def test_without_a_refresh_token_a_token_is_used_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nothing to gain by the margin then, or to warn of; after the end the error says to authorize again."""
     token = Token("access-old", None, in_seconds(100))
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=MemoryTokenStore(token)) as oauth:
         assert await oauth.access_token() == "access-old"
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() + 95)
         assert await oauth.access_token() == "access-old"
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         monkeypatch.setattr(time, "time", lambda: now() + 105)
         with pytest.raises(AuthError, match="no refresh token; authorize again"):
             await oauth.access_token()
