@@ -24,7 +24,7 @@ from signing_async import (
     TransportError,
 )
 from signing_async.oauth import _expired, _expiry, _read_callback
-from tests.oauth_servers import Scripted, drops, grants, oauth_for, raw, says
+from tests.oauth_servers import SECRET, Scripted, drops, grants, oauth_for, raw, says
 
 NOW = 1_900_000_000.0
 
@@ -78,6 +78,48 @@ async def test_a_state_that_is_no_text() -> None:
     with pytest.raises(StateMismatch):
         await oauth.exchange("https://app.example.com/callback?code=c&state=%ed%a0%80", state="\ud800")
     await oauth.aclose()
+
+
+async def test_a_token_is_used_until_its_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot be renewed early it serves on for the half second that is left, and at its end no more."""
+    token = Token("old", "refresh-old", datetime.fromtimestamp(NOW, UTC))
+    once = RetryPolicy.none()
+    async with (
+        Scripted(says({}, 503)) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(token), retry=once) as oauth,
+    ):
+        monkeypatch.setattr(time, "time", lambda: NOW - 100)
+        assert await oauth.access_token() == "old"
+        monkeypatch.setattr(time, "time", lambda: NOW - 0.5)
+        assert await oauth.access_token() == "old"
+        assert len(server.token_requests) == 1
+        monkeypatch.setattr(time, "time", lambda: NOW)
+        with pytest.raises(AuthError, match="HTTP 503"):
+            await oauth.access_token()
+
+
+async def test_without_settings_a_fault_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is the usual one where none is given."""
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+    async with (
+        Scripted(*[raw(503)] * 4, grants()) as server,
+        OAuth(server.base_url, client_id="a", client_secret="s", redirect_uri="https://b.example") as oauth,
+    ):
+        assert (await oauth.exchange("a-code")).access_token == "access-new"
+        assert len(server.token_requests) == 5
+
+
+async def test_the_tokens_of_long_ago_are_not_remembered() -> None:
+    """However long it runs, it holds the newest eight pairs of tokens and the client secret, and no more."""
+    async with (
+        Scripted(*(grants(str(number)) for number in range(20))) as server,
+        oauth_for(server.base_url) as oauth,
+    ):
+        await oauth.exchange("a-code")
+        for _ in range(19):
+            await oauth.refresh()
+        held = set(oauth.secrets())
+    assert held == {SECRET} | {f"{kind}-{number}" for kind in ("access", "refresh") for number in range(12, 20)}
 
 
 async def test_a_rejected_token_is_replaced() -> None:
