@@ -24,11 +24,12 @@ class Sealer:
     """
 
     def __init__(self, keys: str | bytes | Sequence[str | bytes] | None, *, owner: str) -> None:
-        given = [] if keys is None else [keys] if isinstance(keys, str | bytes) else list(keys)
+        wanted = keys is not None
+        given = [keys] if isinstance(keys, str | bytes) else list(keys or ())
         found = [_key(key) for key in given]
         # Variables are shown in some tracebacks.
         del keys, given
-        if None in found:
+        if None in found or (wanted and not found):
             raise ConfigurationError(f"{owner}: an encryption key must be 32 bytes, or their base64")
         self._ciphers = [_cipher(key, owner) for key in found if key is not None]
 

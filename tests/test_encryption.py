@@ -62,7 +62,7 @@ def test_plain_and_sealed_are_not_mixed_up() -> None:
         sealer.unseal(SECRET, "x")
 
 
-@pytest.mark.parametrize("key", [b"short", "c2hvcnQ=", "not base64 at all!", [KEY, "short"], 5 * [b""]])
+@pytest.mark.parametrize("key", [b"short", "c2hvcnQ=", "not base64 at all!", [KEY, "short"], 5 * [b""], [], ""])
 def test_a_key_that_is_none_is_refused_and_not_shown(key: object) -> None:
     """The error names the store, and never the key."""
     with pytest.raises(ConfigurationError) as refused:
