@@ -26,7 +26,10 @@ MAX_MESSAGE = 400
 MAX_ORDER = 2**31 - 1
 DAY = 86_400_000_000
 NOT_BLANK = r"[^ \t\r\n]"
-EMAIL = r"^[^@\s\x00-\x20\x7f]{1,64}@[^@\s\x00-\x20\x7f]{1,189}$"
+_WORD = r"[^\s\x00-\x20\x7f.@()<>\[\]:;,\\\"]+"
+_LABEL = r"[^\s\x00-/:-@\[-`{-\x7f](?:[^\s\x00-,./:-@\[-`{-\x7f]*[^\s\x00-/:-@\[-`{-\x7f])?"
+EMAIL = rf"^(?![^@]{{65}}|.{{255}}){_WORD}(?:\.{_WORD})*@{_LABEL}(?:\.{_LABEL})*$"
+"""Words with dots between them at a host's name, of any script; RFC 5321's lengths, without its quotes."""
 
 Emit = Callable[[str, Signing, Mapping[str, Any]], None]
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from signing_async.cli.output import Output
 from signing_async.cli.sandbox import _tell, sandbox
 from signing_async.sandbox import Sandbox
 
@@ -178,7 +179,7 @@ async def test_what_it_says_at_the_start(capsys: pytest.CaptureFixture[str], mon
         if known:
             monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", known)
         async with Sandbox(host=host, webhook_url="http://127.0.0.1:1/hook", webhook_secret=known) as server:
-            _tell(server)
+            _tell(server, Output())
         said = capsys.readouterr().out
         assert ("Webhook secret" in said) is shown
         assert ("knows no passwords" in said) is shown

@@ -235,7 +235,25 @@ async def test_recipient_texts_are_texts(call: Caller, field: str) -> None:
     await refused(call, path, {"email": "a@b.example"} | {field: 5}, field)
 
 
-@pytest.mark.parametrize("email", [None, "", " ", "anna", "@example.com", "anna@", "a b@c.d", "a@b@c", "a@b\n"])
+NO_ADDRESSES = (
+    *("anna", "@example.com", "anna@", "a b@c.d", "a@b@c", "a@b\n", ".a@b.se", "a.@b.se", "a..b@c.se", "a,b@c.se"),
+    *("a@.se", "a@b.", "a@b..se", "a@-b.se", "a@b-.se", "a@b_c.se", "a@b c.se", "Anna <a@b.se>", "a@b.se,c@d.se"),
+    *(f"{'a' * 65}@b.se", f"a@{'b' * 253}"),
+)
+ADDRESSES = (
+    *("a@b", "Anna.Berg+x@sub.example.co.uk", "o'neil@example.com", "a_b-c!#$%&*/=?^`{|}~@x-y.se"),
+    *("åsa@exempel.se", "anna@räksmörgås.se", "用户@例子.公司", f"{'a' * 64}@b.se", f"a@{'b' * 252}"),
+)
+
+
+@pytest.mark.parametrize("email", ADDRESSES)
+async def test_recipient_email_is_any_address(call: Caller, email: str) -> None:
+    """email: words and dots at a host's name, in any script, kept as they came."""
+    person = await call.recipient(await call.draft(), email=email)
+    assert call.sandbox.service.recipient(person).email == email
+
+
+@pytest.mark.parametrize("email", [None, "", " ", *NO_ADDRESSES])
 async def test_recipient_email(call: Caller, email: str | None) -> None:
     """email: required, and an address."""
     path = f"/signings/{await call.draft()}/recipients"
