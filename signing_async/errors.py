@@ -29,7 +29,7 @@
     ├── JournalError             the journal of a dispatch cannot be read or written
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              waited, and it did not happen in time (also a TimeoutError)
-    └── WebhookError
+    └── WebhookError             a delivery that must not be acted on
         ├── InvalidSignature     the delivery is not from the holder of the secret
         └── MalformedEvent       the delivery is genuine, and no event can be read from it
 

@@ -14,7 +14,7 @@ from .errors import DecodeError, OutcomeUnknown, ServerError
 from .models import Document
 from .transport import Done, Undecided
 
-__all__ = ["Ledger", "Upload", "normalized"]
+__all__ = ["Ledger", "Listed", "Upload", "normalized"]
 
 _MOST_SIGNINGS = 10_000
 _LONGEST_NAME = 1000

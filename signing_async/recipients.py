@@ -20,7 +20,7 @@ from .retry import Repeat
 from .signings import signing_path
 from .transport import Done, Operation, Read, Transport, Undecided
 
-__all__ = ["Recipients", "RemindResult"]
+__all__ = ["Recipients", "RemindResult", "check_recipient"]
 
 _FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 
@@ -70,7 +70,6 @@ class Recipients:
         check_recipient(named, extra)
         fields = {**{name: value for name, value in named.items() if value is not None}, **extra}
         content = _encoded(fields)
-
         added = self._ledger.added(signing_path(signing_id))
 
         async def check(read: Read, since: float) -> Done[Recipient] | None:

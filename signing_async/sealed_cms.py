@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final, NamedTuple
 
-__all__ = ["Certificate", "Cms", "MalformedCms", "key_signed", "read_cms", "read_time"]
+__all__ = ["BROKEN_HASHES", "Certificate", "Cms", "MalformedCms", "key_signed", "read_cms", "read_time"]
 
-HASHES: Final = {
+_HASHES = {
     "1.2.840.113549.2.5": "md5",
     "1.3.14.3.2.26": "sha1",
     "2.16.840.1.101.3.4.2.1": "sha256",
@@ -280,9 +280,9 @@ def _read_signer(size: int, parts: _Parts, kind: str, content: bytes | None, cer
 
 def _hash_name(algorithm: _Element) -> str:
     oid = algorithm.first().oid()
-    if oid not in HASHES:
+    if oid not in _HASHES:
         raise MalformedCms(f"its digest's algorithm is not known here ({oid})")
-    return HASHES[oid]
+    return _HASHES[oid]
 
 
 def _read_attributes(attributes: _Element) -> dict[str, _Element]:

@@ -100,7 +100,6 @@ class Signings:
 
         Raises `CannotBeSent` for one without documents or recipients, or that was sent before.
         """
-
         path = signing_path(signing_id)
 
         async def check(read: Read, since: float) -> Done[None] | None:

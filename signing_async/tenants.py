@@ -57,8 +57,9 @@ class Tenants:
     when its token refresh, should one be under way, has come to its end. So there are more only if more are in use.
     One that was closed is made anew when it is asked for, and begins as in a new process.
 
-    Tenants share the connections of ``session``, which is never closed here, and nothing else: tokens, gates, retry
-    budgets and what is known of signings are each tenant's own, and no cookie is kept, whatever the session's jar.
+    Tenants share ``session``, its connections and what is set on it, such as a proxy, and nothing else: tokens, gates,
+    retry budgets and what is known of signings are each tenant's own, and no cookie is kept, whatever the session's
+    jar. The session is never closed here.
     The other options are those of every client.
     """
 
