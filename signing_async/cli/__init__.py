@@ -42,8 +42,8 @@ COMMANDS = {
     "send": ("signings:send", "Send a draft to its recipients."),
     "show": ("signings:show", "Show a signing, its documents and its recipients."),
     "upload": ("documents:upload", "Upload PDFs to a draft."),
-    "watch": ("watch:watch", "Follow a signing until it is completed."),
     "verify-sealed": ("verify_sealed:verify_sealed", "Say whether a sealed PDF is as it was when it was signed."),
+    "watch": ("watch:watch", "Follow a signing until it is completed."),
     "webhook": ("webhook:webhook", "Verify, diagnose and check webhook deliveries."),
 }
 """Name: where the command is, and its line in the help."""
@@ -133,10 +133,10 @@ def _fill_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments; its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        # Text that the terminal's encoding lacks is shown as well as it can be.
-        with contextlib.suppress(AttributeError):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # not every stream has it
+    # Text that the terminal's encoding lacks is shown as well as it can be; what is no text is read as arguments are.
+    for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
+        with contextlib.suppress(AttributeError):  # not every stream has it
+            getattr(sys, name).reconfigure(errors=errors)
     out = Output(json="--json" in arguments)
     try:
         return _invoke(arguments, out)

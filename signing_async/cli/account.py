@@ -14,7 +14,7 @@ import attrs
 import click
 
 from ..errors import AuthError, ConfigurationError, WaitTimeout
-from .command import State, command
+from .command import Seconds, State, command
 from .output import on_one_line
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _named(user: User) -> str:
 @command()
 @click.option("--no-browser", is_flag=True, help="Take the callback's address from the terminal.")
 @click.option(
-    "--wait", default=300.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Seconds for the browser."
+    "--wait", default=300.0, show_default=True, type=Seconds(0, min_open=True), help="How long the browser has."
 )
 def login(state: State, no_browser: bool, wait: float) -> None:
     """Log in with the browser, and keep the token in a file that only you may read.
@@ -78,6 +78,8 @@ def login(state: State, no_browser: bool, wait: float) -> None:
 
     settings, answers = _complete(state)
     oauth = settings.oauth()
+    # A file that is no token is not written over, and that is said before anybody goes to a browser.
+    state.run(settings.store.load())
     if no_browser or not is_loopback(oauth.redirect_uri):
         # Asked before there is an event loop, which Ctrl-C could not get past.
         request = oauth.authorization_request()
@@ -212,6 +214,7 @@ async def _logout(state: State) -> None:
         try:
             # A refresh that is under way in another process would bring it back.
             async with asyncio.timeout(_PATIENCE), store.lock():
+                await store.load()  # an error where it is no token
                 store.path.unlink(missing_ok=True)
         except TimeoutError:
             raise AuthError(f"the token file {store.path} is in use; try again") from None

@@ -96,9 +96,9 @@ async def listening(redirect_uri: str) -> AsyncIterator[Callback]:
     parts = urlsplit(redirect_uri)
     app = web.Application()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
-    # The router has to be filled before it is known which port it will be.
+    # The router has to be filled before it is known which port it will be. The state tells what is meant for it.
     callback = Callback(redirect_uri)
-    app.router.add_get(parts.path or "/", callback.answer)
+    app.router.add_get("/{path:.*}", callback.answer)
     await runner.setup()
     try:
         site = web.TCPSite(runner, parts.hostname, parts.port or 0)

@@ -1,4 +1,4 @@
-"""What all commands share: the options that each of them has, the settings these lead to, and the client.
+"""What commands share: the options that each of them has, the settings these lead to, the client, and what is read.
 
 A command is written like this::
 
@@ -26,8 +26,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import cached_property, update_wrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..transport import Attempt
 
-__all__ = ["State", "command", "common_options"]
+__all__ = ["Seconds", "State", "command", "common_options", "read_text"]
 
 T = TypeVar("T")
 
@@ -198,3 +201,25 @@ def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Co
         return click.command(name, cls=_Command)(update_wrapper(called, function))
 
     return decorate
+
+
+class Seconds(click.FloatRange):
+    """A range of seconds; click's own lets through "nan", which is in none."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return seconds
+
+
+def read_text(path: str, option: str) -> str:
+    """The text of a file that an option names, - for standard input, with its line ends."""
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint=option) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 import time
 from collections import Counter
@@ -15,8 +14,6 @@ from urllib.parse import urlencode
 
 import click
 from aiohttp import web
-from rich.console import Console
-from rich.markup import escape
 
 from ..client import SigningClient
 from ..errors import InvalidRequest, InvalidSignature
@@ -26,6 +23,7 @@ from ..sandbox import Sandbox
 from ..token_stores import FileTokenStore
 from ..webhooks import Event, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from .command import State, command
+from .output import Output
 
 _SECRET = "whsec-of-the-demo"  # it guards nothing but the demo
 _PEOPLE = (("Anna", "Berg", "bankid"), ("Bo", "Ek", "email"))
@@ -51,21 +49,20 @@ def demo(state: State, folder: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidRequest(f"--folder: {error.strerror}: {str(folder)!r}") from None
-    state.run(_tell(folder, state.json))
+    state.run(_tell(folder, state.out))
 
 
-async def _tell(folder: Path, as_json: bool) -> None:
+async def _tell(folder: Path, out: Output) -> None:
     began = time.perf_counter()
-    told = await _Story(Console(quiet=as_json, highlight=False, soft_wrap=True), folder).run()
-    if as_json:
-        click.echo(json.dumps({**told, "seconds": round(time.perf_counter() - began, 2)}))
+    told = await _Story(out, folder).run()
+    out.result({**told, "seconds": round(time.perf_counter() - began, 2)})
 
 
 class _Story:
     """The story's steps, and what it says of them."""
 
-    def __init__(self, console: Console, folder: Path) -> None:
-        self._console = console
+    def __init__(self, out: Output, folder: Path) -> None:
+        self._out = out
         self._folder = folder
         self._events: list[Event] = []
         self._wakeups = Wakeups()
@@ -170,18 +167,21 @@ class _Story:
 
     def _step(self, title: str, *lines: str) -> None:
         self._steps += 1
-        self._console.print(f"[bold green]{self._steps}[/] [bold]{escape(title)}[/]")
-        for line in lines:
-            self._console.print(f"  {escape(line)}")
+        number = self._out.styled(str(self._steps), "green", bold=True)
+        self._say(f"{number} {self._out.styled(title, bold=True)}", *lines)
 
     def _further(self, path: Path) -> None:
-        self._console.print("\n[bold]Look further[/]")
-        for line, why in (
+        lines = (
             (f"xdg-open {path}", "the sealed file, with its page of signatures"),
             (f"pdfsig {path}", "its signature, by another program"),
             ("signing-async sandbox", "the service to click through, at http://127.0.0.1:8080/sandbox"),
-        ):
-            self._console.print(f"  [cyan]{escape(line)}[/]  {escape(why)}")
+        )
+        title = self._out.styled("Look further", bold=True)
+        self._say(f"\n{title}", *(f"{self._out.styled(line, 'cyan')}  {why}" for line, why in lines))
+
+    def _say(self, title: str, *lines: str) -> None:
+        if not self._out.json:
+            self._out.text("\n  ".join((title, *lines)))
 
 
 def _refusal() -> str:

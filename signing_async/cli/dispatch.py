@@ -110,6 +110,8 @@ def dispatch(
         again=shlex.join(["signing-async", *state.arguments]),
         aim="sent" if broker is None or wait else "enqueued",
     )
+    if failures is not None and failures.is_dir():
+        raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
     if failures is not None and failures.resolve() == manifest.resolve():
         raise click.UsageError("--failures: that is the manifest itself")
     if wait and broker is None:
@@ -398,12 +400,12 @@ class Run:
             "left": self.left,
         }
         places = {"journal": self._plan.journal_shown, "failures": str(self._plan.failures) if reported else None}
-        of_all = f"{self._sent} of {_count(self._checked.packages, 'package')}"
-        lines = [f"{of_all} are {self._plan.aim}, {self._failed} failed."]
+        of_all = f"{self._sent} of {_count(self._checked.packages, 'package')} {'is' if self._sent == 1 else 'are'}"
+        lines = [f"{of_all} {self._plan.aim}, {self._failed} failed."]
         if reported:
             lines.append(f"What failed is in {self._plan.failures}, with the reasons: it can be run as it is.")
         if interrupted:
-            lines.append(f"Interrupted: {self.left} are left. To go on, run the same command:\n  {self._plan.again}")
+            lines.append(f"Interrupted: {self.left} left. To go on, run the same command:\n  {self._plan.again}")
         self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
         self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values(), done=self._sent))
 

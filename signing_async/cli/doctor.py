@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -53,9 +54,16 @@ def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_toke
     Example:
       signing-async doctor --output tenant.toml
     """
-    if not check_only and output.exists() and not force:
-        raise InvalidRequest(f"--output: {output} is there already: --force replaces it")
+    if not check_only:
+        _check_free(output, force=force)
     state.run(_doctor(state, None if check_only else output, force, wrong_token))
+
+
+def _check_free(output: Path, *, force: bool) -> None:
+    if output.is_dir():
+        raise InvalidRequest(f"--output: {str(output)!r} is a folder")
+    if output.exists() and not force:
+        raise InvalidRequest(f"--output: {output} is there already: --force replaces it")
 
 
 async def _doctor(state: State, output: Path | None, force: bool, wrong_token: bool) -> None:
@@ -87,15 +95,15 @@ def _write(state: State, probe: Probe, output: Path, *, force: bool) -> None:
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_text(text, "utf-8")
-        try:
-            if force:
-                part.replace(output)
-            else:
-                os.link(part, output)  # fails where something is there by now
-        finally:
-            part.unlink(missing_ok=True)
+        if force:
+            part.replace(output)
+        else:
+            os.link(part, output)  # fails where something is there by now
     except OSError as error:
         raise InvalidRequest(f"--output: {str(output)!r} cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
     found = {one.name: one.value for one in probe.learned if one.value is not None}
     words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
     state.out.result({"assumptions": found, "file": str(output)}, words)

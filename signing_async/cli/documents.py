@@ -14,7 +14,7 @@ import click
 from ..errors import InvalidRequest, SigningError
 from .command import State, command
 from .exits import code_of_all
-from .output import on_one_line
+from .output import CONTROLS, on_one_line
 from .records import document_facts
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..documents import Progress, SealedFile
     from ..models import Document
 
-_UNSAFE = re.compile('[\x00-\x1f\x7f-\x9f<>:"|?*\u200e\u200f\u2028-\u202e\u2066-\u2069]')
+_UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST_NAME = 180
 

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.text import Text
 
-__all__ = ["Output", "ago", "clean", "discard_output", "iso", "on_one_line"]
+__all__ = ["CONTROLS", "Output", "ago", "clean", "discard_output", "iso", "on_one_line"]
 
-# Controls, and the marks that turn the direction of text: a name from a server must not drive the terminal.
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+"""Controls, and the marks that turn the direction of text, for a regular expression's brackets."""
+
+_CONTROLS = re.compile(f"[{CONTROLS}]")
 _STYLES = {
     "draft": "yellow",
     "sent": "cyan",
@@ -71,8 +73,7 @@ class Output:
         if self.json:
             self._write(json.dumps(facts, default=_as_json) + "\n")
         elif text is not None:
-            words = clean(text)
-            self._write((click.style(words, fg=colour) if colour and _is_coloured(sys.stdout) else words) + "\n")
+            self.text(self.styled(clean(text), colour))
 
     def say(self, text: str, **facts: Any) -> None:
         """A remark for people, on standard error; for machines its facts, if it has any."""
@@ -118,13 +119,18 @@ class Output:
         width = max(len(name) for name, _ in pairs) + 2
         margin = "\n" + " " * width
         lines = [f"{name:<{width}}{clean(str(value)).replace(chr(10), margin)}\n" for name, value in pairs]
-        title = on_one_line(title)
-        head = click.style(title, bold=True) if _is_styled(sys.stdout) else title
-        self._write(f"{head}\n{''.join(lines)}")
+        self._write(f"{self.styled(on_one_line(title), bold=True)}\n{''.join(lines)}")
 
     def text(self, words: str) -> None:
         """A line for people."""
         self._write(words + "\n")
+
+    def styled(self, words: str, colour: str | None = None, *, bold: bool = False) -> str:
+        """As standard output can show them."""
+        if not _is_styled(sys.stdout):
+            return words
+        colour = colour if _is_coloured(sys.stdout) else None
+        return click.style(words, fg=colour, bold=bold or None) if colour or bold else words
 
     def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
         """The table of a terminal."""
@@ -212,7 +218,7 @@ def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
         return ""
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
     if not -60 < seconds < 30 * 86_400:
-        return f"{moment.astimezone():%Y-%m-%d}"
+        return iso(moment)[:10]
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit} ago"
@@ -221,7 +227,12 @@ def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
 
 def iso(moment: datetime | None) -> str:
     """A moment to the second, in this machine's time zone."""
-    return "" if moment is None else moment.astimezone().isoformat(" ", "seconds")
+    if moment is None:
+        return ""
+    # "Never" is written as the first or the last moment that there is, and beyond that lies no time zone.
+    with contextlib.suppress(OverflowError):
+        moment = moment.astimezone()
+    return moment.isoformat(" ", "seconds")
 
 
 def _cell(column: str, text: str) -> Text:

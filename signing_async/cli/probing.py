@@ -268,43 +268,44 @@ class Probe:
             self._learn_first("item_paths", path, "seen")
         where = f"in {path}" if path else "the answer itself"
         yield Finding("list", "ok", f"{len(found)} signings on the first page, {where}", {"items": path or None})
-        limit, finding = await self._limit(found)
+        page, params, finding = await self._limited_to_one(page, found)
         yield finding
-        one = await self._get("/signings", {limit: "1"}) if limit else page
-        yield await self._onward(one, {limit: "1"} if limit else {})
+        yield await self._onward(page, params)
         if found:
             yield await self._record(found[0])
             yield self._timestamps(found)
             yield await self._recipients(found)
 
-    def _items(self, answer: Answer) -> tuple[str, list[Any]] | None:
-        """Where the items of a page are, and they themselves."""
+    def _items(self, answer: Answer) -> tuple[str, list[dict[str, Any]]] | None:
+        """Where the items of a page are, and those that are records."""
         data = answer.data if answer.ok else None
-        if isinstance(data, list):
-            return "", data
         known = [(path, look_up(data, path)) for path in self._assumptions.item_paths]
-        lists = [(path, value) for path, value in [*known, *_walk(data)] if isinstance(value, list)]
-        full = [(path, value) for path, value in lists if value and all(isinstance(item, dict) for item in value)]
-        return next(iter(full or lists), None)
+        lists = [
+            (path, [item for item in value if isinstance(item, dict)])
+            for path, value in [("", data), *known, *_walk(data)]
+            if isinstance(value, list)
+        ]
+        return next((one for one in lists if one[1]), next(iter(lists), None))
 
-    async def _limit(self, found: Sequence[Any]) -> tuple[str | None, Finding]:
+    async def _limited_to_one(self, page: Answer, found: Sequence[Any]) -> tuple[Answer, Mapping[str, str], Finding]:
+        """A page of one item and what it was asked for with; the page that is given where that is not to be had."""
         if len(found) < 2:
             words = "cannot be found out: there are fewer than two signings"
             self.learned.append(Learned("limit_param", None, words))
-            return None, Finding("page size", "unknown", words)
+            return page, {}, Finding("page size", "unknown", words)
         for name in dict.fromkeys((self._assumptions.limit_param, *LIMITS)):
-            items = self._items(await self._get("/signings", {name: "1"}))
+            one = await self._get("/signings", {name: "1"})
+            items = self._items(one)
             if items is not None and len(items[1]) == 1:
                 self.learned.append(Learned("limit_param", name, "seen: one item was asked for, and one came"))
-                return name, Finding("page size", "ok", f"is asked for as {name!r}", {"limit_param": name})
+                return one, {name: "1"}, Finding("page size", "ok", f"is asked for as {name!r}", {"limit_param": name})
         words = f"none of the names that were tried has an effect: {', '.join(LIMITS)}"
         self.learned.append(Learned("limit_param", None, words))
-        return None, Finding("page size", "warning", words)
+        return page, {}, Finding("page size", "warning", words)
 
     async def _onward(self, page: Answer, params: Mapping[str, str]) -> Finding:
         """How a list goes on."""
         place, cursor = self._next(page)
-        items = self._items(page)
         if place is None:
             few = "cannot be found out: there are not enough signings for a second page"
             words = "the first page does not say how to go on" if params else few
@@ -313,7 +314,6 @@ class Probe:
         if _ADDRESS.match(cursor):
             self.learned.append(Learned("cursor_param", None, "not needed: a page gives the address of the next one"))
             return Finding("next page", "ok", f"its address is in {place}", {"next": place})
-        assert items is not None
         name = await self._cursor(page, params, cursor)
         if name is None:
             words = f"a page gives a cursor in {place}, and none of the names that were tried takes it"
@@ -360,9 +360,7 @@ class Probe:
 
     def _ids(self, page: Answer) -> frozenset[str]:
         items = self._items(page)
-        return frozenset(
-            str(item["id"]) for item in (items[1] if items else ()) if isinstance(item, dict) and "id" in item
-        )
+        return frozenset(str(item["id"]) for item in (items[1] if items else ()) if "id" in item)
 
     # Records
 
@@ -381,9 +379,9 @@ class Probe:
                 return Finding("record", "ok", f"a signing is in {path}", {"record": path})
         return Finding("record", "failed", "a signing has no id anywhere")
 
-    def _timestamps(self, items: Sequence[Any]) -> Finding:
+    def _timestamps(self, items: Sequence[Mapping[str, Any]]) -> Finding:
         for item in items:
-            value = item.get("updated_at") if isinstance(item, dict) else None
+            value = item.get("updated_at")
             if value is None:
                 continue
             try:
@@ -395,9 +393,9 @@ class Probe:
             return Finding("timestamps", "ok", words)
         return Finding("timestamps", "unknown", "no signing says when it was updated")
 
-    async def _recipients(self, items: Sequence[Any]) -> Finding:
+    async def _recipients(self, items: Sequence[Mapping[str, Any]]) -> Finding:
         """Which of their fields says that they have finished."""
-        some = [item for item in items if isinstance(item, dict) and item.get("id")]
+        some = [item for item in items if item.get("id")]
         some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
         empty: dict[str, None] = {}
         for item in some[:MOST_RECIPIENT_LISTS]:
@@ -406,7 +404,7 @@ class Probe:
             ) or ("", [])
             if path and path not in self._assumptions.item_paths:
                 self._learn_first("item_paths", path, "seen in the list of recipients")
-            fields = [(name, value) for person in people if isinstance(person, dict) for name, value in person.items()]
+            fields = [(name, value) for person in people for name, value in person.items()]
             candidates = [(name, value) for name, value in fields if _is_done_field(name)]
             filled = next((name for name, value in candidates if value is not None), None)
             if filled is not None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidRequest
-from .command import State, command
+from .command import State, command, read_text
 from .exits import code_of_all
 from .output import on_one_line
 from .records import recipient_facts
-from .signings import read_text
 
 if TYPE_CHECKING:
     from ..client import SigningClient

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.accounts import is_loopback
 from .command import State, command
+from .output import Output
 from .running import NO_HANDLERS
 
 PROFILES = ("default", "laravel", "rfc9457", "numeric")
@@ -63,10 +63,12 @@ def sandbox(
             allow_remote_webhooks=allow_remote_webhooks,
             keep_requests=2000,
         )
-        state.run(_run(server, as_json=state.json))
+        state.run(_run(server, state.out))
     except Refused as error:
         said = "; ".join(message for messages in error.errors.values() for message in messages) or str(error)
         raise click.UsageError(said.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
+    except click.exceptions.Exit:  # which is a RuntimeError
+        raise
     except OSError as error:
         # Asyncio's words for an address repeat its number.
         number = error.errno or 0
@@ -78,32 +80,32 @@ def sandbox(
         raise click.ClickException(str(error)) from error
 
 
-async def _run(server: Sandbox, *, as_json: bool) -> None:
+async def _run(server: Sandbox, out: Output) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with server:
-        _tell(server, as_json=as_json)
+        _tell(server, out)
         await stop.wait()
-    if not as_json:
-        click.echo("Stopped.")
+    if not out.json:
+        out.text("Stopped.")
 
 
-def _tell(server: Sandbox, *, as_json: bool = False) -> None:
-    token = server.access_token(lifetime=86_400)
-    if as_json:
-        endpoints = [{"url": endpoint.url, "secret": endpoint.secret} for endpoint in server.webhooks.endpoints()]
-        click.echo(json.dumps({"base_url": server.base_url, "access_token": token, "webhooks": endpoints}))
-        return
-    click.echo(f"Signing sandbox on {server.base_url} (for trying and testing: no legal signing service)")
-    click.echo(f"  In a browser      {server.base_url}/")
-    click.echo(f"  Register an app   {server.base_url}/developer/my-apps")
-    click.echo(f"  API description   {server.base_url}/openapi.json")
-    click.echo(f"  An access token   {token} (a day)")
+def _tell(server: Sandbox, out: Output) -> None:
+    url, token = server.base_url, server.access_token(lifetime=86_400)
+    endpoints = server.webhooks.endpoints()
+    lines = [
+        f"Signing sandbox on {url} (for trying and testing: no legal signing service)",
+        f"  In a browser      {url}/",
+        f"  Register an app   {url}/developer/my-apps",
+        f"  API description   {url}/openapi.json",
+        f"  An access token   {token} (a day)",
+    ]
     if "SIGNING_WEBHOOK_SECRET" not in os.environ:
-        for endpoint in server.webhooks.endpoints():
-            click.echo(f"  Webhook secret    {endpoint.secret} (for {endpoint.url})")
+        lines += [f"  Webhook secret    {endpoint.secret} (for {endpoint.url})" for endpoint in endpoints]
     if not is_loopback(server.host):
-        click.echo("  Anyone who reaches this address can use all of it: it knows no passwords of its own.")
-    click.echo("Ctrl-C stops it.")
+        lines.append("  Anyone who reaches this address can use all of it: it knows no passwords of its own.")
+    lines.append("Ctrl-C stops it.")
+    webhooks = [{"url": endpoint.url, "secret": endpoint.secret} for endpoint in endpoints]
+    out.result({"base_url": url, "access_token": token, "webhooks": webhooks}, "\n".join(lines))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
+import shlex
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import InvalidRequest
-from .command import State, command
+from .command import State, command, read_text
 from .output import ago, iso, on_one_line
 from .records import document_facts, recipient_facts, show_signing, signing_facts
 
@@ -135,7 +134,7 @@ async def _list(state: State, wanted: _Wanted, most: int | None, start: _Cursor)
     if not state.json and rows:
         state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows)
     if stopped is not None:
-        state.out.say(f"There may be more: --cursor '{stopped}' goes on.", next_cursor=str(stopped))
+        state.out.say(f"There may be more: --cursor {shlex.quote(str(stopped))} goes on.", next_cursor=str(stopped))
     elif not shown:
         state.out.say("There are none.")
 
@@ -186,7 +185,11 @@ async def _show(state: State, signing_id: str) -> None:
 @click.option("--language", default="EN", show_default=True, type=click.Choice(("EN", "SV"), case_sensitive=False))
 @click.option("--signing-order", "order", type=click.Choice(("sequential", "parallel")), help="Who signs when.")
 @click.option("--message", metavar="TEXT", help="For the recipients, at most 400 characters.")
-@click.option("--message-file", type=click.Path(dir_okay=False, allow_dash=True), help="The same, from a file.")
+@click.option(
+    "--message-file",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="The same, from a file (- for standard input).",
+)
 def create(
     state: State, name: str, language: str, order: str | None, message: str | None, message_file: str | None
 ) -> None:
@@ -199,7 +202,7 @@ def create(
     if message is not None and message_file is not None:
         raise click.UsageError("--message and --message-file exclude each other")
     if message_file is not None:
-        message = read_text(message_file, "--message-file").strip()
+        message = read_text(message_file, "--message-file").replace("\r\n", "\n").strip()
     state.run(_create(state, {"name": name, "language": language, "signing_order": order, "message": message}))
 
 
@@ -208,17 +211,6 @@ async def _create(state: State, fields: Mapping[str, Any]) -> None:
         signing = await client.signings.create(**fields)
     state.out.say(on_one_line(f"A draft was created: {signing.name or fields['name']}"))
     state.out.result(signing_facts(signing), on_one_line(signing.id))
-
-
-def read_text(path: str, option: str) -> str:
-    """The text of a file that an option names, - for standard input."""
-    try:
-        if path == "-":
-            return sys.stdin.buffer.read().decode()
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint=option) from None
 
 
 @command()

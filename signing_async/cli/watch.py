@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import RateLimited, ServerError, SigningCancelled, TransportError, WaitTimeout
-from .command import State, command
+from .command import Seconds, State, command
 from .output import iso, on_one_line
 from .records import document_facts, is_done, parts_of, recipient_facts, signing_facts
 
@@ -26,8 +26,8 @@ Show = Callable[["Signing", Sequence["Recipient"]], None]
 
 @command()
 @click.argument("signing")
-@click.option("--for", "seconds", type=click.FloatRange(0, min_open=True), help="Give up after so many seconds.")
-@click.option("--poll", default=5.0, show_default=True, type=click.FloatRange(0.05, 3600), help="Seconds between.")
+@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="Give up after so long.")
+@click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 3600), help="Look so often.")
 def watch(state: State, signing: str, seconds: float | None, poll: float) -> None:
     """Follow a signing until everyone has signed. An outage on the way is waited out.
 

@@ -15,7 +15,7 @@ import click
 from ..answers import one_line
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
-from .command import State, command
+from .command import Seconds, State, command, common_options, read_text
 
 if TYPE_CHECKING:
     from ..webhooks.check import CheckResult
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Command = Callable[..., None]
 
 
-@click.group()
+@click.group(params=list(common_options()))
 def webhook() -> None:
     """Verify, diagnose and check webhook deliveries.
 
@@ -154,10 +154,10 @@ def doctor(
 @click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events that are sent.")
 @click.option(
     "--slow-limit",
-    type=click.FloatRange(1, 600),
+    type=Seconds(1, 600),
     default=30.0,
     show_default=True,
-    help="Seconds in which a slow body must be cut off.",
+    help="In which a slow body must be cut off.",
 )
 @click.option(
     "--over-long", type=click.IntRange(1, 2**30), default=16 * 2**20, show_default=True, help="Bytes that are too many."
@@ -254,30 +254,17 @@ def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
 
 def _secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
     kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
-    if source == "-":
-        return _secret_from_stdin(body, keep_line_end)
-    if kind == "file" and rest:
-        return _secret_from_file(rest, keep_line_end)
+    if source == "-" and body == "-":
+        raise click.UsageError("standard input cannot be both the body and the secret")
+    if source == "-" or (kind == "file" and rest):
+        text = read_text(rest or "-", "--secret")
+        return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")
     if kind == "env" and rest:
         return _secret_from_variable(state, rest)
     raise click.BadParameter(
         "a secret on the command line can be read by every process: use env:NAME, file:PATH, or -",
         param_hint="--secret",
     )
-
-
-def _secret_from_stdin(body: str, keep_line_end: bool) -> str:
-    if body == "-":
-        raise click.UsageError("standard input cannot be both the body and the secret")
-    return _ended(sys.stdin.read(), keep_line_end)
-
-
-def _secret_from_file(path: str, keep_line_end: bool) -> str:
-    try:
-        return _ended(Path(path).read_text("utf-8"), keep_line_end)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint="--secret") from None
 
 
 def _secret_from_variable(state: State, name: str) -> str:
@@ -294,10 +281,6 @@ def _secret_from_variable(state: State, name: str) -> str:
 
 def _on_a_terminal() -> bool:
     return sys.stdin.isatty()
-
-
-def _ended(text: str, keep_line_end: bool) -> str:
-    return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")
 
 
 for _command in (verify, doctor, check):

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
 import time
 import urllib.error
@@ -24,7 +25,7 @@ from signing_async.cli.callback import is_loopback
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import COMMAND, ROOT, Terminal
 
 BROWSER = f"{sys.executable} {Path(__file__).parent / 'browser.py'} %s"
 
@@ -183,6 +184,16 @@ def test_a_second_answer_is_too_late(run: Run, app: dict[str, str], monkeypatch:
     assert late == [410]
 
 
+@pytest.mark.parametrize("path", ["a{b", "{x}", ""])
+def test_a_redirect_uri_with_an_odd_path(
+    path: str, run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, pages: list[str]
+) -> None:
+    """The browser finds its way back, however it writes that."""
+    registered(service, monkeypatch, f"http://127.0.0.1:{free_port()}/{path}")
+    ran = run("login", "--wait", "5")
+    assert ran.code == 0, ran.err
+
+
 def test_a_redirect_uri_without_a_port(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A free port is taken, and named to the service; one that insists on the registered address says no to it."""
     registered(service, monkeypatch, "http://127.0.0.1/callback")
@@ -255,6 +266,20 @@ def test_login_by_hand(run: Run, app: dict[str, str], service: Service, tmp_path
     ended = terminal.end()
     assert ended.code == 0, ended.text
     assert "Logged in at" in ended.text
+
+
+def test_an_answer_that_is_no_text(app: dict[str, str]) -> None:
+    """Is a sentence, in whatever encoding standard input is read."""
+    ran = subprocess.run(
+        [*COMMAND, "login", "--no-browser"],
+        input=b"\xff\n",
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode in (2, 4)
+    assert b"Traceback" not in ran.stderr
 
 
 def test_login_by_hand_through_a_pipe(
@@ -352,6 +377,20 @@ def test_logout(run: Run, app: dict[str, str], service: Service, pages: list[str
     assert ran.err == f"Error: nobody has logged in at {service.sandbox.base_url}: run signing-async login\n"
     assert run("logout", "--json").lines[0]["removed"] is False
     assert run("logout").out == f"Nobody was logged in at {service.sandbox.base_url}\n"
+
+
+def test_a_file_that_is_no_token_is_left_alone(
+    run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SIGNING_TOKEN_FILE names the wrong one: it is neither written over nor removed, and no browser is opened."""
+    (tmp_path / "lease.pdf").write_bytes(b"%PDF-1.7 and so on")
+    monkeypatch.setenv("SIGNING_TOKEN_FILE", str(tmp_path / "lease.pdf"))
+    for command in ("login", "logout"):
+        ran = run(command)
+        assert (ran.code, ran.out) == (4, "")
+        assert "lease.pdf holds no token; it was left as it is" in ran.err
+    assert (tmp_path / "lease.pdf").read_bytes() == b"%PDF-1.7 and so on"
+    assert pages == []
 
 
 def test_an_access_token_beside_a_login(

@@ -309,7 +309,10 @@ def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, o
     [
         ("none/failed.csv", "'none/failed.csv' cannot be written: No such file or directory"),
         ("notes.txt", "'notes.txt' is there already, and is no report of failures"),
-        ("folder", "'folder' is there already, and is no report of failures"),
+        ("folder", "'folder' is a folder"),
+        ("pipe", "'pipe' is there already, and is no report of failures"),
+        ("", "'.' is a folder"),
+        ("/", "'/' is a folder"),
     ],
 )
 def test_a_report_that_cannot_be_written(
@@ -318,6 +321,7 @@ def test_a_report_that_cannot_be_written(
     """Is found before anything is sent; nor would another file be replaced, or removed when all went well."""
     office(3)
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "notes.txt").write_text("an error of mine\nthat I want to keep")
     ran = run("dispatch", "leases.csv", "--failures", failures)
     assert (ran.code, ran.err) == (2, f"Error: --failures: {words}\n")
@@ -438,7 +442,7 @@ def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: O
     assert "Stopping: what is under way is finished first." in shown(screen)
     done = int(re.search(r"(\d+) of 40 packages are sent, 0 failed", shown(screen))[1])  # type: ignore[index]  # it is there
     assert 2 <= done < 40
-    assert f"Interrupted: {40 - done} are left. To go on, run the same command:" in shown(screen)
+    assert f"Interrupted: {40 - done} left. To go on, run the same command:" in shown(screen)
     assert "\n  signing-async dispatch leases.csv --concurrency 2 --journal my.journal\n" in shown(screen)
     drafts = service.do(lambda: [one for one in service.sandbox.signings if not one.times_sent])
     assert (len(sent(service)), drafts) == (done, [])
@@ -476,7 +480,7 @@ def test_a_second_ctrl_c_does_not_wait(run: Run, service: Service, office: Offic
     terminal.type("\x03")
     screen = terminal.end()
     assert (screen.code, path.read_bytes()) == (130, before)
-    assert "2 of 10 packages are sent, 1 failed.\nInterrupted: 7 are left." in shown(screen)
+    assert "2 of 10 packages are sent, 1 failed.\nInterrupted: 7 left." in shown(screen)
     service.do(service.sandbox.faults.clear)
     assert run("dispatch", path.name).code == 0
     assert sent(service) == once(10)

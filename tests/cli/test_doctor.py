@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import ssl
 import tomllib
@@ -182,6 +183,23 @@ def test_a_file_that_cannot_be_written(run: Run) -> None:
     ran = run("doctor", "--output", "none/tenant.toml")
     assert ran.code == 2
     assert "Error: --output: 'none/tenant.toml' cannot be written: No such file or directory\n" in ran.err
+    for folder in ("", ".", "/"):
+        ran = run("doctor", "--force", "--output", folder)
+        assert (ran.code, ran.err) == (2, f"Error: --output: {str(Path(folder))!r} is a folder\n")
+
+
+def test_a_disk_that_is_full_leaves_no_half_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what was begun of it."""
+
+    def half(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    ran = run("doctor")
+    assert ran.code == 2
+    assert "'assumptions.toml' cannot be written: No space left on device" in ran.err
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
 
 
 @pytest.mark.parametrize("service", [Profile.numeric(), Profile()], ids=["numeric", "default"], indirect=True)
@@ -357,7 +375,7 @@ async def test_answers_that_are_none() -> None:
         assert "next page" not in found
         assert "client" not in found
         assert found["token"].words == "works: Anna"
-    odd: Answers = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7], "/signings/5": {"a": {"b": 1}}}
+    odd: Answers = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}], "/signings/5": {"a": {"b": 1}}}
     odd["/signings/5/recipients"] = [{"email": "a", "signed_at": None, "signed": True}, 3]
     odd["/signings/00000000-0000-0000-0000-000000000000"] = lambda _: web.Response(text="oh", status=500)
     async with probed(odd) as (found, probe):
@@ -373,6 +391,30 @@ async def test_answers_that_are_none() -> None:
         assert found["timestamps"].words.startswith("numbers since 1970, such as 1700000000")
         assert found["recipients"].state == "warning"
         assert learned(probe)["item_paths"][0] == "people"
+
+
+async def test_lists_of_what_are_no_records() -> None:
+    """Are lists without records, and the rest is looked at."""
+    for answer in (["a", "b"], {"data": ["a", "b"], "has_more": True}):
+        async with probed({"/me": {}, "/signings": answer}) as (found, _):
+            assert found["list"].words.startswith("0 signings on the first page")
+            assert found["client"].state == "failed"
+
+
+async def test_a_service_that_falters_under_way() -> None:
+    """What it says of its failure is not taken for a page."""
+    answers = iter([_signings("1", "2"), _signings("1")])
+
+    def page(request: web.Request) -> web.Response:
+        failure = {"error": {"next_steps": "call us"}}
+        found = next(answers, failure)
+        return web.json_response(found, status=500 if found is failure else 200)
+
+    async with probed({"/me": {}, "/signings": page}) as (found, probe):
+        assert found["page size"].words == "is asked for as 'limit'"
+        assert found["next page"].words == "the first page does not say how to go on"
+        assert found["client"].state == "failed"
+        assert "next_paths" not in learned(probe)
 
 
 async def test_a_cursor_without_a_name_is_not_made_up() -> None:

@@ -83,7 +83,8 @@ def test_errors_for_machines(run: Run, service: Service) -> None:
 
 
 def test_common_options_stand_before_and_after(run: Run, tmp_path: Path) -> None:
-    """The command's name; the later one counts."""
+    """The command's name, also that of a group; the later one counts."""
+    assert "'none' does not exist" in run("webhook", "--json", "verify", "none").error["message"]
     for arguments in (
         ["--base-url", "x", "me"],
         ["me", "--base-url", "x"],
@@ -220,8 +221,12 @@ def test_half_a_file_is_never_left(number: signal.Signals, code: int, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["list", "--json"], 141), (["list"], 141), (["completion", "bash"], 141), (["--help"], 1)]
-)
+    ("arguments", "code"),
+    [
+        (["list", "--json"], 141), (["list"], 141), (["completion", "bash"], 141), (["demo"], 141),
+        (["demo", "--json"], 141), (["sandbox", "--port", "0"], 141), (["--help"], 1),
+    ],
+)  # fmt: skip
 def test_a_reader_that_has_seen_enough(arguments: list[str], code: int, service: Service) -> None:
     """`| head` is quiet; nobody reads any more here."""
     service.draft(name="Lease")
@@ -324,6 +329,31 @@ def test_times_as_people_say_them() -> None:
     assert ago(now + timedelta(days=1), now=now).startswith("2031-0")
     assert (ago(None), iso(None)) == ("", "")
     assert datetime.fromisoformat(iso(now)) == now
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_moments_at_the_ends_of_time(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some services write "never" so: they are shown, also where this machine's time zone would leave the calendar."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for moment in (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)):
+            assert iso(moment)[:3] in ("000", "999")
+            assert ago(moment)[:3] in ("000", "999")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    "arguments", ["watch x --for", "watch x --poll", "login --wait", "webhook check x --slow-limit"]
+)
+def test_seconds_that_are_no_number(arguments: str, run: Run) -> None:
+    """Are refused, as those are that are out of bounds."""
+    for text in ("nan", "-1", "soon"):
+        ran = run(*arguments.split(), text)
+        assert (ran.code, ran.out) == (2, "")
+        assert re.search(rf"'{arguments.split()[-1]}': .*{text}", ran.err)
 
 
 def test_what_json_does_not_know(capfd: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ def test_what_fails_at_a_worker_is_told(
     assert "2 of 3 packages are sent, 1 failed." in ran.out
     assert "leases.csv, line " in ran.err
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait")
-    assert (ran.code, ran.out) == (0, "1 of 1 package are sent, 0 failed.\n")
+    assert (ran.code, ran.out) == (0, "1 of 1 package is sent, 0 failed.\n")
     assert sent(service) == ALL
 
 
