@@ -26,14 +26,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 
+from . import checks
 from .assumptions import Assumptions
 from .client import SigningClient
 from .dispatch import NewRecipient, SigningPackage
@@ -46,17 +47,19 @@ from .errors import (
     RateLimited,
     ServerError,
     TransportError,
+    WaitTimeout,
 )
 from .journal import Journal, JournalError, SqliteJournal
 from .models import Signing
 from .packages import Prepared, prepare
 from .pdf import PdfSource
+from .redis.connection import Connection
 
 try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import RedisError
     from taskiq import AckableMessage, Context, TaskiqDepends, TaskiqEvents, TaskiqResult, TaskiqState
     from taskiq.exceptions import NoResultError
     from taskiq.serializers import JSONSerializer
@@ -111,11 +114,21 @@ class Enqueued:
             return Outcome(self.key, None, str(result.error), type(result.error).__name__)
         return Outcome(**result.return_value)
 
-    async def wait(self, poll: float = 0.5) -> Outcome:
-        """What came of it, as soon as a worker tells: for as long as there are workers."""
-        while (outcome := await self.outcome()) is None:
-            await asyncio.sleep(poll)
-        return outcome
+    async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
+        """What came of it, as soon as a worker tells; `WaitTimeout` if none does within ``timeout`` seconds.
+
+        It is asked for every ``poll`` seconds. Without a ``timeout`` that has no end where there are no workers.
+        """
+        if timeout is not None:
+            checks.seconds("Enqueued.wait", "timeout", timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                while (outcome := await self.outcome()) is None:
+                    await asyncio.sleep(poll)
+                return outcome
+        except TimeoutError:
+            words = f"no worker has told of package {self.key!r} within {timeout:g} s: it may be sent later"
+        raise WaitTimeout(words)
 
 
 # Whoever enqueues
@@ -149,7 +162,10 @@ async def enqueuing(
     try:
         yield enqueue
     finally:
-        await broker.shutdown()
+        try:
+            await broker.shutdown()
+        except Exception as error:
+            log.warning("the broker was not closed as it should be: %s", type(error).__name__)
 
 
 def _message(prepared: Prepared) -> dict[str, Any]:
@@ -310,10 +326,11 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
 
     That may be shorter than a package takes: who gets it second waits for the first. Outcomes are kept for a day.
     """
-    if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        raise ConfigurationError("redis_streams: url must begin with redis://, rediss:// or unix://")
-    if isinstance(redeliver_after, bool) or not isinstance(redeliver_after, int | float) or not redeliver_after > 0:
-        raise ConfigurationError(f"redis_streams: redeliver_after must be seconds above 0, not {redeliver_after!r}")
+    checks.text("redis_streams", "url", url)
+    checks.text("redis_streams", "queue", queue)
+    checks.seconds("redis_streams", "redeliver_after", redeliver_after)
+    # It is not connected to: this refuses a URL that cannot be used, without showing its password.
+    Connection("redis_streams", url, _ANSWER)
     # redis-py would try again for a quarter of a minute.
     bounds: dict[str, Any] = {
         "socket_connect_timeout": _ANSWER,
@@ -326,7 +343,7 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
         consumer_group_name=queue,
         # From the first message on, also where that came before the first worker.
         consumer_id="0",
-        idle_timeout=int(redeliver_after * 1000),
+        idle_timeout=max(1, round(redeliver_after * 1000)),
         xread_block=int(_BLOCK * 1000),
         **bounds,
     )
@@ -344,10 +361,15 @@ class _Streams(RedisStreamBroker):
     """
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        consumer = f"{os.uname().nodename}:{os.getpid()}:{self.consumer_name}"
+        consumer = f"{socket.gethostname()}:{os.getpid()}:{self.consumer_name}"
         sweep = 0.0
+        was_away = False
         while True:
             try:
+                if was_away:
+                    # It may have come back empty.
+                    await self._declare_consumer_group()
+                    was_away = False
                 async with Redis(connection_pool=self.connection_pool) as redis:
                     found = []
                     if time.monotonic() >= sweep:
@@ -357,13 +379,12 @@ class _Streams(RedisStreamBroker):
                     found = found or await self._new(redis, consumer)
             except (RedisError, OSError) as error:
                 log.warning("the broker does not answer, it is asked again: %s", type(error).__name__)
+                was_away = True
                 await asyncio.sleep(_BLOCK)
-                if isinstance(error, ResponseError):
-                    # It came back empty.
-                    await self._declare_consumer_group()
                 continue
             for number, fields in found:
-                yield AckableMessage(data=fields[b"data"], ack=self._ack_generator(number, self.queue_name))
+                # Of what is no message Taskiq says so, and acknowledges it.
+                yield AckableMessage(data=fields.get(b"data", b""), ack=self._ack_generator(number, self.queue_name))
 
     async def _left_behind(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
         # Redis looks at ten of those that are being worked on, and tells where to look on.
