@@ -182,9 +182,17 @@ class SQLiteSeenEvents:
     def close(self) -> None:
         """Close the file; the next use opens it again."""
         with self._lock:
-            if self._connection is not None and self._process == os.getpid():
-                self._connection.close()
-            self._connection = None
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None and self._process == os.getpid():
+            self._connection.close()
+        self._connection = None
+
+    def _hold(self) -> None:
+        self._lock.acquire()
+        _forking.held.append(self)
+        self._disconnect()
 
     def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
         with self._lock:
@@ -204,17 +212,25 @@ class SQLiteSeenEvents:
         return self._connection
 
 
-_guards: WeakSet[SQLiteSeenEvents] = WeakSet()
-
-
-def _close_all() -> None:
-    for guard in list(_guards):
-        guard.close()
-
-
 # A connection carried across a fork undoes the locks on the file: one side may delete the log that the other writes to.
-_before_fork = getattr(os, "register_at_fork", dict)  # Windows has neither
-_before_fork(before=_close_all)
+# A lock that another thread holds meanwhile would be held in the child for ever.
+_guards: WeakSet[SQLiteSeenEvents] = WeakSet()
+_forking = threading.local()
+
+
+def _hold_all() -> None:
+    _forking.held = []
+    for guard in sorted(_guards, key=id):  # in one order: two threads may fork at once
+        guard._hold()
+
+
+def _let_go_all() -> None:
+    while _forking.held:
+        _forking.held.pop()._lock.release()
+
+
+_at_fork = getattr(os, "register_at_fork", dict)  # Windows has neither
+_at_fork(before=_hold_all, after_in_parent=_let_go_all, after_in_child=_let_go_all)
 
 
 def _check_times(ttl: float, lease: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -248,3 +250,31 @@ def test_sqlite_keeps_what_a_child_confirms_after_its_parent_left(tmp_path: Path
     assert guard.claim("late") is Claim.CONFIRMED
     child.join(30)
     guard.close()
+
+
+FORKING = """
+import os, signal, sys, threading
+claims = []
+def claim_in_a_thread():
+    claims.append(threading.Thread(target=guard.claim, args=("while forking",)))
+    claims[0].start()
+    claims[0].join(0.3)
+    print("waits" if claims[0].is_alive() else "goes on", flush=True)
+os.register_at_fork(before=claim_in_a_thread)  # what is registered first runs last, right before the fork
+from signing_async.webhooks import SQLiteSeenEvents
+guard = SQLiteSeenEvents(sys.argv[1])
+guard.claim("before")
+child = os.fork()
+signal.alarm(20)
+if child:
+    claims[0].join()
+    os.waitpid(child, 0)
+print(guard.claim("while forking" if child else "after").value, flush=True)
+"""
+
+
+def test_no_thread_uses_sqlite_during_a_fork(tmp_path: Path) -> None:
+    """A thread that comes while another one forks waits: no lock and no connection of its is carried over."""
+    script = [sys.executable, "-c", FORKING, str(tmp_path / "seen.db")]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.returncode) == (["waits", "new", "pending"], 0), done.stderr
