@@ -148,7 +148,7 @@ def test_a_document_that_changes_while_it_is_enqueued(
     [
         (["--wait"], 2, "--wait: is for --broker"),
         (["--broker", "redis://r", "--journal", "j"], 2, "--broker: needs a journal that all workers reach"),
-        (["--broker", "env:OTHER"], 2, "redis_streams: url must begin with redis://"),
+        (["--broker", "env:OTHER"], 2, "redis_streams: the URL must begin with redis://"),
         (["--broker", "env:SIGNING_BROKER"], 1, "the broker cannot be reached"),
         (["--journal", "postgresql://app@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
         (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., not 'mysql://app@db/x'"),
