@@ -132,8 +132,11 @@ class Receiver:
                 f"hand_off_timeout ({hand_off_timeout:g} s) must be shorter than seen.lease ({self.seen.lease:g} s):"
                 " else an event is handed over again while the first hand-off runs"
             )
+        take = hand_off if callable(hand_off) else getattr(hand_off, "put_nowait", None)
+        if take is None:
+            raise ConfigurationError(f"hand_off must be a callback or a queue, not {hand_off!r}")
         self._queue = hand_off if isinstance(hand_off, asyncio.Queue) else None
-        self._hand_off = hand_off if callable(hand_off) else hand_off.put_nowait
+        self._hand_off: Callable[[Event], object] = take
         self._later = (("Retry-After", str(retry_after)),)
         self._draining = False
         self._active = 0

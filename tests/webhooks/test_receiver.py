@@ -313,6 +313,13 @@ async def test_a_cancelled_hand_off_gives_its_claim_back() -> None:
     assert seen.claim("a") is Claim.NEW
 
 
+@pytest.mark.parametrize("hand_off", [None, "tasks.handle", []])
+def test_a_hand_off_is_a_callback_or_a_queue(hand_off: Any) -> None:
+    """Anything else is told when the receiver is made, and not by the first delivery."""
+    with pytest.raises(ConfigurationError, match="hand_off must be a callback or a queue, not"):
+        Receiver(VERIFIER, hand_off)
+
+
 def test_a_hand_off_must_fit_into_the_lease() -> None:
     """Else an event would be handed over twice at once."""
     with pytest.raises(ConfigurationError, match=r"hand_off_timeout \(60 s\) must be shorter than seen.lease \(60 s\)"):
