@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
@@ -63,7 +63,11 @@ async def journaled(step: Awaitable[T]) -> T:
 # What the journal holds
 
 
-_ids = validators.deep_mapping(validators.matches_re(r"\d+"), validators.optional(validators.instance_of(str)))
+_ids = validators.deep_mapping(
+    validators.matches_re(r"\d+"),
+    validators.optional(validators.instance_of(str)),
+    validators.instance_of(dict),
+)
 
 
 @attrs.define
@@ -99,10 +103,10 @@ class _State:
 def _read(claim: Claim, content: str, service: str) -> _State:
     if claim.state is None:
         return _State(content, service)
-    try:
-        return _State(**json.loads(claim.state))
-    except (TypeError, ValueError, RecursionError):
-        pass
+    with suppress(TypeError, ValueError, RecursionError):
+        state = _State(**json.loads(claim.state))
+        if state.status == _DRAFT or state.signing:
+            return state
     raise OutcomeUnknown("what the journal holds for this package cannot be read: it is not known whether it was sent")
 
 

@@ -7,11 +7,12 @@ import contextlib
 import json
 import logging
 import sqlite3
+import tempfile
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -94,6 +95,8 @@ async def test_one_that_fails_does_not_stop_the_others(sandbox: Sandbox, client:
     results = await all_of(client.dispatch_many(given, tmp_path / "journal"))
     errors = Counter(type(result.error).__name__ for result in results if result.error)
     assert errors == {"InvalidRequest": 3, "ZeroDivisionError": 1, "Unauthorized": 1}
+    assert Counter(id(result.package) for result in results) == Counter(id(one) for one in given)
+    assert {result.signing for result in results if isinstance(result.error, InvalidRequest)} == {None}
     (refused,) = [result for result in results if isinstance(result.error, Unauthorized)]
     assert refused.signing is not None
     assert refused.signing.is_draft is True
@@ -267,8 +270,9 @@ async def test_arguments(client: SigningClient, tmp_path: Path) -> None:
     for concurrency in (0, -1, True, "8", None):
         with pytest.raises(InvalidRequest, match="concurrency: must be a whole number from 1"):
             many(packages, tmp_path / "journal", concurrency=concurrency)
-    for journal in (None, 5, object()):
-        with pytest.raises(InvalidRequest, match="journal: must be a path or a Journal"):
+    half = type("Half", (), {"claim": print, "write": print})()
+    for journal in (None, 5, object(), half):
+        with pytest.raises(InvalidRequest, match="^journal: must be a path or a Journal, not .+"):
             many(packages, journal)
     with pytest.raises(ConfigurationError, match="journal: must be a path"):
         many(packages, "")
@@ -379,6 +383,88 @@ async def test_a_row_in_which_nothing_comes_for_long(sandbox: Sandbox, client: S
     sent_well(sandbox, parcel_of(1, 1))
 
 
+async def test_leaving_lets_go_of_the_row(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """What waits for the next package is cancelled, and the caller's generator has come to its end."""
+    ended: list[str] = []
+
+    async def messages() -> AsyncIterator[SigningPackage]:
+        try:
+            yield parcel_of(1, 1).package
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        finally:
+            ended.append("closed")
+
+    async with asyncio.timeout(30), client.dispatch_many(messages(), tmp_path / "journal", concurrency=4) as run:
+        assert (await anext(run)).error is None
+    assert ended == ["cancelled", "closed"]
+
+
+def streamed(data: bytes, key: str) -> SigningPackage:
+    """A package whose only document can be read once."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    return SigningPackage("Lease", "EN", [PdfSource(stream(), "a.pdf")], parcel_of(1, 1).package.recipients, key=key)
+
+
+async def test_a_stream_of_a_package_that_another_run_has(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """What was read of it is kept as long as its turn has not come, and counted once."""
+    data, told = make_pdf(), list[Progress]()
+    async with SqliteJournal(tmp_path / "journal") as other:
+        claim = await other.claim("lease")
+        assert claim is not None
+        packages = [streamed(data, "lease")]
+        run = asyncio.create_task(all_of(client.dispatch_many(packages, tmp_path / "journal", on_progress=told.append)))
+        await asyncio.sleep(0.3)
+        await other.release(claim)
+        (result,) = await run
+    assert result.error is None
+    assert [sandbox.document_bytes(one.id) for one in sandbox.documents()] == [data]
+    assert told[-1] == Progress(1, 1, len(data), len(data))
+
+
+@pytest.mark.parametrize("end", ["sent", "no claim", "left", "taken by another run"])
+async def test_no_stream_is_kept_longer_than_it_is_needed(
+    client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """However a package ends, the file in which its streams were kept aside is closed."""
+    files: list[IO[bytes]] = []
+    make = tempfile.TemporaryFile
+
+    def made(**named: Any) -> IO[bytes]:
+        files.append(make(**named))
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", made)
+    async with SqliteJournal(tmp_path / "journal") as journal, SqliteJournal(tmp_path / "journal") as other:
+        failing = Failing(journal, 1 if end == "no claim" else 1_000, JournalError("gone"), only="claim")
+        if end == "taken by another run":
+            assert await other.claim("lease") is not None
+        many = client.dispatch_many([streamed(make_pdf(), "lease")], failing)
+        if end == "sent":
+            assert [result.error for result in await all_of(many)] == [None]
+        elif end == "no claim":
+            with pytest.raises(JournalError, match="gone"):
+                await all_of(many)
+        else:
+            run = asyncio.create_task(anext(many))
+            async with asyncio.timeout(30):
+                while not files:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1 if end == "taken by another run" else 0)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            await many.aclose()
+    assert [file.closed for file in files] == [True]
+
+
 async def test_a_row_that_fails_behind_what_another_run_has(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -449,7 +535,9 @@ async def test_a_claim_that_is_lost(sandbox: Sandbox, client: SigningClient, cap
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_a_claim_that_is_lost_while_a_failure_is_written(sandbox: Sandbox, client: SigningClient) -> None:
+async def test_a_claim_that_is_lost_while_a_failure_is_written(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
     """The failure is nobody's any more; the result is that of the run which has the package."""
     parcel, journal = parcel_of(), MemoryJournal()
     sandbox.faults.add("recipients.add", "expired-token")
@@ -463,6 +551,7 @@ async def test_a_claim_that_is_lost_while_a_failure_is_written(sandbox: Sandbox,
     journal.write = lose  # type: ignore[method-assign]  # a journal that goes wrong once
     signing = await client.dispatch(parcel.package, journal)
     assert signing.is_draft is False
+    assert [message for message in caplog.messages if "another run has taken it over" in message]
     sent_well(sandbox, parcel, spare=1)
 
 
@@ -545,12 +634,13 @@ async def test_a_journal_that_fails_once(sandbox: Sandbox, client: SigningClient
     sent_well(sandbox, *parcels, spare=2)
 
 
-async def test_a_journal_that_fails_while_others_wait(client: SigningClient, tmp_path: Path) -> None:
-    """Workers that wait for another run's packages stop as well."""
+@pytest.mark.parametrize("once", [False, True])
+async def test_a_journal_that_fails_while_others_wait(client: SigningClient, tmp_path: Path, once: bool) -> None:
+    """Workers that wait for another run's packages stop as well, though the journal may be well for them."""
     async with SqliteJournal(tmp_path / "journal") as other, SqliteJournal(tmp_path / "journal") as journal:
         for number in range(4):
             await other.claim(f"{number}")
-        failing = Failing(journal, 20, JournalError("gone"))
+        failing = Failing(journal, 20, JournalError("gone"), once=once)
         packages = [parcel_of(1, 1, key=f"{number}").package for number in range(4)]
         with pytest.raises(JournalError, match="gone"):
             await asyncio.wait_for(all_of(client.dispatch_many(packages, failing, concurrency=4)), 60)
@@ -579,7 +669,11 @@ async def test_a_release_that_fails_takes_nothing_back(
         '{"content": "x"}',
         '{"content": 5, "service": "y"}',
         '{"content": "x", "service": "y", "status": "unheard of"}',
+        '{"content": "x", "service": "y", "status": "sent"}',
+        '{"content": "x", "service": "y", "status": "sending", "signing": ""}',
         '{"content": "x", "service": "y", "documents": {"a": "b"}}',
+        '{"content": "x", "service": "y", "documents": []}',
+        '{"content": "x", "service": "y", "recipients": ""}',
         '{"content": "x", "service": "y", "newer": 1}',
         "[" * 100_000,
     ],
