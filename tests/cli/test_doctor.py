@@ -375,7 +375,11 @@ async def test_answers_that_are_none() -> None:
         assert "next page" not in found
         assert "client" not in found
         assert found["token"].words == "works: Anna"
-    odd: Answers = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}], "/signings/5": {"a": {"b": 1}}}
+    odd: Answers = {
+        "/me": [],
+        "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}],
+        "/signings/5": {"a": {"b": 1}},
+    }
     odd["/signings/5/recipients"] = [{"email": "a", "signed_at": None, "signed": True}, 3]
     odd["/signings/00000000-0000-0000-0000-000000000000"] = lambda _: web.Response(text="oh", status=500)
     async with probed(odd) as (found, probe):
