@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -41,10 +42,11 @@ class Files:
     def publish(self, source: Path, name: str) -> None:
         """Give a finished file its name, for good. Blocking."""
         if self.durable:
-            sync(source)
+            with source.open("r+b") as file:
+                os.fsync(file.fileno())
         source.rename(self.path(name))
         if self.durable:
-            sync(self._folder)
+            sync_folder(self._folder)
 
     def remove_all_but(self, names: Iterable[str]) -> int:
         """Delete what a killed process left behind: every file of its own making but these; how many it were."""
@@ -102,10 +104,11 @@ class Incoming:
         self.path.unlink(missing_ok=True)
 
 
-def sync(path: Path) -> None:
-    """Make a file's content, or a folder's entries, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync_folder(path: Path) -> None:
+    """Make a folder's entries survive a power cut."""
+    with suppress(PermissionError):  # where folders cannot be opened (Windows), the system has its own guarantees
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

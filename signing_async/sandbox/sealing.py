@@ -14,15 +14,16 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from signing_async.sandbox.inspection import HEADER_WINDOW, load_pikepdf
-from signing_async.sandbox.panel import SEAL_BOX, Drawn, Panel, Signer, as_pdf, draw
+from .files import sync_folder
+from .inspection import HEADER_WINDOW, load_pikepdf
+from .panel import SEAL_BOX, Drawn, Panel, Signer, as_pdf, draw
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -101,18 +102,9 @@ def _create(path: Path, content: bytes) -> None:
             os.link(name, path)
         except FileExistsError:
             return
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         Path(name).unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(PermissionError):  # where folders cannot be opened (Windows), the system has its own guarantees
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _new_authority(now: datetime) -> bytes:
@@ -210,7 +202,7 @@ def _replacing(target: Path) -> Iterator[Path]:
     except BaseException:
         path.unlink()
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def _copy_from_header(source: Path, path: Path) -> None:

@@ -236,3 +236,27 @@ async def test_killed_at_any_moment(tmp_path: Path) -> None:
             if document.sealed_file is not None:
                 assert b"/ByteRange" in sandbox.service.signed_path(document.signing_id, document.id).read_bytes()
     assert len(told.sent) > 10
+
+
+async def test_where_folders_and_read_only_files_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows opens no folder, and syncs only what is open for writing: a kept sandbox works there as well."""
+    open_, fsync = os.open, os.fsync
+
+    def open_files_only(path: Any, *options: Any, **more: Any) -> int:
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_(path, *options, **more)
+
+    def sync_what_is_writable(descriptor: int) -> None:
+        os.write(descriptor, b"")  # EBADF where it is open for reading
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "open", open_files_only)
+    monkeypatch.setattr(os, "fsync", sync_what_is_writable)
+    async with Sandbox(data=tmp_path) as sandbox:
+        headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
+        async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
+            signing_id, _, _ = await Caller(sandbox, session).sent()
+        assert (await sandbox.complete(signing_id)).is_completed
