@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -207,9 +208,12 @@ class FileTokenStore:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the files are."""
+    """Make the names in a folder as durable as the files are, as far as its file system has a way to."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import importlib.util
 import os
@@ -208,6 +209,28 @@ async def test_a_save_that_fails_leaves_the_old_token(
             await store.save(BARE)
     assert await store.load() == FULL
     assert names(tmp_path) == ["token.json"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+async def test_a_file_system_that_syncs_no_folders(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some have no such thing, which is no reason to refuse a token; a disk that fails is one."""
+    sync = os.fsync
+
+    def of_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    store = FileTokenStore(tmp_path / "token.json")
+    if number == errno.EIO:
+        with pytest.raises(AuthError, match=r"cannot be written: Input/output error"):
+            await store.save(FULL)
+    else:
+        await store.save(FULL)
+        assert await store.load() == FULL
 
 
 async def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
