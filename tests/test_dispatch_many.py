@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import sqlite3
@@ -272,7 +273,7 @@ async def test_arguments(client: SigningClient, tmp_path: Path) -> None:
             many(packages, tmp_path / "journal", concurrency=concurrency)
     half = type("Half", (), {"claim": print, "write": print})()
     for journal in (None, 5, object(), half):
-        with pytest.raises(InvalidRequest, match="^journal: must be a path or a Journal, not .+"):
+        with pytest.raises(InvalidRequest, match=r"^journal: must be a path or a Journal, not .+"):
             many(packages, journal)
     with pytest.raises(ConfigurationError, match="journal: must be a path"):
         many(packages, "")
@@ -342,6 +343,24 @@ async def test_a_package_that_another_run_has(
         await run
     assert len(results) == 10
     sent_well(sandbox, *parcels)
+
+
+async def test_who_waits_asks_less_and_less_often(sandbox: Sandbox, client: SigningClient) -> None:
+    """A journal is not kept busy by those who wait for a package that another run has for long."""
+    journal, asked = MemoryJournal(), list[float]()
+    claim = journal.claim
+
+    async def counted(key: str) -> Claim | None:
+        asked.append(asyncio.get_running_loop().time())
+        if len(asked) == 6:
+            journal.taken.clear()
+        return await claim(key)
+
+    journal.taken.add("lease")
+    journal.claim = counted  # type: ignore[method-assign]  # one that notes the time
+    await client.dispatch(parcel_of(key="lease").package, journal)
+    waits = [after - before for before, after in itertools.pairwise(asked)]
+    assert [wait >= 0.024 * 2**number for number, wait in enumerate(waits)] == [True] * 5
 
 
 async def test_never_many_are_left_for_later(client: SigningClient, tmp_path: Path) -> None:
@@ -431,7 +450,7 @@ async def test_a_stream_of_a_package_that_another_run_has(
 
 @pytest.mark.parametrize("end", ["sent", "no claim", "left", "taken by another run"])
 async def test_no_stream_is_kept_longer_than_it_is_needed(
-    client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """However a package ends, the file in which its streams were kept aside is closed."""
     files: list[IO[bytes]] = []
@@ -453,11 +472,12 @@ async def test_no_stream_is_kept_longer_than_it_is_needed(
             with pytest.raises(JournalError, match="gone"):
                 await all_of(many)
         else:
+            sandbox.faults.add("signings.create", "hang")
             run = asyncio.create_task(anext(many))
             async with asyncio.timeout(30):
-                while not files:
+                while not failing.steps:
                     await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1 if end == "taken by another run" else 0)
+            await asyncio.sleep(0.1)
             run.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await run
