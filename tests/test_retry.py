@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from signing_async import ConfigurationError, RetryPolicy
 from signing_async.retry import Again, Outcome, Repeat, Step, decide, read_retry_after, run, step
-from signing_async.throttle import Budget
 
 NOW = 1_800_000_000.0
 
@@ -173,42 +172,3 @@ async def test_the_runner_lets_errors_through() -> None:
 
     with pytest.raises(ValueError, match="no"):
         await run(attempt)
-
-
-def test_the_budget_in_an_outage() -> None:
-    """However many calls fail, no more than two requests are made for each on average, once it is more than a few."""
-    budget, requests = Budget(), 0
-    calls = 1000
-    for _ in range(calls):
-        budget.bring()
-        requests += 1
-        for _ in range(4):
-            requests += budget.take()
-    assert requests <= 2 * calls
-    assert not budget.any_left
-
-
-def test_the_budget_lets_a_lone_call_try_everything() -> None:
-    """One call in trouble has all of its attempts, and gets back what it took when it succeeds."""
-    budget = Budget()
-    budget.bring()
-    assert all(budget.take() for _ in range(8))
-    budget.give_back(8)
-    assert sum(budget.take() for _ in range(100)) == 20
-
-
-def test_many_calls_at_once_bring_their_credits() -> None:
-    """What calls under way have brought is not cut to what the purse holds between calls, whoever ends meanwhile."""
-    budget = Budget()
-    for _ in range(200):
-        budget.bring()
-    for _ in range(100):
-        budget.give_back(0)
-        budget.leave()
-    assert sum(budget.take() for _ in range(500)) == 90
-    budget.give_back(500)
-    assert sum(budget.take() for _ in range(500)) == 90
-    budget.give_back(500)
-    for _ in range(100):
-        budget.leave()
-    assert sum(budget.take() for _ in range(500)) == 40

@@ -1,16 +1,12 @@
-"""The limit that is learnt from 429s, on a clock moved by hand; the gate that holds calls to it, on the loop's."""
+"""The gate that holds calls to what the service lets through, alone and in a client; the budget for repeats."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 
-import attrs
 import pytest
 from aiohttp import web
 
@@ -24,326 +20,11 @@ from signing_async import (
     SigningClient,
     TransportError,
 )
-from signing_async.limit import Limit
 from signing_async.sandbox import Sandbox
-from signing_async.throttle import Pause
+from signing_async.throttle import Budget, Pause
 from tests.servers import serving
 
 FOREVER = 1e9
-
-# The limit: many calls against services of several kinds, in simulated time
-
-
-class Bucket:
-    """A token bucket."""
-
-    def __init__(self, rate: float, burst: int) -> None:
-        self.rate, self.burst, self.content, self.at = rate, burst, float(burst), 0.0
-
-    def wait(self, now: float) -> float | None:
-        """None if the request is let through, else the seconds until one is."""
-        self.content = min(self.burst, self.content + (now - self.at) * self.rate)
-        self.at = now
-        if self.content >= 1:
-            self.content -= 1
-            return None
-        return (1 - self.content) / self.rate
-
-
-class Window:
-    """So many in each second."""
-
-    def __init__(self, rate: int) -> None:
-        self.rate, self.second, self.count = rate, -1, 0
-
-    def wait(self, now: float) -> float | None:
-        now += 0.37
-        if math.floor(now) != self.second:
-            self.second, self.count = math.floor(now), 0
-        self.count += 1
-        return None if self.count <= self.rate else self.second + 1 - now
-
-
-class Sliding:
-    """So many in the second before."""
-
-    def __init__(self, rate: int) -> None:
-        self.rate, self.let_through = rate, deque[float]()
-
-    def wait(self, now: float) -> float | None:
-        while self.let_through and self.let_through[0] <= now - 1:
-            self.let_through.popleft()
-        if len(self.let_through) >= self.rate:
-            return self.let_through[0] + 1 - now
-        self.let_through.append(now)
-        return None
-
-
-class Open:
-    """No limit."""
-
-    def wait(self, now: float) -> float | None:
-        return None
-
-
-class Ungated:
-    """What a limit is, without one."""
-
-    def ready_at(self, now: float) -> float:
-        return now
-
-    def go(self, now: float) -> None:
-        pass
-
-    def left(self, now: float, since: float, admitted: bool | None) -> None:
-        pass
-
-
-@attrs.define
-class Told:
-    """How a simulation went."""
-
-    seconds: float
-    requests: int
-    refused: int
-    late: float
-    """The most that any refused request was sent before its pause was over."""
-
-
-def whole(wait: float) -> float:
-    """A Retry-After in whole seconds."""
-    return max(1.0, math.ceil(wait))
-
-
-def exact(wait: float) -> float:
-    """A Retry-After to the millisecond."""
-    return math.ceil(wait * 1000) / 1000
-
-
-def simulate(
-    limit: Limit | Ungated,
-    service: Bucket | Window | Sliding | Open,
-    *,
-    calls: int = 500,
-    at_once: int = 32,
-    latency: float = 0.001,
-    work: float = 0.001,
-    retry_after: Callable[[float], float] = whole,
-) -> Told:
-    """``at_once`` workers make calls until they are let through; the service's one core has ``work`` to do for each."""
-    ticket, now, free_at, wake_at, opens_at = itertools.count(), 0.0, 0.0, math.inf, 0.0
-    events: list[tuple[float, int, str, float, float | None]] = []
-    waiting, to_start, told = min(at_once, calls), calls - min(at_once, calls), Told(0.0, 0, 0, 0.0)
-
-    def push(at: float, kind: str, since: float = 0.0, wait: float | None = None) -> None:
-        heapq.heappush(events, (at, next(ticket), kind, since, wait))
-
-    while True:
-        while waiting:
-            ready_at = limit.ready_at(now)
-            if ready_at > now:
-                if ready_at < wake_at or wake_at <= now:
-                    wake_at = ready_at
-                    push(ready_at, "wake")
-                break
-            limit.go(now)
-            told.late = max(told.late, opens_at - now)
-            waiting, told.requests = waiting - 1, told.requests + 1
-            free_at = max(now + latency / 2, free_at) + work
-            push(free_at, "arrived", now)
-        if not events:
-            return told
-        now, _, kind, since, wait = heapq.heappop(events)
-        assert now < 600, "too slow to be waited for"
-        if kind == "arrived":
-            push(now + latency / 2, "answered", since, service.wait(now))
-        elif kind == "answered" and wait is None:
-            limit.left(now, since, True)
-            told.seconds = now
-            if to_start:
-                to_start, waiting = to_start - 1, waiting + 1
-        elif kind == "answered":
-            assert isinstance(limit, Limit)
-            assert wait is not None
-            limit.left(now, since, False)
-            limit.close(now, retry_after(wait))
-            opens_at = max(opens_at, now + retry_after(wait))
-            told.refused, waiting = told.refused + 1, waiting + 1
-
-
-def test_a_limit_is_used_and_kept() -> None:
-    """50 a second are allowed: 500 calls take hardly longer than 10 s, and few are refused."""
-    told = simulate(Limit(), Bucket(50, 50))
-    assert told.seconds <= 1.15 * 9
-    assert told.refused <= 0.03 * told.requests
-
-
-@pytest.mark.parametrize(
-    ("service", "retry_after", "slower", "refused"),
-    [
-        (lambda: Bucket(50, 50), exact, 1.1, 0.03),
-        (lambda: Bucket(50, 10), whole, 1.4, 0.05),
-        (lambda: Bucket(50, 10), exact, 1.1, 0.05),
-        (lambda: Bucket(50, 1), whole, 1.7, 0.03),
-        (lambda: Bucket(50, 1), exact, 1.3, 0.03),
-        (lambda: Window(50), whole, 1.25, 0.03),
-        (lambda: Window(50), exact, 1.25, 0.03),
-        (lambda: Sliding(50), whole, 1.25, 0.03),
-        (lambda: Sliding(50), exact, 1.25, 0.03),
-    ],
-)
-def test_limits_of_all_kinds(
-    service: Callable[[], Bucket | Window | Sliding],
-    retry_after: Callable[[float], float],
-    slower: float,
-    refused: float,
-) -> None:
-    """However the service counts, and however it rounds its Retry-After."""
-    told = simulate(Limit(), service(), retry_after=retry_after)
-    assert told.seconds <= slower * 9.98
-    assert told.refused <= refused * told.requests
-
-
-@pytest.mark.parametrize("latency", [0.001, 0.02, 0.1, 0.2])
-@pytest.mark.parametrize("burst", [1, 10, 50])
-def test_limits_far_away(latency: float, burst: int) -> None:
-    """The longer an answer takes, the more is under way when the first refusal comes; it is no more than that."""
-    told = simulate(Limit(), Bucket(50, burst), latency=latency, retry_after=exact)
-    assert told.seconds <= 2.2 * 10
-    assert told.refused <= 0.08 * told.requests
-
-
-def test_a_high_limit_is_found() -> None:
-    """1000 a second of which 100 may come at once: the first guess is far too low, and soon corrected."""
-    told = simulate(Limit(), Bucket(1000, 100), calls=8000, work=0.0003, retry_after=exact)
-    assert told.seconds <= 2 * 8
-    assert told.refused <= 0.01 * told.requests
-
-
-def test_a_limit_that_was_lifted_is_left_behind() -> None:
-    """The rate grows beyond all that was learnt while nothing is refused."""
-    limit, service = Limit(), Bucket(50, 10)
-    simulate(limit, service, calls=200)
-    assert limit.rate is not None
-    assert limit.rate < 60
-    service.rate, service.burst = 1e6, 10**6
-    now = 100.0
-    for _ in range(20_000):
-        now = max(now, limit.ready_at(now))
-        limit.go(now)
-        limit.left(now, now, True)
-    assert limit.rate > 1000
-
-
-def test_a_rate_that_is_not_used_does_not_grow() -> None:
-    """That few requests went well says nothing about many."""
-    limit = Limit()
-    simulate(limit, Bucket(50, 10), calls=200)
-    limit.ready_at(100.0)
-    before = limit.rate
-    assert before is not None
-    for number in range(1000):
-        now = 100.0 + number
-        assert limit.ready_at(now) <= now
-        limit.go(now)
-        limit.left(now, now, True)
-    assert limit.rate is not None
-    assert limit.rate <= 1.1 * before
-
-
-@pytest.mark.parametrize("latency", [0.001, 0.05])
-def test_nothing_is_slower_where_nothing_is_refused(latency: float) -> None:
-    """Before the first 429 no more than the first moments are held back."""
-    gated, plain = (simulate(limit, Open(), calls=5000, latency=latency) for limit in (Limit(), Ungated()))
-    assert plain.seconds >= 0.97 * gated.seconds
-    assert gated.refused == 0
-
-
-def test_nothing_goes_out_while_it_is_closed() -> None:
-    """A Retry-After is kept to by all, whatever was learnt."""
-    assert simulate(Limit(), Bucket(50, 10)).late == 0.0
-    limit = Limit()
-    limit.close(10.0, 5.0)
-    limit.close(10.0, 1.0)
-    assert limit.ready_at(14.9) == 15.0
-    assert limit.ready_at(15.0) == 15.0
-
-
-def test_refusals_of_one_burst_count_once() -> None:
-    """All that was under way when the first was refused has the same to say."""
-    limit = Limit()
-    for _ in range(8):
-        limit.go(0.0)
-    for _ in range(8):
-        limit.left(0.1, 0.0, False)
-        limit.close(0.1, 1.0)
-    limit.ready_at(1.1)
-    rate = limit.rate
-    limit.go(1.1)
-    limit.left(1.2, 0.0, False)
-    assert limit.ready_at(5.0) <= 5.0
-    assert limit.rate == rate
-
-
-def test_a_rate_is_never_given_up() -> None:
-    """However often everything was refused, requests go out now and then."""
-    limit, now = Limit(), 0.0
-    for _ in range(200):
-        assert limit.ready_at(now) <= now
-        limit.go(now)
-        limit.go(now)
-        limit.left(now, now, False)
-        limit.left(now, now, False)
-        limit.close(now, 0.02)
-        now += 0.02
-    assert limit.ready_at(now) <= now
-    limit.go(now)
-    assert limit.ready_at(now) - now <= 5.1
-
-
-def test_requests_that_hang_hold_up_nobody_for_long() -> None:
-    """Others go out beside them, if not all in one moment."""
-    limit = Limit()
-    now, out = 0.0, 0
-    while now < 2.0:
-        ready_at = limit.ready_at(now)
-        if ready_at <= now:
-            limit.go(now)
-            out += 1
-        else:
-            now = ready_at
-    assert 40 <= out <= 60
-
-
-def test_what_got_no_answer_says_nothing() -> None:
-    """Neither of the rate nor against it; its place is free again."""
-    limit = Limit()
-    for _ in range(8):
-        limit.go(0.0)
-    assert limit.ready_at(0.0) > 0.0
-    limit.left(0.01, 0.0, None)
-    assert limit.ready_at(0.01) == 0.01
-    assert limit.rate is None
-
-
-def test_what_is_kept_is_bounded() -> None:
-    """A million requests without a refusal leave no more behind than a thousand."""
-    limit = Limit()
-    simulate(limit, Bucket(50, 10), calls=100)
-    now = 100.0
-    for _ in range(5000):
-        now = max(now, limit.ready_at(now))
-        limit.go(now)
-        limit.left(now, now, True)
-    pace = limit._pace
-    assert pace is not None
-    assert len(pace._sent) == pace.KEPT
-    limit.left(now, now, False)
-    limit.close(now, 1.0)
-    limit.ready_at(now + 1.0)
-    assert limit.rate is not None
-    assert len(pace._sent) == 0
-
 
 # The gate
 
@@ -369,9 +50,83 @@ async def test_the_gate_turns_away_who_cannot_wait(make: Callable[[], Pause | Lo
     gate.close(0.05)
     loop.call_later(0.02, gate.close, 60)
     began = loop.time()
-    assert not await gate.passed(began + 10)
-    assert not await gate.passed(began + 10)
+    assert await gate.passed(began + 10) is False
+    assert await gate.passed(began + 10) is False
     assert loop.time() - began < 5
+    async with asyncio.timeout(20):
+        assert await gate.passed(gate.opens_at) is False
+
+
+async def test_an_open_gate_costs_no_turn_of_the_event_loop() -> None:
+    """Most calls find it open, and are not held up by what else the loop has to do."""
+    with pytest.raises(StopIteration) as over:
+        LocalGate().passed(FOREVER).send(None)
+    assert over.value.value is True
+
+
+async def turns_of_the_loop(count: int) -> None:
+    """Let what is due be done: no more time is needed than that takes."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def full_gate(gate: LocalGate) -> None:
+    """As many pass as may before one of them is answered, however long that takes."""
+    gate._limit._window.PATIENCE = FOREVER  # a constant for all but these tests
+    for _ in range(8):
+        assert await gate.passed(FOREVER)
+
+
+async def test_who_waits_goes_when_another_is_answered() -> None:
+    """At once, and in as great numbers as were answered."""
+    gate = LocalGate()
+    await full_gate(gate)
+    first, second = (asyncio.create_task(gate.passed(FOREVER)) for _ in range(2))
+    await turns_of_the_loop(5)
+    assert not first.done()
+    gate.left(asyncio.get_running_loop().time(), True)
+    await turns_of_the_loop(5)
+    assert first.done()
+    assert not second.done()
+    gate.left(asyncio.get_running_loop().time(), None)
+    await turns_of_the_loop(5)
+    assert second.done()
+
+
+async def test_who_waits_is_turned_away_when_the_gate_closes() -> None:
+    """At once, where it closes for longer than that call can wait; the others stay in line."""
+    gate, loop = LocalGate(), asyncio.get_running_loop()
+    await full_gate(gate)
+    hasty, patient = (asyncio.create_task(gate.passed(loop.time() + wait)) for wait in (30, 90))
+    await turns_of_the_loop(5)
+    gate.close(60)
+    await turns_of_the_loop(5)
+    assert hasty.done()
+    assert await hasty is False
+    assert not patient.done()
+    patient.cancel()
+    await asyncio.wait([patient])
+
+
+class Recording(LocalGate):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[object] = []
+
+    def close(self, seconds: float) -> None:
+        self.told.append(seconds)
+        super().close(seconds)
+
+    async def passed(self, deadline: float) -> bool:
+        self.told.append("passed")
+        return await super().passed(deadline)
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        assert since <= asyncio.get_running_loop().time()
+        self.told.append(admitted)
+        super().left(since, admitted)
 
 
 async def learnt(gate: LocalGate, count: int) -> None:
@@ -454,10 +209,8 @@ async def test_a_call_whose_turn_comes_too_late_is_told_so() -> None:
 
 async def test_a_cancelled_call_gives_its_place_back() -> None:
     """Before its turn it leaves the line; with its turn in hand it lets another one go."""
-    gate = LocalGate()
-    for _ in range(8):
-        assert await gate.passed(FOREVER)
-    gate._limit._window.PATIENCE = FOREVER  # a constant for all but this test
+    gate = Recording()
+    await full_gate(gate)
     first, second, third = (asyncio.create_task(gate.passed(FOREVER)) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
@@ -477,6 +230,20 @@ async def test_a_cancelled_call_gives_its_place_back() -> None:
     assert await fifth
     assert fourth.cancelled()
     assert len(gate._waiting) == 0
+
+
+async def test_a_call_cancelled_while_it_is_turned_away_gives_nothing_back() -> None:
+    """It had no place."""
+    gate = Recording()
+    await full_gate(gate)
+    waiting = asyncio.create_task(gate.passed(asyncio.get_running_loop().time() + 30))
+    await turns_of_the_loop(5)
+    gate.close(60)
+    gate._let_through()  # it is turned away, and before it runs
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert gate.told == 9 * ["passed"] + [60]
 
 
 def test_a_gate_outlives_its_event_loop() -> None:
@@ -533,27 +300,6 @@ async def test_one_gate_holds_back_many_clients(sandbox: Sandbox) -> None:
             await other.me()
         await stranger.me()
     assert len(sandbox.requests_of("me")) == 2
-
-
-class Recording(LocalGate):
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[object] = []
-
-    def close(self, seconds: float) -> None:
-        self.told.append(seconds)
-        super().close(seconds)
-
-    async def passed(self, deadline: float) -> bool:
-        self.told.append("passed")
-        return await super().passed(deadline)
-
-    def left(self, since: float, admitted: bool | None) -> None:
-        assert since <= asyncio.get_running_loop().time()
-        self.told.append(admitted)
-        super().left(since, admitted)
 
 
 async def test_a_gate_is_told_of_every_end(sandbox: Sandbox) -> None:
@@ -661,3 +407,45 @@ async def test_many_uploads_within_a_limit(sandbox: Sandbox) -> None:
     statuses = [record.status for record in sandbox.requests_of("me")]
     assert statuses.count(200) == 100
     assert statuses.count(429) <= 40
+
+
+# The budget
+
+
+def test_the_budget_in_an_outage() -> None:
+    """However many calls fail, no more than two requests are made for each on average, once it is more than a few."""
+    budget, requests = Budget(), 0
+    calls = 1000
+    for _ in range(calls):
+        budget.bring()
+        requests += 1
+        for _ in range(4):
+            requests += budget.take()
+    assert requests <= 2 * calls
+    assert not budget.any_left
+
+
+def test_the_budget_lets_a_lone_call_try_everything() -> None:
+    """One call in trouble has all of its attempts, and gets back what it took when it succeeds."""
+    budget = Budget()
+    budget.bring()
+    assert all(budget.take() for _ in range(8))
+    budget.give_back(8)
+    assert sum(budget.take() for _ in range(100)) == 20
+
+
+def test_many_calls_at_once_bring_their_credits() -> None:
+    """What calls under way have brought is not cut to what the purse holds between calls, whoever ends meanwhile."""
+    budget = Budget()
+    for _ in range(200):
+        budget.bring()
+    for _ in range(100):
+        budget.give_back(0)
+        budget.leave()
+    assert sum(budget.take() for _ in range(500)) == 90
+    budget.give_back(500)
+    assert sum(budget.take() for _ in range(500)) == 90
+    budget.give_back(500)
+    for _ in range(100):
+        budget.leave()
+    assert sum(budget.take() for _ in range(500)) == 40
