@@ -600,7 +600,7 @@ async def test_a_failure_after_everybody_was_cancelled_is_quiet(caplog: pytest.L
         task.cancel()
         slow.go.set()
         await oauth.settle()
-    del task
+    del task, oauth
     gc.collect()
     await asyncio.sleep(0)
     assert not [record for record in caplog.records if record.name == "asyncio"]
@@ -620,8 +620,8 @@ async def test_a_failure_is_for_all_who_wait_and_is_not_cached() -> None:
         assert await oauth.access_token() == "access-new"
 
 
-async def test_a_refresh_that_is_cancelled_itself_is_an_error() -> None:
-    """Callers who were not cancelled do not see a cancellation, and the next one tries again."""
+async def test_a_refresh_that_is_cancelled_itself_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Callers who were not cancelled do not see a cancellation, the next one tries again, and asyncio is content."""
     slow = Slow(grants())
     async with (
         Scripted(slow, grants()) as server,
@@ -635,6 +635,7 @@ async def test_a_refresh_that_is_cancelled_itself_is_an_error() -> None:
             await task
         slow.go.set()
         assert await oauth.access_token() == "access-new"
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_keyed_on_the_rejected_token() -> None:

@@ -134,6 +134,23 @@ async def test_a_rejected_token_is_replaced() -> None:
         assert len(server.token_requests) == 1
 
 
+async def test_a_rejected_token_without_a_refresh_token() -> None:
+    """It is replaced where another token came, also where the store has lost that; else nothing can be done."""
+    old, store = Token("old"), MemoryTokenStore(Token("old"))
+    async with (
+        Scripted(says({"access_token": "newer"})) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        assert await oauth_for(server.base_url).renewed(old) is False
+        assert await oauth.token() == old
+        assert await oauth.renewed(old) is False
+        newer = await oauth.exchange("a-code")
+        store._token = None
+        assert await oauth.renewed(old) is True
+        assert await oauth.token() == newer
+        assert len(server.token_requests) == 1
+
+
 async def test_after_a_failed_early_refresh(caplog: pytest.LogCaptureFixture) -> None:
     """The present token serves on, the log says why, and half of what is left passes before the next try."""
     token = Token("old", "refresh-old", _in(20))
