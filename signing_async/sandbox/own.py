@@ -16,7 +16,7 @@ from .refused import Refused, invalid
 if TYPE_CHECKING:
     from .server import Sandbox
 
-OWN = "/sandbox/api"
+OWN_API = "/sandbox/api"
 
 Handler = Callable[[web.Request], Awaitable[Any]]
 
@@ -48,7 +48,7 @@ class Own:
             ("GET", "/deliveries", self.deliveries),
             ("POST", "/deliveries/{id}/resend", self.resend),
         ]
-        routes = [web.route(method, OWN + path, partial(self._serve, handler)) for method, path, handler in table]
+        routes = [web.route(method, OWN_API + path, partial(self._serve, handler)) for method, path, handler in table]
         return [*routes, web.get("/sandbox/authority.pem", self.authority)]
 
     async def _serve(self, handler: Handler, request: web.Request) -> web.Response:

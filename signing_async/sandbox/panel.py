@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
 
 NOTICE: Final = "Sandbox seal with no legal value: made by a local sandbox to try out an integration."
-METHODS: Final = {"email": "E-mail", "bankid": "BankID", "approval": "Approval"}
+METHODS: Final = {"email": "E-mail", "bankid": "BankID", "approval": "Approval", "sms": "SMS"}
 
 WIDTH: Final = 595
 HEIGHT: Final = 842

@@ -112,7 +112,9 @@ class Sandbox:
 
     def _open_folder(self, exits: contextlib.AsyncExitStack) -> Path:
         if self._data is None:
-            return Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="signing-sandbox-")))
+            # a thread that a cancelled request left behind may still be writing
+            folder = tempfile.TemporaryDirectory(prefix="signing-sandbox-", ignore_cleanup_errors=True)
+            return Path(exits.enter_context(folder))
         self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._data
 

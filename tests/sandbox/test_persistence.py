@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -260,3 +261,26 @@ async def test_where_folders_and_read_only_files_cannot_be_synced(
         async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
             signing_id, _, _ = await Caller(sandbox, session).sent()
         assert (await sandbox.complete(signing_id)).is_completed
+
+
+async def test_a_temporary_folder_that_is_still_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox stops without an error although a thread that nobody waits for any more is still sealing."""
+    rmdir = os.rmdir
+    late: list[Path] = []
+
+    def write_and_remove(path: Any, **more: Any) -> None:
+        if not late:
+            late.append(folder / "files" / "late.pdf")
+            late[0].touch()
+        rmdir(path, **more)
+
+    async with Sandbox() as sandbox:
+        headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
+        async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
+            call = Caller(sandbox, session)
+            _, document = await call.upload(await call.draft())
+        folder = sandbox.service.document_path(document["id"]).parent.parent
+        monkeypatch.setattr(os, "rmdir", write_and_remove)
+    monkeypatch.undo()
+    assert [path for path in folder.rglob("*") if path.is_file()] == late
+    shutil.rmtree(folder)

@@ -30,9 +30,9 @@ NAMES = ("Anna Andersson", "Björn Åkesson Östling", "Maria Fernández (Casta�
 
 def make_panel(*names: str, document: str = "Agreement.pdf") -> Panel:
     """A panel with one signer for each name."""
-    methods = ("email", "bankid", "approval", "smartcard")
+    methods = ("email", "bankid", "approval", "smartcard", "sms")
     signers = [
-        Signer(name, f"person{index}@example.com", methods[index % 4], WHEN - timedelta(hours=index))
+        Signer(name, f"person{index}@example.com", methods[index % len(methods)], WHEN - timedelta(hours=index))
         for index, name in enumerate(names)
     ]
     return Panel("Employment of Anna", document, "ref-2c1f", signers)
@@ -209,10 +209,12 @@ needs_poppler = pytest.mark.skipif(not pdfs.have("pdftotext"), reason="needs pop
 @needs_poppler
 def test_the_panel_names_everything(sealed: Callable[..., bytes]) -> None:
     """The added page names each signer with address, method and time, and says that the seal is worth nothing."""
-    shown = text_of(sealed(pdfs.make_pdf(), make_panel(*NAMES, "Per (Pelle) \\ Ek")))
-    for expected in (*NAMES, "Per (Pelle) \\ Ek", "person3@example.com", "E-mail", "BankID", "Approval", "smartcard"):
+    shown = text_of(sealed(pdfs.make_pdf(), make_panel(*NAMES, "Per (Pelle) \\ Ek", "Lo Ek")))
+    for expected in (*NAMES, "Per (Pelle) \\ Ek", "person3@example.com"):
         assert expected in shown
-    for expected in ("Signed by 4 people", "Agreement.pdf", "Employment of Anna", "ref-2c1f", "no legal value"):
+    for expected in ("E-mail", "BankID", "Approval", "smartcard", "SMS"):
+        assert expected in shown
+    for expected in ("Signed by 5 people", "Agreement.pdf", "Employment of Anna", "ref-2c1f", "no legal value"):
         assert expected in shown
     assert "2026-03-04 05:06:07 UTC" in shown
     assert "2026-03-04 02:06:07 UTC" in shown

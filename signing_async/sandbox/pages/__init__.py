@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from ..own import OWN_API
 from ..refused import Refused, not_found
 from .apps import AUTHORIZE, Apps
 from .dashboard import Dashboard
@@ -21,7 +22,6 @@ from .webhooks import Webhooks
 if TYPE_CHECKING:
     from ..server import Sandbox
 
-OWN_API = "/sandbox/api"
 TITLES = {403: "Not allowed", 404: "Not found", 405: "Not possible"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
