@@ -345,13 +345,17 @@ async def test_a_package_that_another_run_has(
     sent_well(sandbox, *parcels)
 
 
-async def test_who_waits_asks_less_and_less_often(sandbox: Sandbox, client: SigningClient) -> None:
-    """A journal is not kept busy by those who wait for a package that another run has for long."""
-    journal, asked = MemoryJournal(), list[float]()
+async def test_who_waits_asks_less_and_less_often(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A journal is not kept busy by those who wait for a package that another run has for long. That is told once."""
+    caplog.set_level(logging.INFO)
+    journal, asked, told = MemoryJournal(), list[float](), list[int]()
     claim = journal.claim
 
     async def counted(key: str) -> Claim | None:
         asked.append(asyncio.get_running_loop().time())
+        told.append(sum("is waited for" in message for message in caplog.messages))
         if len(asked) == 6:
             journal.taken.clear()
         return await claim(key)
@@ -361,6 +365,7 @@ async def test_who_waits_asks_less_and_less_often(sandbox: Sandbox, client: Sign
     await client.dispatch(parcel_of(key="lease").package, journal)
     waits = [after - before for before, after in itertools.pairwise(asked)]
     assert [wait >= 0.024 * 2**number for number, wait in enumerate(waits)] == [True] * 5
+    assert told == [0, 0, 0, 0, 1, 1]
 
 
 async def test_never_many_are_left_for_later(client: SigningClient, tmp_path: Path) -> None:
@@ -419,6 +424,23 @@ async def test_leaving_lets_go_of_the_row(sandbox: Sandbox, client: SigningClien
     async with asyncio.timeout(30), client.dispatch_many(messages(), tmp_path / "journal", concurrency=4) as run:
         assert (await anext(run)).error is None
     assert ended == ["cancelled", "closed"]
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+async def test_leaving_closes_a_generator(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """It is not kept as it stands for as long as somebody keeps the run."""
+    ended: list[bool] = []
+
+    def endless() -> Iterator[SigningPackage]:
+        try:
+            while True:
+                yield parcel_of(1, 1).package
+        finally:
+            ended.append(True)
+
+    async with client.dispatch_many(endless(), tmp_path / "journal", concurrency=1) as run:
+        assert (await anext(run)).error is None
+    assert ended == [True]
 
 
 def streamed(data: bytes, key: str) -> SigningPackage:
