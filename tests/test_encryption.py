@@ -6,6 +6,7 @@ import base64
 import sys
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from signing_async import ConfigurationError
 from signing_async.encryption import Sealer
@@ -62,7 +63,27 @@ def test_plain_and_sealed_are_not_mixed_up() -> None:
         sealer.unseal(SECRET, "x")
 
 
-@pytest.mark.parametrize("key", [b"short", "c2hvcnQ=", "not base64 at all!", [KEY, "short"], 5 * [b""], [], ""])
+def test_what_was_sealed_stays_readable() -> None:
+    """The layout of what is kept, which the next version has to open: a mark, a nonce of 12 bytes, AES-256-GCM."""
+    kept = b"signing-async:1:" + b"n" * 12 + AESGCM(KEY).encrypt(b"n" * 12, SECRET, b"tokens/anna")
+    assert Sealer(KEY, owner="Store").unseal(kept, "tokens/anna") == SECRET
+    assert len(Sealer(KEY, owner="Store").seal(SECRET, "tokens/anna")) == len(kept)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"short",
+        "c2hvcnQ=",
+        "not base64 at all!",
+        "!" + base64.b64encode(KEY).decode(),
+        [KEY, "short"],
+        [list(KEY)],
+        5 * [b""],
+        [],
+        "",
+    ],
+)
 def test_a_key_that_is_none_is_refused_and_not_shown(key: object) -> None:
     """The error names the store, and never the key."""
     with pytest.raises(ConfigurationError) as refused:
