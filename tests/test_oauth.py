@@ -44,6 +44,7 @@ from signing_async import (
     TransportError,
     Unauthorized,
 )
+from signing_async.errors import TokenSuperseded
 from signing_async.sandbox import Sandbox
 from signing_async.sandbox.profile import Profile
 from tests.oauth_servers import (
@@ -368,7 +369,7 @@ async def test_calls_before_anybody_authorized() -> None:
     async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
         with pytest.raises(AuthError, match=r"there is no token yet: .*authorization_request\(\)\.url.*exchange\(\)"):
             await oauth.access_token()
-        with pytest.raises(AuthError, match="no token to refresh"):
+        with pytest.raises(AuthError, match=r"^there is no token to refresh: authorize first$"):
             await oauth.refresh()
         assert not server.requests
 
@@ -857,6 +858,45 @@ async def test_the_order_of_a_refresh() -> None:
     async with Scripted(answer) as server, oauth_for(server.base_url, store=store) as oauth:
         await oauth.token()
     assert store.done == ["load", "lock", "load", "post", "save", "unlock"]
+
+
+async def test_a_store_is_read_once() -> None:
+    """It may be far away: while the token is good it is not asked again."""
+    store = WatchedStore(Token("access-old", "refresh-old", in_seconds(3600)))
+    async with oauth_for(BASE, store=store) as oauth:
+        assert [await oauth.access_token() for _ in range(3)] == ["access-old"] * 3
+    assert store.done == ["load"]
+
+
+async def test_a_first_token_of_another_process_is_adopted() -> None:
+    """Who is told to refresh, and finds a token where there was none before, takes that without a request."""
+
+    class Filled(WatchedStore):
+        def lock(self) -> AbstractAsyncContextManager[None]:
+            self._token = Token("access-theirs", "refresh-theirs", in_seconds(3600))
+            return super().lock()
+
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Filled()) as oauth:
+        assert (await oauth.refresh()).access_token == "access-theirs"
+        assert not server.requests
+
+
+async def test_a_store_that_keeps_a_newer_token_is_believed() -> None:
+    """Where it refuses to save since another has saved a newer token, that one is used, and refreshed in its turn."""
+
+    class Overtaken(WatchedStore):
+        async def save(self, token: Token) -> None:
+            if token.access_token == "access-late":
+                self._token = Token("access-theirs", "refresh-theirs", in_seconds(3600))
+                raise TokenSuperseded("another worker has saved a newer token")
+            await super().save(token)
+
+    store = Overtaken(expired())
+    async with Scripted(grants("late"), grants("next")) as server, oauth_for(server.base_url, store=store) as oauth:
+        assert await oauth.access_token() == "access-theirs"
+        assert len(server.requests) == 1
+        assert (await oauth.refresh(rejected="access-theirs")).access_token == "access-next"
+        assert parse_qs(server.requests[1].body.decode())["refresh_token"] == ["refresh-theirs"]
 
 
 async def test_a_token_is_not_used_before_it_is_saved() -> None:

@@ -84,6 +84,13 @@ async def test_a_token_is_used_until_its_last_moment(monkeypatch: pytest.MonkeyP
     """Where it cannot be renewed early it serves on for the half second that is left, and at its end no more."""
     token = Token("old", "refresh-old", datetime.fromtimestamp(NOW, UTC))
     once = RetryPolicy.none()
+    limits: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def watched(delay: float | None) -> asyncio.Timeout:
+        limits.append(delay)
+        return timeout(10)
+
     async with (
         Scripted(says({}, 503)) as server,
         oauth_for(server.base_url, store=MemoryTokenStore(token), retry=once) as oauth,
@@ -91,8 +98,11 @@ async def test_a_token_is_used_until_its_last_moment(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(time, "time", lambda: NOW - 100)
         assert await oauth.access_token() == "old"
         monkeypatch.setattr(time, "time", lambda: NOW - 0.5)
+        monkeypatch.setattr(asyncio, "timeout", watched)
         assert await oauth.access_token() == "old"
         assert len(server.token_requests) == 1
+        # An endpoint that hangs would not hold the call up until the token has expired.
+        assert limits[0] == 0.25
         monkeypatch.setattr(time, "time", lambda: NOW)
         with pytest.raises(AuthError, match="HTTP 503"):
             await oauth.access_token()
@@ -119,6 +129,9 @@ async def test_the_tokens_of_long_ago_are_not_remembered() -> None:
         for _ in range(19):
             await oauth.refresh()
         held = set(oauth.secrets())
+        server.answers = [says({"access_token": "access-alone"})]
+        await oauth.exchange("a-code")
+        assert set(oauth.secrets()) == held - {"access-12"} | {"access-alone"}
     assert held == {SECRET} | {f"{kind}-{number}" for kind in ("access", "refresh") for number in range(12, 20)}
 
 
