@@ -333,7 +333,9 @@ class SqliteJournal:
         with self._in_use:
             self._disconnect()
             if self._lock is not None:
-                self._lock_path(self._owner).unlink(missing_ok=True)
+                # One that stays is removed by whoever looks for the dead next.
+                with contextlib.suppress(OSError):
+                    self._lock_path(self._owner).unlink()
                 self._lock.close()
                 self._lock = None
 
@@ -418,12 +420,12 @@ def _locked(handle: int, *, exclusively: bool) -> bool:
 
 
 _journals: WeakSet[SqliteJournal] = WeakSet()
-
-
 _at_rest: list[SqliteJournal] = []
+_forking = threading.Lock()
 
 
 def _all_before_fork() -> None:
+    _forking.acquire()
     _at_rest.extend(_journals)
     for journal in _at_rest:
         journal._before_fork()
@@ -432,6 +434,7 @@ def _all_before_fork() -> None:
 def _all_after_fork(*, child: bool) -> None:
     while _at_rest:
         _at_rest.pop()._after_fork(child=child)
+    _forking.release()
 
 
 _at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork

@@ -205,6 +205,21 @@ async def taken_of(claiming: asyncio.Task[Claim | None]) -> Claim:
     return claim
 
 
+async def test_a_folder_that_is_in_the_way_when_it_closes(tmp_path: Path) -> None:
+    """What it cannot tidy up does not matter: it lets go, and whoever comes next finds what was written."""
+    folder, elsewhere = tmp_path / "journals", tmp_path / "moved"
+    folder.mkdir()
+    journal = SqliteJournal(folder / "journal")
+    await journal.write(await taken(journal), "one")
+    folder.rename(elsewhere)
+    folder.write_text("a file now")
+    await journal.aclose()
+    await journal.aclose()
+    async with SqliteJournal(elsewhere / "journal") as other:
+        assert (await taken(other)).state == "one"
+    assert not list(elsewhere.glob("*.lock"))
+
+
 async def test_a_claim_cancelled_while_it_closes(path: Path) -> None:
     """It is free with the rest."""
     async with SqliteJournal(path) as journal:
@@ -619,6 +634,34 @@ async def test_a_fork_takes_nothing_along(path: Path) -> None:
             assert (await taken(other)).state == "two"
     ours.send("end")
     await asyncio.to_thread(child.join)
+
+
+async def test_two_threads_that_fork_at_once(path: Path) -> None:
+    """Each has the journal at rest until its own fork is done."""
+    at_rest, forked = threading.Event(), threading.Event()
+
+    def fork() -> None:
+        signing_async.journal._all_before_fork()
+        at_rest.set()
+        forked.wait(20)
+        signing_async.journal._all_after_fork(child=False)
+
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+        signing_async.journal._all_before_fork()
+        other = threading.Thread(target=fork, daemon=True)
+        other.start()
+        assert not await asyncio.to_thread(at_rest.wait, 0.1)
+        signing_async.journal._all_after_fork(child=False)
+        assert await asyncio.to_thread(at_rest.wait, 20)
+        claiming = asyncio.create_task(taken(journal, "other"))
+        await asyncio.wait([claiming], timeout=0.1)
+        held, opened = journal._in_use.locked(), journal._connection
+        forked.set()
+        await asyncio.to_thread(other.join, 20)
+        assert held
+        assert opened is None
+        assert (await claiming).key == "other"
 
 
 async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
