@@ -163,7 +163,13 @@ def _decode_twice(word: str) -> bytes:
 
 def _keys(secret: Secret, scheme: Scheme) -> list[Variant]:
     text = secret if isinstance(secret, str) else secret.decode("latin-1")
-    raw = (lambda value: value.encode()) if isinstance(secret, str) else (lambda value: value.encode("latin-1"))
+
+    def raw(plain: str) -> bytes:
+        return plain.encode("utf-8" if isinstance(secret, str) else "latin-1")
+
+    def expected(plain: str) -> bytes:
+        return scheme.key(plain if isinstance(secret, str) else raw(plain))
+
     texts = {text: ""}
     texts.setdefault(text.rstrip("\r\n"), "the secret has a trailing newline")
     texts.setdefault(text.strip(), "the secret has white space around it")
@@ -173,7 +179,7 @@ def _keys(secret: Secret, scheme: Scheme) -> list[Variant]:
     keys: dict[bytes, str] = {}
     for plain, words in texts.items():
         for how, decode in (
-            ("", scheme.key),
+            ("", expected),
             ("the secret must be taken as it is, without decoding", raw),
             ("the secret must be base64-decoded", decode_base64),
             ("the secret must be hex-decoded", unhexlify),

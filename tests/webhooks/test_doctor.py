@@ -14,7 +14,14 @@ from signing_async.webhooks import GITHUB, STANDARD_WEBHOOKS, Scheme, diagnose, 
 from tests.webhooks.deliveries import SECRET, base64_of, event_body, hex_of
 
 BODY = event_body("evt_1", name="Å, \u20ac", number=1.5)
+ODD = '{"z":  "\u20ac", "a": [1]}'.encode()
 KEY = bytes(range(40, 60))
+SPELLED = base64.b64encode(KEY).decode()
+RAW = "hex of the raw body"
+CHANGED = "hex of a changed body"
+NOT = "and not with HMAC-SHA256"
+STAMPED = 'timestamp_header="x-time"'
+NAMED = 'id_header="x-webhook-id"'
 
 
 @pytest.mark.parametrize(
@@ -23,6 +30,7 @@ KEY = bytes(range(40, 60))
         (SECRET, hex_of(BODY), "valid: hex of the raw body"),
         (SECRET, base64_of(BODY), "valid: base64 of the raw body"),
         (SECRET.encode(), "sha256=" + base64_of(BODY), "valid: base64 of the raw body"),
+        (b"\xe5\xff", hex_of(BODY, b"\xe5\xff"), "valid: hex of the raw body"),
     ],
 )
 def test_a_valid_delivery_is_told_with_how_it_is_signed(secret: Any, signature: str, words: str) -> None:
@@ -34,86 +42,203 @@ def test_a_valid_delivery_is_told_with_how_it_is_signed(secret: Any, signature: 
 @pytest.mark.parametrize(
     ("secret", "signature", "words"),
     [
-        (SECRET + "\n", hex_of(BODY), "the secret has a trailing newline"),
-        (SECRET.encode() + b"\r\n", hex_of(BODY), "the secret has a trailing newline"),
-        (" " + SECRET, hex_of(BODY), "the secret has white space around it"),
-        (f'"{SECRET}"', hex_of(BODY), "the secret has quotes around it"),
-        (SECRET, hex_of(BODY, SECRET + "\n"), "the sender's secret has a trailing newline"),
-        (base64.b64encode(KEY).decode(), hex_of(BODY, KEY), "the secret must be base64-decoded"),
-        (
-            base64.b64encode(KEY).decode() + "\n",
-            hex_of(BODY, KEY),
-            "a trailing newline; the secret must be base64-decoded",
-        ),
-        (base64.b64encode(KEY), hex_of(BODY, KEY), "the secret must be base64-decoded"),
-        (
-            "whsec_" + base64.b64encode(KEY).decode(),
-            hex_of(BODY, KEY),
-            "prefix is no part of the key; the secret must be base64-decoded",
-        ),
-        (KEY.hex(), hex_of(BODY, KEY), "the secret must be hex-decoded"),
+        (SECRET + "\n", hex_of(BODY), f"{RAW}; the secret has a trailing newline"),
+        (SECRET + "\r\n", hex_of(BODY), f"{RAW}; the secret has a trailing newline"),
+        (SECRET.encode() + b"\r\n", hex_of(BODY), f"{RAW}; the secret has a trailing newline"),
+        (" " + SECRET, hex_of(BODY), f"{RAW}; the secret has white space around it"),
+        (f'"{SECRET}"', hex_of(BODY), f"{RAW}; the secret has quotes around it"),
+        (f" '{SECRET}'\n", hex_of(BODY), f"{RAW}; the secret has quotes around it"),
         (
             SECRET,
-            hex_of(json.dumps(json.loads(BODY), separators=(",", ":")).encode()),
-            "matches after re-encoding the JSON: your framework changed the body",
+            hex_of(BODY, SECRET + "\n"),
+            f"{RAW}; the sender's secret has a trailing newline that this one lacks",
         ),
+        ("whsec_" + SECRET, hex_of(BODY), f"{RAW}; the secret's prefix is no part of the key"),
+        (SPELLED, hex_of(BODY, KEY), f"{RAW}; the secret must be base64-decoded"),
         (
-            SECRET,
-            hex_of(json.dumps(json.loads(BODY), indent=2, ensure_ascii=False).encode()),
-            "your framework changed the body",
+            SPELLED + "\n",
+            hex_of(BODY, KEY),
+            f"{RAW}; the secret has a trailing newline; the secret must be base64-decoded",
         ),
-        (SECRET, hex_of(BODY + b"\n"), "the body lost its last line end"),
-        (SECRET, base64_of(b"\xef\xbb\xbf" + BODY), "base64 of a changed body; the body lost its byte order mark"),
+        (SPELLED.encode(), hex_of(BODY, KEY), f"{RAW}; the secret must be base64-decoded"),
+        (
+            "whsec_" + SPELLED,
+            hex_of(BODY, KEY),
+            f"{RAW}; the secret's prefix is no part of the key; the secret must be base64-decoded",
+        ),
+        (KEY.hex(), hex_of(BODY, KEY), f"{RAW}; the secret must be hex-decoded"),
+        (b"\xe5\xff\n", hex_of(BODY, b"\xe5\xff"), f"{RAW}; the secret has a trailing newline"),
+        ("\u00e5\u20ac\n", hex_of(BODY, "\u00e5\u20ac"), f"{RAW}; the secret has a trailing newline"),
         (
             SECRET,
             "t=1700000000,v1=" + hex_of(b"1700000000." + BODY),
-            "signed with timestamp: Scheme(signed='{timestamp}.{body}', timestamp_label=\"t=\")",
+            f"{RAW}; signed with timestamp: Scheme(signed='{{timestamp}}.{{body}}', timestamp_label=\"t=\")",
         ),
-        (SECRET, "hmac-sha256=" + hex_of(BODY), "hex of the raw body\nthe verifier says: X-Signature holds no"),
+        (SECRET, "hmac-sha256=" + hex_of(BODY), RAW),
         (SECRET, base64.b64encode(hex_of(BODY).encode()).decode(), "base64 of the hex of the raw body"),
-        (SECRET, hmac.new(SECRET.encode(), BODY, "sha1").hexdigest(), "signed with HMAC-SHA1"),
-        (SECRET, hmac.new(SECRET.encode(), BODY, "sha512").hexdigest(), "signed with HMAC-SHA512"),
-        (SECRET, hashlib.sha256(SECRET.encode() + BODY).hexdigest(), "SHA-256 of secret and body, which is no HMAC"),
-        (SECRET, hashlib.sha256(BODY + SECRET.encode()).hexdigest(), "SHA-256 of body and secret, which is no HMAC"),
-        (SECRET, hashlib.sha256(BODY).hexdigest(), "without any secret"),
+        *(
+            (SECRET, hmac.new(SECRET.encode(), BODY, name).hexdigest(), f"{RAW}; signed with {words} {NOT}")
+            for name, words in (
+                ("sha1", "HMAC-SHA1"),
+                ("sha512", "HMAC-SHA512"),
+                ("sha384", "HMAC-SHA384"),
+                ("md5", "HMAC-MD5"),
+            )
+        ),
+        (
+            SECRET,
+            hashlib.sha256(SECRET.encode() + BODY).hexdigest(),
+            f"{RAW}; signed with SHA-256 of secret and body, which is no HMAC",
+        ),
+        (
+            SECRET,
+            hashlib.sha256(BODY + SECRET.encode()).hexdigest(),
+            f"{RAW}; signed with SHA-256 of body and secret, which is no HMAC",
+        ),
+        (
+            SECRET,
+            hashlib.sha256(BODY).hexdigest(),
+            f"{RAW}; a SHA-256 without any secret, which proves nothing",
+        ),
+        (
+            SECRET + "\n",
+            hex_of(BODY + b"\n"),
+            f"{CHANGED}; the body lost its last line end on the way; the secret has a trailing newline",
+        ),
     ],
 )
 def test_the_cause_is_named(secret: Any, signature: str, words: str) -> None:
     """Each common mistake is recognised, in words, and what is known is not accepted for it."""
     found = diagnose(secret, BODY, signature)
-    assert not found.accepted
-    assert found.explained
-    assert words in str(found)
+    assert (found.accepted, found.explained) == (False, True)
+    assert found.findings[0] == words
+    assert found.findings[1].startswith("the verifier says: ")
+    assert str(found) == "\n".join(found.findings)
+    assert len(found.findings) == 2
 
 
-def test_a_body_changed_on_the_way_is_recognised() -> None:
-    """Line ends, and a text that was decoded with the wrong charset."""
-    unix = b'{"id":\n"a"}\n'
-    assert "line ends were changed" in str(diagnose(SECRET, unix.replace(b"\n", b"\r\n"), hex_of(unix)))
-    assert "line ends were changed" in str(diagnose(SECRET, unix, hex_of(unix.replace(b"\n", b"\r\n"))))
-    assert "gained a line end" in str(diagnose(SECRET, BODY + b"\n", hex_of(BODY)))
-    assert "gained a byte order mark" in str(diagnose(SECRET, b"\xef\xbb\xbf" + BODY, hex_of(BODY)))
-    assert "wrong charset" in str(diagnose(SECRET, 'é "x'.encode().decode("latin-1").encode(), hex_of('é "x'.encode())))
+def test_the_verifier_has_a_say() -> None:
+    """What is found is told along with why the delivery was refused."""
+    found = diagnose(SECRET, BODY, "hmac-sha256=" + hex_of(BODY))
+    assert found.findings == (
+        RAW,
+        "the verifier says: X-Signature holds no SHA-256 signature in hex or base64 with one of the labels"
+        " ('', 'sha256=', 'v1=', 'v1,')",
+    )
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("got", "sent", "words"),
     [
+        (BODY, BODY + b"\n", "the body lost its last line end on the way"),
+        (BODY, BODY + b"\r\n", "the body lost its last line end on the way"),
+        (BODY + b"\n", BODY, "the body gained a line end on the way"),
+        (BODY + b"\r\n", BODY, "the body gained a line end on the way"),
+        (b'{"id":\r\n"a"}\r\n', b'{"id":\n"a"}\n', "the body's line ends were changed on the way"),
+        (b'{"id":\n"a"}\n', b'{"id":\r\n"a"}\r\n', "the body's line ends were changed on the way"),
+        (b"\xef\xbb\xbf" + BODY, BODY, "the body gained a byte order mark on the way"),
+        (BODY, b"\xef\xbb\xbf" + BODY, "the body lost its byte order mark on the way"),
         (
-            b"1700000000" + BODY,
-            "signed with timestamp: Scheme(signed='{timestamp}{body}', timestamp_header=\"x-time\")",
+            'é "x'.encode().decode("latin-1").encode(),
+            'é "x'.encode(),
+            "the body was decoded with a wrong charset",
         ),
-        (b"v0:1700000000:" + BODY, "signed with timestamp"),
-        (b"msg_7.1700000000." + BODY, 'id_header="x-webhook-id"'),
-        (b"msg_7." + BODY, "signed with an id"),
+        (
+            "\u20ac".encode() + b"\xff",
+            b"??",
+            "the body was decoded with a wrong charset",
+        ),
+        *(
+            (
+                ODD,
+                json.dumps(json.loads(ODD), ensure_ascii=ascii_only, sort_keys=order, **layout).encode(),
+                "matches after re-encoding the JSON: your framework changed the body",
+            )
+            for layout in (
+                {"separators": (",", ":")},
+                {"separators": (", ", ": ")},
+                {"indent": 2},
+                {"indent": 4},
+                {"indent": "\t"},
+            )
+            for ascii_only in (True, False)
+            for order in (True, False)
+        ),
     ],
 )
-def test_signed_headers_are_found(content: bytes, words: str) -> None:
-    """A timestamp and an id are looked for among the other headers."""
+def test_a_body_changed_on_the_way_is_recognised(got: bytes, sent: bytes, words: str) -> None:
+    """Line ends, a mark, a text that was decoded with the wrong charset, JSON that was written again."""
+    found = diagnose(SECRET, got, base64_of(sent))
+    assert found.findings[0] == f"base64 of a changed body; {words}"
+    assert (found.accepted, found.explained) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{timestamp}.{body}", STAMPED),
+        ("{timestamp}{body}", STAMPED),
+        ("{timestamp}:{body}", STAMPED),
+        ("v0:{timestamp}:{body}", STAMPED),
+        ("{timestamp}\n{body}", STAMPED),
+        ("{body}.{timestamp}", STAMPED),
+        ("{body}{timestamp}", STAMPED),
+        ("{id}.{timestamp}.{body}", f"{STAMPED}, {NAMED}"),
+        ("{timestamp}.{id}.{body}", f"{STAMPED}, {NAMED}"),
+        ("{id}{timestamp}{body}", f"{STAMPED}, {NAMED}"),
+        ("{id}.{body}", NAMED),
+        ("{id}{body}", NAMED),
+    ],
+)
+def test_signed_headers_are_found(template: str, words: str) -> None:
+    """A timestamp and an id are looked for among the other headers, and the scheme to use is written out."""
     headers = {"X-Time": "1700000000", "X-Webhook-Id": "msg_7", "Date": "today"}
+    content = template.format(timestamp=1_700_000_000, id="msg_7", body=BODY.decode()).encode()
     found = diagnose(SECRET, BODY, hex_of(content), headers=headers)
-    assert words in str(found)
+    covers = "signed with timestamp" if "{timestamp}" in template else "signed with an id"
+    assert found.findings[0] == f"{RAW}; {covers}: Scheme(signed={template!r}, {words})"
     assert not found.accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("id", "m", True),
+        ("x_id", "m", True),
+        ("X-Delivery", "m", True),
+        ("X-Paid", "m", False),
+        ("X-Id-Of", "m", False),
+        ("X-Id", "m\u00e5", False),
+    ],
+)
+def test_what_may_be_an_id(name: str, value: str, found: bool) -> None:
+    """A header whose last word says so, in ASCII."""
+    content = value.encode("latin-1") + b"." + BODY
+    assert diagnose(SECRET, BODY, hex_of(content), headers={name: value}).explained is found
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("1" * 8, False), ("1" * 9, True), ("1" * 13, True), ("1" * 14, False), ("1700000000 s", False)],
+)
+def test_what_may_be_a_timestamp(value: str, found: bool) -> None:
+    """A header of nine to thirteen digits, with white space around it or not."""
+    content = value.encode() + b"." + BODY
+    assert diagnose(SECRET, BODY, hex_of(content), headers={"X-Any": f" {value} "}).explained is found
+
+
+def test_no_more_than_eight_of_each_are_tried() -> None:
+    """However many headers a delivery has, every pair of a timestamp and an id is tried only within that."""
+    stamps = [(f"x-{number}", str(1_700_000_000 + number)) for number in range(9)]
+    ids = [(f"x-{number}-id", f"msg_{number}") for number in range(9)]
+
+    def explained(stamp: int, identifier: int) -> bool:
+        content = f"msg_{identifier}.{1_700_000_000 + stamp}.".encode() + BODY
+        return diagnose(SECRET, BODY, hex_of(content), headers=[*stamps, *ids]).explained
+
+    assert explained(7, 7)
+    assert not explained(8, 0)
+    assert not explained(0, 8)
 
 
 def test_the_signature_may_be_among_the_headers() -> None:
@@ -129,7 +254,8 @@ def test_a_ready_made_scheme_is_diagnosed() -> None:
     assert "base64 of the raw body" in str(found)
     assert "too long" in str(found)
     fresh = sign(KEY, BODY, STANDARD_WEBHOOKS, id="msg_1")
-    assert diagnose(KEY, BODY, None, headers=fresh, scheme=STANDARD_WEBHOOKS).accepted
+    taken = diagnose(KEY, BODY, None, headers=fresh, scheme=STANDARD_WEBHOOKS)
+    assert (taken.accepted, str(taken)) == (True, "valid: base64 of the raw body")
     alone = diagnose("k", BODY, hex_of(BODY, "k"), scheme=Scheme(signed="{timestamp}.{body}", timestamp_header="x"))
     assert "signed without a timestamp: Scheme(signed='{body}')" in str(alone)
     text = base64.b64encode(KEY).decode()
