@@ -189,6 +189,8 @@ async def test_more_in_use_than_are_kept(server: Web, session: aiohttp.ClientSes
 
         await asyncio.gather(*(use(number) for number in range(6)))
         assert repr(tenants) == "<Tenants: 0 clients in use, 2 kept>"
+        async with tenants.client("one more"):
+            assert repr(tenants) == "<Tenants: 1 clients in use, 1 kept>"
 
 
 async def test_a_refresh_under_way_is_let_finish(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
@@ -491,6 +493,7 @@ async def test_no_secret_is_told(server: Web, session: aiohttp.ClientSession, ca
         ({"gate_factory": 5}, "gate_factory: must be callable with a tenant's id, not 5"),
         ({"session": 5}, "session: must be an aiohttp.ClientSession, not int"),
         ({"max_clients": 0}, "max_clients: must be a whole number from 1, not 0"),
+        ({"max_clients": 2.5}, "max_clients: must be a whole number from 1, not 2.5"),
         ({"max_clients": True}, "max_clients: must be a whole number from 1, not True"),
     ],
 )
