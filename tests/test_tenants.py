@@ -189,7 +189,7 @@ async def test_more_in_use_than_are_kept(server: Web, session: aiohttp.ClientSes
 
         await asyncio.gather(*(use(number) for number in range(6)))
         assert repr(tenants) == "<Tenants: 0 clients in use, 2 kept>"
-        async with tenants.client("one more"):
+        async with tenants.client("more"):
             assert repr(tenants) == "<Tenants: 1 clients in use, 1 kept>"
 
 
