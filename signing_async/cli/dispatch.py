@@ -64,6 +64,9 @@ SECONDS_BETWEEN_LINES = 10.0
     " a password is read from a variable, say env:SIGNING_BROKER.",
 )
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and tell what came of each package.")
+@click.option(
+    "--for", "seconds", type=click.FloatRange(0, min_open=True), help="With --wait: give up after so many seconds."
+)
 def dispatch(
     state: State,
     manifest: Path,
@@ -73,6 +76,7 @@ def dispatch(
     concurrency: int,
     broker: str | None,
     wait: bool,
+    seconds: float | None,
 ) -> None:
     """Send every package of MANIFEST: create it, upload its documents, add its recipients, send it.
 
@@ -90,7 +94,7 @@ def dispatch(
     their environment. They read the documents under the same paths.
 
     Exit code 0: all are sent. 1: some failed. 2: the manifest is wrong, and nothing was sent. 3: of some it is not
-    known whether they were sent.
+    known whether they were sent. 5: no worker has told of any in the time of --for.
 
     \b
     Example:
@@ -109,6 +113,7 @@ def dispatch(
         concurrency,
         again=shlex.join(["signing-async", *state.arguments]),
         aim="sent" if broker is None or wait else "enqueued",
+        patience=seconds,
     )
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
@@ -116,6 +121,8 @@ def dispatch(
         raise click.UsageError("--failures: that is the manifest itself")
     if wait and broker is None:
         raise click.UsageError("--wait: is for --broker; without it the command sends the packages itself")
+    if seconds is not None and not wait:
+        raise click.UsageError("--for: is for --wait")
     state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan, _broker_url(broker)))
 
 
@@ -159,6 +166,8 @@ class Plan:
     """The command to go on with."""
     aim: str
     """What becomes of the packages: they are sent, or enqueued."""
+    patience: float | None
+    """Seconds to wait for workers; None: as long as it takes."""
 
     @property
     def journal_shown(self) -> str:
@@ -313,9 +322,10 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
 async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator[Any]:
     """A client, or workers in its place."""
     if broker is not None:
-        from .workers import workers
+        from .workers import Patience, workers
 
-        async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, plan.aim) as sender:
+        patience = Patience(plan.patience, state.out.warn) if plan.aim == "sent" else None
+        async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, patience) as sender:
             yield sender
         return
     async with state.client() as client:

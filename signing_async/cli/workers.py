@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
+
 from ..dispatch import DispatchResult, SigningPackage
-from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError, WaitTimeout
 from ..models import Signing
 
-__all__ = ["Workers", "workers"]
+__all__ = ["Patience", "Workers", "workers"]
 
 AT_ONCE = 100
 """So many are asked for in one round: those that were enqueued first."""
 
 BETWEEN = 0.2
 
+QUIET = 30.0
+"""Seconds in which no worker tells of anything, after which that is said."""
+
+
+@attrs.frozen
+class Patience:
+    """How long workers are waited for: for ever where no seconds are said; and who is warned while they are silent."""
+
+    seconds: float | None
+    warn: Callable[[str], None]
+
 
 @asynccontextmanager
-async def workers(url: str, journal: str, most: int, aim: str) -> AsyncIterator[Workers]:
-    """Those who find their work at this URL; ``aim``: what is to become of the packages before this tells of them."""
+async def workers(url: str, journal: str, most: int, patience: Patience | None) -> AsyncIterator[Workers]:
+    """Those who find their work at this URL. Without ``patience`` they are not waited for."""
     if "://" not in journal:
         raise InvalidRequest("--broker: needs a journal that all workers reach: --journal postgresql://...")
     try:
@@ -29,15 +43,15 @@ async def workers(url: str, journal: str, most: int, aim: str) -> AsyncIterator[
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"--broker: {error}") from None
     async with enqueuing(redis_streams(url), max_pdf_bytes=most) as enqueue:
-        yield Workers(enqueue, waits=aim == "sent")
+        yield Workers(enqueue, patience)
 
 
 class Workers:
     """What `dispatch` needs of a client."""
 
-    def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], *, waits: bool) -> None:
+    def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], patience: Patience | None) -> None:
         self._enqueue = enqueue
-        self._waits = waits
+        self._patience = patience
 
     @asynccontextmanager
     async def dispatch_many(
@@ -54,16 +68,33 @@ class Workers:
             except InvalidRequest as error:
                 yield DispatchResult(package, None, error)
                 continue
-            if self._waits:
-                waiting[enqueued] = package
-            else:
+            if self._patience is None:
                 yield DispatchResult(package)
-        while waiting:
-            for enqueued in list(waiting)[:AT_ONCE]:
+            else:
+                waiting[enqueued] = package
+        if self._patience is not None:
+            async for result in self._told(waiting, self._patience):
+                yield result
+
+    async def _told(self, waiting: dict[Any, SigningPackage], patience: Patience) -> AsyncIterator[DispatchResult]:
+        """What workers tell while there is time, and then what nobody has told of."""
+        began = heard = time.monotonic()
+        over = False
+        while waiting and not over:
+            now = time.monotonic()
+            over = patience.seconds is not None and now - began >= patience.seconds
+            for enqueued in list(waiting)[: None if over else AT_ONCE]:
                 outcome = await enqueued.outcome()
                 if outcome is not None:
+                    heard = now
                     yield _result(waiting.pop(enqueued), outcome)
+            if now - heard >= QUIET:
+                patience.warn(f"for {now - heard:.0f} s no worker has told of a package; {len(waiting)} are waited for")
+                heard = now
             await asyncio.sleep(BETWEEN)
+        for package in waiting.values():
+            words = f"no worker has told of it within {patience.seconds:g} s: it may be sent later"
+            yield DispatchResult(package, None, WaitTimeout(words))
 
 
 def _result(package: SigningPackage, outcome: Any) -> DispatchResult:

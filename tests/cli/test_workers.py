@@ -126,6 +126,28 @@ def test_what_fails_at_a_worker_is_told(
     assert sent(service) == ALL
 
 
+def test_workers_that_there_are_not(
+    run: Run,
+    service: Service,
+    leases: None,
+    journal: str,
+    redis: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """They are waited for as long as was said, and missed aloud; what nobody told of can be run again, and is sent."""
+    monkeypatch.setattr("signing_async.cli.workers.QUIET", 0.2)
+    ran = run("dispatch", "leases.csv", "--broker", redis.url, "--wait", "--for", "0.7")
+    assert ran.code == 5
+    assert ran.out.startswith("0 of 3 packages are sent, 3 failed.\n")
+    assert " s no worker has told of a package; 3 are waited for\n" in ran.err
+    assert "leases.csv, line 2: no worker has told of it within 0.7 s: it may be sent later" in ran.err
+    request.getfixturevalue("worker")
+    ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
+    assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
+    assert sent(service) == ALL
+
+
 def test_a_document_that_changes_while_it_is_enqueued(
     run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +169,8 @@ def test_a_document_that_changes_while_it_is_enqueued(
     ("arguments", "code", "words"),
     [
         (["--wait"], 2, "--wait: is for --broker"),
+        (["--broker", "redis://r", "--for", "5"], 2, "--for: is for --wait"),
+        (["--broker", "redis://r", "--wait", "--for", "0"], 2, "0.0 is not in the range x>0"),
         (["--broker", "redis://r", "--journal", "j"], 2, "--broker: needs a journal that all workers reach"),
         (["--broker", "env:OTHER"], 2, "redis_streams: the URL must begin with redis://"),
         (["--broker", "env:SIGNING_BROKER"], 1, "the broker cannot be reached"),
