@@ -260,6 +260,36 @@ async def test_a_429_closes_the_gate_for_the_whole_wait(monkeypatch: pytest.Monk
         assert oauth._gate.opens_at >= began + 0.29
 
 
+async def test_a_5xx_leaves_the_gate_open() -> None:
+    """Whatever time it names: the next token request goes out at once."""
+    once = RetryPolicy.none()
+    async with (
+        Scripted(raw(503, b"", Retry_After="30"), grants()) as server,
+        oauth_for(server.base_url, retry=once) as oauth,
+    ):
+        with pytest.raises(AuthError):
+            await oauth.exchange("a-code")
+        assert (await oauth.exchange("a-code")).access_token == "access-new"
+
+
+async def test_what_is_logged_of_a_token_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line for each attempt: what came of it, and when it is tried again."""
+    monkeypatch.setattr(random, "random", lambda: 0.5)
+    answers = [raw(503, request_id="r1"), grants(), says({"error": "no"}, status=400)]
+    async with Scripted(*answers) as server, oauth_for(server.base_url) as oauth:
+        with caplog.at_level(logging.DEBUG, "signing_async"):
+            await oauth.exchange("a-code")
+            with pytest.raises(AuthError):
+                await oauth.refresh()
+    assert [record.getMessage() for record in caplog.records if record.name == "signing_async"] == [
+        "oauth.exchange attempt 1: HTTP 503 on oauth.exchange: Service Unavailable (request id r1); again in 0.005 s",
+        "oauth.exchange attempt 2: a token came",
+        "oauth.refresh attempt 1: HTTP 400 on oauth.refresh: Bad Request (code no)",
+    ]
+
+
 STATE = "the-state"
 MISSING = "exchange: the callback URL or code is missing"
 SPACE = "exchange: neither a callback URL nor a code: there is white space in it"
