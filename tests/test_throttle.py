@@ -199,7 +199,7 @@ async def test_a_call_whose_turn_comes_too_late_is_told_so() -> None:
     now = loop.time()
     others = [asyncio.create_task(gate.passed(FOREVER)) for _ in range(50)]
     await asyncio.sleep(0)
-    assert not await gate.passed(now + 0.05)
+    assert await gate.passed(now + 0.05) is False
     assert gate.opens_at > now + 0.5
     for other in others:
         other.cancel()
@@ -449,3 +449,7 @@ def test_many_calls_at_once_bring_their_credits() -> None:
     for _ in range(100):
         budget.leave()
     assert sum(budget.take() for _ in range(500)) == 40
+    budget.bring()
+    assert not budget.take(), "a call brings half a credit"
+    budget.bring()
+    assert budget.take()
