@@ -272,14 +272,16 @@ def _console(stream: Any) -> Console:
 
 def _bar(console: Console) -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.table import Column
 
+    whole = Column(no_wrap=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[files]}"),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[files]}", table_column=whole),
+        DownloadColumn(table_column=whole),
+        TransferSpeedColumn(table_column=whole),
+        TimeRemainingColumn(table_column=whole),
         console=console,
         transient=True,
         # Else standard output would go where the bar is, also where it is a file.

@@ -81,6 +81,9 @@ def test_an_upload_is_seen_on_a_terminal(service: Service, tmp_path: Path) -> No
     assert "1/1" in shown.text
     assert [line.split("  ")[1] for line in shown.lines if line] == [str(path)]
     assert shown.raw.count(b"\x1b[?25l") == shown.raw.count(b"\x1b[?25h") == 1
+    narrow = screen("upload", service.draft(), str(path), columns=40, environment=service.environment)
+    assert b"Uploading" in narrow.raw
+    assert b"\x1b[1A\x1b[2K\x1b[1A" not in narrow.raw
     dumb = {**service.environment, "TERM": "dumb"}
     assert b"\x1b" not in screen("upload", service.draft(), str(path), environment=dumb).raw
     shown = screen("upload", service.draft(), "none.pdf", environment=service.environment)
