@@ -149,17 +149,21 @@ async def test_packages_are_pulled_as_they_are_needed(sandbox: Sandbox, client: 
 
 
 async def test_a_row_that_fails(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """The error of the caller's own generator is raised, after the results of what was under way."""
+    """The error of the caller's own generator is raised, after the results of what was under way.
+
+    How many there would have been is not told.
+    """
     parcel = parcel_of(1, 1)
 
     def failing() -> Iterator[SigningPackage]:
         yield parcel.package
         raise ZeroDivisionError
 
-    results: list[DispatchResult] = []
+    results, told = list[DispatchResult](), list[Progress]()
     with pytest.raises(ZeroDivisionError):
-        await all_of(client.dispatch_many(failing(), tmp_path / "journal"), results)
+        await all_of(client.dispatch_many(failing(), tmp_path / "journal", on_progress=told.append), results)
     assert len(results) == 1
+    assert {one.files_total for one in told} == {None}
     sent_well(sandbox, parcel)
 
 
@@ -224,6 +228,23 @@ async def test_an_end_that_is_found_late(sandbox: Sandbox, client: SigningClient
             await asyncio.sleep(0.01)
 
     await all_of(client.dispatch_many(packages(), tmp_path / "journal", on_progress=told.append))
+    size = sum(len(data) for _, data in parcel.documents)
+    assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
+
+
+async def test_a_last_package_that_is_no_good(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """The totals are told also where what is found out last is that there is nothing more to upload."""
+    told: list[Progress] = []
+    parcel = parcel_of(2, 1)
+
+    async def slow() -> AsyncIterator[bytes]:
+        while not sandbox.signings or sandbox.signings[0].state != "sent":
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        yield b"no PDF"
+
+    packages = [parcel.package, SigningPackage("Lease", "EN", [slow()], parcel.package.recipients)]
+    await all_of(client.dispatch_many(packages, tmp_path / "journal", on_progress=told.append))
     size = sum(len(data) for _, data in parcel.documents)
     assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
 
@@ -366,6 +387,24 @@ async def test_who_waits_asks_less_and_less_often(
     waits = [after - before for before, after in itertools.pairwise(asked)]
     assert [wait >= 0.024 * 2**number for number, wait in enumerate(waits)] == [True] * 5
     assert told == [0, 0, 0, 0, 1, 1]
+
+
+async def test_who_has_nothing_to_do_takes_nothing_from_who_waits(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """Some workers wait for packages of another run, and the others, whose work is done, do not get in their way."""
+    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(8)]
+    async with SqliteJournal(tmp_path / "journal") as other:
+        claims = [await other.claim(f"{number}") for number in range(4)]
+        packages = [parcel.package for parcel in parcels]
+        run = asyncio.create_task(all_of(client.dispatch_many(packages, tmp_path / "journal", concurrency=8)))
+        await asyncio.sleep(0.8)
+        for claim in claims:
+            assert claim is not None
+            await other.release(claim)
+        results = await run
+    assert [result.error for result in results] == [None] * 8
+    sent_well(sandbox, *parcels)
 
 
 async def test_never_many_are_left_for_later(client: SigningClient, tmp_path: Path) -> None:
