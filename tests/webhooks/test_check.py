@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,15 +21,17 @@ from signing_async.webhooks import (
     STANDARD_WEBHOOKS,
     STRIPE,
     Event,
+    InvalidSignature,
     Receiver,
     Scheme,
     WebhookVerifier,
     aiohttp_handler,
 )
-from signing_async.webhooks.check import CheckResult, check_receiver
+from signing_async.webhooks.check import Answer, CheckResult, check_receiver
 from tests.webhooks.deliveries import SECRET
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ELSEWHERE = "is plain http to another machine: use https, or allow it explicitly"
 QUICK: dict[str, Any] = {"slow_limit": 1.0, "over_long": 300_000}
 
 
@@ -49,7 +52,7 @@ async def endpoint(handler: Handler) -> AsyncIterator[str]:
 async def check(handler: Handler, **settings: Any) -> dict[str, CheckResult]:
     """The results by name."""
     async with endpoint(handler) as url:
-        return {one.name: one async for one in check_receiver(url, SECRET, **{**QUICK, **settings})}
+        return {one.name: one async for one in check_receiver(url, **{"secret": SECRET, **QUICK, **settings})}
 
 
 def good(body: bytes, signature: str | None) -> bool:
@@ -78,6 +81,106 @@ async def test_this_packages_receiver_handles_all_rightly(scheme: Scheme) -> Non
     assert len(events) == 5
     assert {event.type for event in events} == {"only.a.check"}
     assert [event.payload.get("sequence") for event in events] == [None, None, 2, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "right"),
+    [
+        (199, "199", {"cut off"}),
+        (200, "200", {"accepted"}),
+        (299, "299", {"accepted"}),
+        (300, "300", {"cut off"}),
+        (399, "399", {"cut off"}),
+        (400, "400", {"refused", "turned away", "cut off"}),
+        (499, "499", {"refused", "turned away", "cut off"}),
+        (500, "500", {"cut off"}),
+        (None, "the connection was closed", {"turned away", "cut off"}),
+        (None, "no answer in time", set()),
+    ],
+)
+def test_what_an_answer_counts_as(status: int | None, words: str, right: set[str]) -> None:
+    """Only 2xx accepts, only 4xx refuses; a body that must not be read to its end may be ended in other ways too."""
+    answer = Answer(status, words, 0.0)
+    judged = {
+        "accepted": answer.accepted(),
+        "refused": answer.refused(),
+        "turned away": answer.turned_away(),
+        "cut off": answer.cut_off(),
+    }
+    assert {name for name, holds in judged.items() if holds} == right
+
+
+async def test_what_is_sent() -> None:
+    """Nine checks, each as it says; every event with an id of its own, no cookie given back, JSON announced."""
+    got: list[tuple[bytes, web.BaseRequest]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = b"" if request.content_length == 1000 else await request.read()
+        got.append((body, request))
+        response = web.Response(status=200 if body else 408)
+        response.set_cookie("session", "mine")
+        return response
+
+    results = await check(handler, scheme=STANDARD_WEBHOOKS, secret="whsec_" + "a2V5" * 8, over_long=150_000)
+    assert {name: one.expected for name, one in results.items()} == {
+        "valid delivery": "2xx",
+        "duplicate": "2xx both times",
+        "reordered pair": "2xx both times",
+        "unusual layout, signed as sent": "2xx",
+        "wrong signature": "4xx, best 401",
+        "no signature": "4xx, best 401",
+        "re-encoded body": "4xx, best 401",
+        "over-long body": "413, or closed",
+        "slow body": "408, or closed",
+    }
+    assert {request.method for _, request in got} == {"POST"}
+    assert {request.headers["Content-Type"] for _, request in got} == {"application/json"}
+    assert not [request for _, request in got if "Cookie" in request.headers]
+    valid, first, second, later, earlier, odd, forged, unsigned, again, long, slow = got
+    assert first[0] == second[0]
+    assert first[1].headers["webhook-signature"] == second[1].headers["webhook-signature"]
+    assert [json.loads(body)["sequence"] for body, _ in (later, earlier)] == [2, 1]
+    assert odd[0] == json.dumps(json.loads(odd[0]), indent=3, sort_keys=True).encode() + b"\r\n"
+    assert json.loads(odd[0])["text"] == "\u00e5\u00e4\u00f6 \u20ac"
+    assert again[0] == json.dumps(json.loads(again[0]), indent=2).encode()
+    assert json.loads(long[0])["padding"] == "x" * 150_000
+    assert int(long[1].headers["Content-Length"]) == len(long[0])
+    assert slow[1].headers["Content-Length"] == "1000"
+    events = [json.loads(body)["event"] for body, _ in got if body]
+    assert {event["type"] for event in events} == {"webhook.check"}
+    assert len({event["id"] for event in events}) == len(events) - 1
+    assert all(re.fullmatch("check_[0-9a-f]{32}", event["id"]) for event in events)
+    named = [request.headers["webhook-id"] for _, request in got]
+    assert len(set(named)) == len(named) - 1
+    assert all(re.fullmatch("msg_[0-9a-f]{32}", name) for name in named)
+    verifier = WebhookVerifier("whsec_" + "a2V5" * 8, STANDARD_WEBHOOKS)
+    for body, request in (valid, first, later, earlier, odd, long):
+        verifier.verify(body, request.headers["webhook-signature"], headers=request.headers)
+    for body, request in (forged, again):
+        with pytest.raises(InvalidSignature, match="no secret matches"):
+            verifier.verify(body, request.headers["webhook-signature"], headers=request.headers)
+    assert "webhook-signature" not in unsigned[1].headers
+    assert "webhook-timestamp" in unsigned[1].headers
+
+
+async def test_an_endpoint_that_hangs() -> None:
+    """Each delivery gets the time that was allowed for an answer, and is judged by that."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    results = await check(handler, answer_limit=0.15, slow_limit=0.2)
+    assert {one.got for one in results.values()} <= {"no answer in time", "no answer in time, no answer in time"}
+    assert not any(one.ok for one in results.values())
+    assert all(0.1 < one.seconds < 20 for one in results.values())
+    assert results["duplicate"].seconds > 0.25
+    assert results["valid delivery"].advice == "genuine events are refused"
+    assert results["duplicate"].advice.startswith("a duplicate must be acknowledged, and not handled again")
+    assert results["reordered pair"].advice.startswith("events may come in another order than they happened")
+    assert results["unusual layout, signed as sent"].advice == results["re-encoded body"].advice
+    assert results["over-long body"].advice.startswith("any length is read: set a limit")
+    assert results["slow body"].advice.startswith("a body that trickles in is waited for: set a time limit")
 
 
 async def test_an_endpoint_that_accepts_everything() -> None:
@@ -152,18 +255,19 @@ async def test_an_endpoint_that_refuses_duplicates_and_forgets_its_status() -> N
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://localhost/", "not an http or https URL"),
-        ("localhost:8000/hooks", "not an http or https URL"),
-        ("/hooks", "not an http or https URL"),
-        ("http://", "not a"),
-        ("http://[::1", "not a URL"),
-        ("http://example.com/hooks", "plain http to another machine"),
-        ("http://192.0.2.1/hooks", "plain http to another machine"),
+        ("ftp://localhost/", "'ftp://localhost/' is not an http or https URL"),
+        ("localhost:8000/hooks", "'localhost:8000/hooks' is not an http or https URL"),
+        ("/hooks", "'/hooks' is not an http or https URL"),
+        ("http://", "'http://' is not a"),
+        ("http://[::1", "'http://[::1' is not a URL: Invalid"),
+        ("http://example.com/hooks", f"'http://example.com/hooks' {ELSEWHERE}"),
+        ("http://192.0.2.1/hooks", f"'http://192.0.2.1/hooks' {ELSEWHERE}"),
+        ("http://localhost.example.com/", f"'http://localhost.example.com/' {ELSEWHERE}"),
     ],
 )
 async def test_where_nothing_may_be_sent(url: str, words: str) -> None:
     """The error names the URL; no connection is tried."""
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(words)}"):
         await anext(check_receiver(url, SECRET))
 
 
@@ -172,7 +276,7 @@ async def test_where_nothing_may_be_sent(url: str, words: str) -> None:
 )
 async def test_an_endpoint_that_is_not_there(url: str) -> None:
     """A TransportError, not a verdict about a receiver."""
-    with pytest.raises(TransportError, match="cannot be reached"):
+    with pytest.raises(TransportError, match=f"^{re.escape(url)} cannot be reached: "):
         await anext(check_receiver(url, SECRET))
 
 
