@@ -20,7 +20,7 @@ import attrs
 import click
 
 from ..errors import ConfigurationError, InvalidRequest
-from .command import State, command
+from .command import Seconds, State, command
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import Entry, Manifest, Problem, Report
 from .running import NO_HANDLERS
@@ -64,9 +64,7 @@ SECONDS_BETWEEN_LINES = 10.0
     " a password is read from a variable, say env:SIGNING_BROKER.",
 )
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and tell what came of each package.")
-@click.option(
-    "--for", "seconds", type=click.FloatRange(0, min_open=True), help="With --wait: give up after so many seconds."
-)
+@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="With --wait: give up after so long.")
 def dispatch(
     state: State,
     manifest: Path,

@@ -379,3 +379,9 @@ def test_half_a_character_of_json(text: str, written: Written) -> None:
 def test_a_header_that_is_none(content: str, words: str, written: Written) -> None:
     """Is a problem like any other."""
     assert problems(written(content)) == [f"line {content.count(chr(10)) + 1}: {words}"]
+
+
+@pytest.mark.parametrize("sign", ['"', ""])
+def test_what_can_separate_nothing(sign: str, written: Written) -> None:
+    """Is taken for the header that it is not."""
+    assert problems(written(f"sep={sign}\r\n{HEADER}\n"))[0] == f"line 1: there is no column {'sep=' + sign!r}"
