@@ -440,7 +440,6 @@ class _TokenRequest:
 
     async def _exchange(self) -> Token | Trouble:
         oauth = self._oauth
-        body: wire.Body | None = None
         if not await oauth._gate.passed(self._deadline):
             return self._gated()
         try:
@@ -453,10 +452,9 @@ class _TokenRequest:
         except TimeoutError:
             if not bound.expired():
                 raise
-        outcome = Outcome.LOST if body is not None and body.started else Outcome.UNSENT
         words = f"{self._operation}: no answer came within {oauth._timeout:g} s"
         error = RequestTimeout(words, operation=self._operation, attempts=self._attempts)
-        return Trouble(outcome, error, passing=False)
+        return Trouble(Outcome.LOST, error, passing=False)
 
     async def _receive(self, response: wire.Response | wire.Failure, began: float) -> Token | Trouble:
         if isinstance(response, wire.Failure):

@@ -1237,8 +1237,9 @@ async def test_no_answer_within_the_timeout(sent: bool) -> None:
     ):
         if not sent:
             oauth._gate.close(0.19)
-        with pytest.raises(RequestTimeout, match=r"oauth\.refresh: no answer came within 0\.2 s"):
+        with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no answer came within 0\.2 s") as caught:
             await oauth.access_token()
+        assert (caught.value.operation, caught.value.attempts) == ("oauth.refresh", 1)
         assert len(server.requests) <= 1
 
 

@@ -272,6 +272,25 @@ async def test_a_5xx_leaves_the_gate_open() -> None:
         assert (await oauth.exchange("a-code")).access_token == "access-new"
 
 
+@pytest.mark.parametrize(("retry_after", "requests"), [("61", 1), ("0", 5)])
+async def test_a_5xx_that_names_a_time(retry_after: str, requests: int) -> None:
+    """It is tried again after that time, and not at all where it is more than may be waited."""
+    async with Scripted(raw(503, b"", Retry_After=retry_after)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError, match="HTTP 503") as caught:
+            await oauth.exchange("a-code")
+        assert caught.value.retry_after == float(retry_after)
+        assert len(server.token_requests) == requests
+
+
+async def test_a_huge_error() -> None:
+    """Of an error only the beginning is read: it stays the service's refusal, with its status."""
+    async with Scripted(raw(400, b"x" * 3_000_000)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError, match=r"^HTTP 400 on oauth\.exchange") as caught:
+            await oauth.exchange("a-code")
+        assert caught.value.status == 400
+        assert len(server.token_requests) == 1
+
+
 async def test_what_is_logged_of_a_token_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
