@@ -15,7 +15,7 @@ from types import TracebackType
 BLOCK = 512 * 1024
 """So much of an upload is held in memory before it goes to disk."""
 
-OWN_NAME = re.compile(r"\.?[0-9a-f]{24}\.(pdf|part|pdf\.part)(\.\w+)?")
+OWN_NAME = re.compile(r"\.?[0-9a-f]{24}\.(pdf|part)(\.\w+)?")
 """Names of files that are made here; sealing puts a dot before and a suffix behind while it writes."""
 
 

@@ -489,15 +489,9 @@ class Sealer:
             [sealing.Signer(r.full_name, r.email, r.signing_method, to_datetime(at)) for r, at in signed],
         )
         authority = await self._authority()
-        when = to_datetime(now)
-
-        def work() -> None:
-            target = files.path(f"{name}.part")
-            sealing.seal(files.path(document.file), target, panel=panel, authority=authority, when=when)
-            files.publish(target, name)
-
+        source, target, when = files.path(document.file), files.path(name), to_datetime(now)
         try:
-            await asyncio.to_thread(work)
+            await asyncio.to_thread(sealing.seal, source, target, panel=panel, authority=authority, when=when)
         except sealing.SealingFailed as error:
             raise Refused(409, "cannot_be_sealed", str(error)) from error
 
