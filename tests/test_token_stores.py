@@ -22,7 +22,7 @@ import pytest
 
 from signing_async import AuthError, ConfigurationError, FileTokenStore, MemoryTokenStore, Token, TokenStore
 from signing_async import token_stores as module
-from signing_async.token_stores import token_from_json, token_to_json
+from signing_async.token_stores import carried_through, token_from_json, token_to_json
 
 ROOT = Path(__file__).parents[1]
 FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
@@ -192,6 +192,17 @@ def test_an_unwritable_folder_is_told(closed: int) -> None:
     assert re.fullmatch(r"AuthError: the lock beside .*token\.json cannot be opened: Permission denied", words[1])
 
 
+async def test_no_file_is_left_open(tmp_path: Path) -> None:
+    """However often it saves, loads and locks."""
+    store = FileTokenStore(tmp_path / "new" / "token.json")
+    before = len(names(Path("/proc/self/fd")))
+    for _ in range(9):
+        async with store.lock():
+            await store.save(FULL)
+            await store.load()
+    assert len(names(Path("/proc/self/fd"))) <= before
+
+
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 async def test_a_save_that_fails_leaves_the_old_token(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +347,32 @@ def test_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere.FileTokenStore("token.json")
 
 
+async def test_what_is_carried_through() -> None:
+    """Who is cancelled while it waits is cancelled only when the work is done; what the work raises is raised."""
+    begun, go, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await go.wait()
+        done.set()
+
+    async def fail() -> None:
+        raise OSError("no")
+
+    task = asyncio.create_task(carried_through(work()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+    with pytest.raises(OSError, match="no"):
+        await carried_through(fail())
+
+
 # The lock
 
 
@@ -440,6 +477,11 @@ async def test_killed_at_each_step_of_a_save(moment: str, survives: str, tmp_pat
     assert await asyncio.to_thread(finish, process) == -9
     kept = await FileTokenStore(path).load()
     assert kept == Token(survives, f"refresh-{survives}")
+    # What it left is recognised by the next save once it is old.
+    for entry in tmp_path.iterdir():
+        os.utime(entry, (1, 1))
+    await FileTokenStore(path).save(FULL)
+    assert names(tmp_path) == ["token.json"]
 
 
 async def test_killed_at_random_moments(tmp_path: Path) -> None:
