@@ -40,7 +40,7 @@ from tests.dispatch.deaths import Fate, Fated, MemoryJournal, fated_client
 from tests.dispatch.kill import run
 from tests.dispatch.parcels import judge, make_parcel
 from tests.pdfs import make_pdf
-from tests.test_dispatch import count, parcel_of, sent_well
+from tests.test_dispatch import count, key_of, parcel_of, sent_well
 
 
 async def all_of(results: Any, into: list[DispatchResult] | None = None) -> list[DispatchResult]:
@@ -679,7 +679,7 @@ async def test_a_journal_that_fails_at_any_step(tmp_path: Path) -> None:
             async with SqliteJournal(path) as journal:
                 failing = Failing(journal, at, JournalError("the journal x: database or disk is full"))
                 before = count(sandbox)["signings.send"]
-                with pytest.raises(JournalError, match="disk is full"):
+                with pytest.raises(JournalError, match=r"^the journal x: database or disk is full"):
                     await client.dispatch(parcel.package, failing)
                 if at <= 6:
                     assert count(sandbox)["signings.send"] == before
@@ -770,7 +770,7 @@ async def test_a_state_that_cannot_be_read(sandbox: Sandbox, client: SigningClie
         results = await all_of(client.dispatch_many([broken.package, good.package], journal))
         errors = {result.package.key: result.error for result in results}
         assert isinstance(errors["broken"], OutcomeUnknown)
-        assert "cannot be read" in str(errors["broken"])
+        assert str(errors["broken"]).startswith("what the journal holds for this package cannot be read: ")
         assert errors["good"] is None
         claim = await journal.claim("broken")
         assert claim is not None
@@ -823,8 +823,11 @@ async def test_what_the_log_tells(sandbox: Sandbox, client: SigningClient, caplo
     """One line for each package that was sent, with its name and its signing."""
     caplog.set_level(logging.INFO)
     signing = await client.dispatch(parcel_of(key="lease-7").package)
+    other = await client.dispatch(parcel_of().package)
+    key = await key_of(parcel_of().package)
     assert [record.message for record in caplog.records if record.name == "signing_async"] == [
-        f"package 'lease-7' was sent as signing {signing.id}"
+        f"package 'lease-7' was sent as signing {signing.id}",
+        f"package {key[:12]!r} was sent as signing {other.id}",
     ]
 
 
