@@ -120,8 +120,8 @@ class State:
         if attempt.error:
             words.append(f"- {attempt.error}")
         if attempt.delay is not None:
-            words.append(f"; again in {attempt.delay:.1f} s")
-        self.out.say(" ".join(words).replace(" ;", ";"), attempt=attrs.asdict(attempt))
+            words[-1] += f"; again in {attempt.delay:.1f} s"
+        self.out.say(" ".join(words), attempt=attrs.asdict(attempt))
 
     @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:

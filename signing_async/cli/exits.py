@@ -56,7 +56,10 @@ CODES = {
     INTERRUPTED: "interrupted by Ctrl-C (143: by SIGTERM)",
 }
 
-_FACTS = ("status", "code", "operation", "request_id", "retry_after", "attempts", "problems", "messages", "reason")
+_FACTS = (
+    *("status", "code", "operation", "request_id", "retry_after", "attempts"),
+    *("problems", "messages", "reason", "known"),
+)
 
 
 def code_of(error: BaseException) -> int:

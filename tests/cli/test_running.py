@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 import pytest
 
-from signing_async import Token, cli, errors
+from signing_async import Document, Signing, Token, cli, errors
 from signing_async.cli import exits
 from signing_async.cli.command import State
 from signing_async.cli.output import Output, ago, iso
@@ -53,6 +53,16 @@ def test_what_an_error_is_to_a_script(error: Exception, code: int) -> None:
     assert exits.code_of(error) == code
     assert code in exits.CODES
     assert exits.facts_of(error)["exit_code"] == code
+
+
+def test_what_is_known_of_an_unknown_outcome(capfd: pytest.CaptureFixture[str]) -> None:
+    """Machines are told of it too: it is what there is to decide by."""
+    signing = Signing("s-1", is_draft=True, documents=[Document("d-1", name="lease.pdf")], extra={"owner": {"id": 7}})
+    error = errors.OutcomeUnknown("it is not known", known=[signing])
+    Output(json=True).error("it is not known", exits.facts_of(error))
+    (known,) = json.loads(capfd.readouterr().err)["error"]["known"]
+    assert (known["id"], known["is_draft"], known["documents"][0]["name"]) == ("s-1", True, "lease.pdf")
+    assert known["extra"] == {"owner": {"id": 7}}
 
 
 def test_several_errors_are_one_exit_code() -> None:
