@@ -185,7 +185,7 @@ class Service:
                     created_at=now,
                 )
                 self._touch(signing_id, now)
-        except BaseException:
+        except Exception:  # an interrupt may come when it was committed already
             self._files.path(name).unlink()
             raise
         return self.document(signing_id, document_id)
@@ -376,14 +376,22 @@ class Service:
         now = self._clock.micros()
         others = [other for other in self.recipients(recipient.signing_id) if other.id != recipient_id]
         sealed: dict[str, str] = {}
-        if all(other.completed_at is not None for other in others):
-            sealed = await self._seal(self.signing(recipient.signing_id), recipient_id, now)
+        try:
+            if all(other.completed_at is not None for other in others):
+                await self._seal(self.signing(recipient.signing_id), recipient_id, now, sealed)
+            return self._signed(recipient, sealed, now)
+        except (Exception, asyncio.CancelledError):  # an interrupt may come when it was committed already
+            for file in sealed.values():
+                self._files.path(file).unlink(missing_ok=True)
+            raise
+
+    def _signed(self, recipient: Recipient, sealed: Mapping[str, str], now: int) -> Signing:
         with self._database.transaction():
             self._check_turn(recipient)  # it may have been cancelled while the documents were sealed
-            self._database.run("UPDATE recipients SET completed_at = ? WHERE id = ?", now, recipient_id)
+            self._database.run("UPDATE recipients SET completed_at = ? WHERE id = ?", now, recipient.id)
             self._touch(recipient.signing_id, now)
             signing = self.signing(recipient.signing_id)
-            self._emit("recipient.signed", signing, {"recipient_id": recipient_id})
+            self._emit("recipient.signed", signing, {"recipient_id": recipient.id})
             if sealed:
                 signing = self._finish(signing, sealed, now)
             else:
@@ -403,16 +411,14 @@ class Service:
         self._emit("signing.completed", signing, {})
         return signing
 
-    async def _seal(self, signing: Signing, last_id: str, now: int) -> dict[str, str]:
+    async def _seal(self, signing: Signing, last_id: str, now: int, sealed: dict[str, str]) -> None:
+        """Seal every document, and note each one's file in `sealed` before there is one."""
         recipients = self.recipients(signing.id)
         signed = [(r, now if r.id == last_id else r.completed_at or now) for r in recipients]
         signed.sort(key=lambda pair: pair[1])
-        sealed: dict[str, str] = {}
         for document in self.documents(signing.id):
-            name = self._files.new_name()
+            name = sealed[document.id] = self._files.new_name()
             await self._sealer.seal(self._files, document, name, signing, signed, now)
-            sealed[document.id] = name
-        return sealed
 
     def _lock(self, signing_id: str) -> AbstractAsyncContextManager[Any]:
         lock = self._locks.get(signing_id)

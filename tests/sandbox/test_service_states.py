@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from signing_async.sandbox import Profile, Refused, Sandbox
+from signing_async.sandbox import Profile, Refused, Sandbox, sealing
 from tests.sandbox.serving import API, Caller
 
 
@@ -271,6 +273,38 @@ async def test_cancelled_while_it_is_sealed(call: Caller, signing_sandbox: Sandb
         await signature
     assert await state(call, signing_id) == (False, False, True)
     assert (await call("GET", f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"))[0] == 404
+
+
+async def test_what_was_sealed_in_vain_is_removed(
+    call: Caller, signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a later document cannot be sealed, or the signing is cancelled meanwhile, no sealed file stays behind."""
+    signing_id = await call.draft()
+    documents = [(await call.upload(signing_id))[1]["id"] for _ in range(2)]
+    person = await call.recipient(signing_id)
+    await call.ok("POST", f"{API}/signings/{signing_id}/send")
+    folder = signing_sandbox.service.document_path(documents[0]).parent
+    before = sorted(folder.iterdir())
+    seal = sealing.seal
+    sealed: list[Path] = []
+
+    def seal_the_first(source: Path, target: Path, **how: Any) -> None:
+        if sealed:
+            raise sealing.SealingFailed("it is damaged")
+        seal(source, target, **how)
+        sealed.append(target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sealing, "seal", seal_the_first)
+        with pytest.raises(Refused, match="damaged"):
+            await signing_sandbox.sign(person)
+    assert (len(sealed), sorted(folder.iterdir())) == (1, before)
+    signature = asyncio.create_task(signing_sandbox.sign(person))
+    await asyncio.sleep(0)
+    await signing_sandbox.cancel(signing_id)
+    with pytest.raises(Refused, match="cancelled"):
+        await signature
+    assert sorted(folder.iterdir()) == before
 
 
 async def test_declining_cancels(call: Caller, signing_sandbox: Sandbox) -> None:
