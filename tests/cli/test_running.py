@@ -57,7 +57,7 @@ def test_what_an_error_is_to_a_script(error: Exception, code: int) -> None:
 
 def test_what_is_known_of_an_unknown_outcome(capfd: pytest.CaptureFixture[str]) -> None:
     """Machines are told of it too: it is what there is to decide by."""
-    signing = Signing("s-1", is_draft=True, documents=[Document("d-1", name="lease.pdf")], extra={"owner": {"id": 7}})
+    signing = Signing("s-1", is_draft=True, documents=(Document("d-1", name="lease.pdf"),), extra={"owner": {"id": 7}})
     error = errors.OutcomeUnknown("it is not known", known=[signing])
     Output(json=True).error("it is not known", exits.facts_of(error))
     (known,) = json.loads(capfd.readouterr().err)["error"]["known"]
