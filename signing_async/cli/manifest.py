@@ -242,7 +242,7 @@ class Csv:
 
     def _columns(self, first: str, lines: _Lines) -> _Columns:
         """What the header says, which the line that Excel puts before it may be followed by."""
-        if (found := re.fullmatch(r"sep=([^\r\n\"])\s*", first, re.IGNORECASE)) is not None:
+        if (found := re.fullmatch(rf"sep=([{_DELIMITERS}])\s*", first, re.IGNORECASE)) is not None:
             self._delimiter = found[1]
             first = next(lines, "")
         else:

@@ -381,7 +381,7 @@ def test_a_header_that_is_none(content: str, words: str, written: Written) -> No
     assert problems(written(content)) == [f"line {content.count(chr(10)) + 1}: {words}"]
 
 
-@pytest.mark.parametrize("sign", ['"', ""])
-def test_what_can_separate_nothing(sign: str, written: Written) -> None:
-    """Is taken for the header that it is not."""
+@pytest.mark.parametrize("sign", ['"', "", "#"])
+def test_what_separates_no_columns(sign: str, written: Written) -> None:
+    """Is taken for the header that it is not: a report of failures that has it could not be read again."""
     assert problems(written(f"sep={sign}\r\n{HEADER}\n"))[0] == f"line 1: there is no column {'sep=' + sign!r}"
