@@ -325,8 +325,12 @@ async def test_a_step_that_the_service_refuses(
         await client.dispatch(parcel.package, path)
     assert state_of(path)["status"] == "draft"
     assert None not in state_of(path)["recipients"].values()
+    before = count(sandbox)
     await client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel)
+    asked = {"signings.send": 1, "signings.get": 2, "recipients.list": 1}
+    missing = {"recipients.add": 1, "signings.get": 3, "recipients.list": 2}
+    assert count(sandbox) - before == (asked if step == "signings.send" else asked | missing)
 
 
 async def test_a_draft_that_cannot_be_created(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
@@ -341,7 +345,9 @@ async def test_a_draft_that_cannot_be_created(sandbox: Sandbox, client: SigningC
     sent_well(sandbox, parcel_of())
 
 
-async def test_a_refusal_after_doubt_leaves_the_doubt(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+async def test_a_refusal_after_doubt_leaves_the_doubt(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The first attempt was lost and the second refused: the first may still arrive, and so the draft is not used."""
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     sandbox.faults.add("documents.upload", "drop-before-commit")
@@ -352,10 +358,19 @@ async def test_a_refusal_after_doubt_leaves_the_doubt(sandbox: Sandbox, client: 
     (draft,) = sandbox.signings
     signing = await client.dispatch(parcel.package, path)
     assert signing.id != draft.id
+    (message,) = abandoned(caplog)
+    assert message.endswith(f": the draft {draft.id} is abandoned: it is not known what it holds")
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_a_package_that_was_changed(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+def abandoned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log tells of drafts that are not used."""
+    return [message for message in caplog.messages if "abandoned" in message]
+
+
+async def test_a_package_that_was_changed(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Before its sending a new version begins anew, under the same key; afterwards it is refused by name."""
     path = tmp_path / "journal"
     sandbox.faults.add("recipients.add", "expired-token")
@@ -365,6 +380,8 @@ async def test_a_package_that_was_changed(sandbox: Sandbox, client: SigningClien
     second = parcel_of(name="Second", key="lease")
     signing = await client.dispatch(second.package, path)
     assert state_of(path)["abandoned"] == [draft.id]
+    assert abandoned(caplog) == [f"package 'lease': the draft {draft.id} is abandoned: the package was changed"]
+    assert (await client.dispatch(second.package, path)).id == signing.id
     sent_well(sandbox, second)
     third = client.dispatch_many([parcel_of(name="Third", key="lease").package], path)
     (result,) = [result async for result in third]
@@ -375,7 +392,7 @@ async def test_a_package_that_was_changed(sandbox: Sandbox, client: SigningClien
 
 
 async def test_a_package_that_was_changed_before_it_had_a_draft(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """There is no draft to be abandoned."""
     sandbox.faults.add("signings.create", "expired-token")
@@ -384,7 +401,26 @@ async def test_a_package_that_was_changed_before_it_had_a_draft(
     second = parcel_of(name="Second", key="lease")
     await client.dispatch(second.package, tmp_path / "journal")
     assert state_of(tmp_path / "journal")["abandoned"] == []
+    assert abandoned(caplog) == []
     sent_well(sandbox, second)
+
+
+async def test_an_error_is_of_the_last_try(sandbox: Sandbox, client: SigningClient) -> None:
+    """While a package is tried again, the journal does not tell of an error that may be over."""
+    parcel, journal, errors = parcel_of(), MemoryJournal(), list[str | None]()
+    write = journal.write
+
+    async def noted(claim: Claim, state: str) -> None:
+        errors.append(json.loads(state)["error"])
+        await write(claim, state)
+
+    journal.write = noted  # type: ignore[method-assign]  # one that takes notes
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, journal)
+    assert "401" in str(errors.pop())
+    await client.dispatch(parcel.package, journal)
+    assert set(errors) == {None}
 
 
 async def test_what_ends_together_is_written_together(sandbox: Sandbox, client: SigningClient) -> None:
@@ -560,7 +596,7 @@ async def _leave_a_draft(sandbox: Sandbox, client: SigningClient, parcel: Parcel
 @pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
 @pytest.mark.parametrize("what", ["document", "recipient"])
 async def test_a_draft_that_somebody_has_added_to(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, what: str
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, step: str, what: str
 ) -> None:
     """It is abandoned, and what is sent is a new one."""
     parcel, path = parcel_of(), tmp_path / "journal"
@@ -571,6 +607,8 @@ async def test_a_draft_that_somebody_has_added_to(
         await client.recipients.add(draft, email="eve@example.com", order=9)
     signing = await client.dispatch(parcel.package, path)
     assert signing.id != draft
+    (message,) = abandoned(caplog)
+    assert message.endswith(f"{draft} is abandoned: it is not sure that it holds just what it should")
     sent_well(sandbox, parcel, spare=1)
 
 
@@ -587,17 +625,18 @@ async def test_a_draft_that_somebody_has_ended(
     assert [signing.state for signing in sandbox.signings] == [end]
 
 
-async def test_a_draft_that_is_gone(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["documents.upload", "recipients.add", "signings.send"])
+async def test_a_draft_that_is_gone(sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str) -> None:
     """A new one is made."""
     parcel, path = parcel_of(), tmp_path / "journal"
-    await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
+    await _leave_a_draft(sandbox, client, parcel, path, step)
     sandbox._database.run("DELETE FROM signings")
     await client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel)
 
 
 async def test_drafts_that_somebody_adds_to_again_and_again(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After two drafts it is given up for this run, and nothing was sent."""
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
@@ -610,8 +649,12 @@ async def test_drafts_that_somebody_adds_to_again_and_again(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recipients, "add", twice)
         patch.setattr(_Tries, "were_in_doubt", True)
-        with pytest.raises(OutcomeUnknown, match="two drafts did not hold just what was put into them"):
+        with pytest.raises(OutcomeUnknown, match=r"^two drafts did not hold just .* put into them; nothing was sent\n"):
             await client.dispatch(parcel.package, path)
+    assert [message.rpartition(" is abandoned: ")[2] for message in abandoned(caplog)] == [
+        "it is not sure that it holds just what it should",
+        "it does not hold just what it should",
+    ]
     assert [signing.state for signing in sandbox.signings] == ["draft", "draft"]
     assert len(state_of(path)["abandoned"]) == 2
     sandbox.faults.clear()
@@ -631,7 +674,7 @@ async def test_an_upload_in_doubt_is_done_anew_in_another_draft(
     other = parcel_of(name="Other")
     sandbox.faults.add("documents.upload", "drop-before-commit", times=None)
     sandbox.faults.add("signings.get", "503", times=None)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown, match=r"documents\.upload"):
         await client.dispatch(other.package, tmp_path / "other")
     sandbox.faults.clear()
     await client.dispatch(other.package, tmp_path / "other")

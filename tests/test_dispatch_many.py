@@ -815,6 +815,7 @@ async def test_no_secret_is_written_down(sandbox: Sandbox, tmp_path: Path, caplo
             patch.setattr("signing_async.recipients.Recipients.add", echo)
             await all_of(client.dispatch_many([package], tmp_path / "journal"))
     assert token not in caplog.text
+    assert "was not sent: no such thing: " in caplog.text
     assert token.encode() not in (tmp_path / "journal").read_bytes()
     assert b"no such thing" in (tmp_path / "journal").read_bytes()
 
