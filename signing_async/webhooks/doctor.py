@@ -60,8 +60,8 @@ class Content(NamedTuple):
     """What may be signed around the body."""
 
     words: str
-    before: bytes = b""
-    after: bytes = b""
+    before: bytes
+    after: bytes
 
 
 class Method(NamedTuple):

@@ -242,8 +242,17 @@ def test_no_more_than_eight_of_each_are_tried() -> None:
 
 
 def test_the_signature_may_be_among_the_headers() -> None:
-    """As verify finds it."""
+    """As verify finds it, also where there are several."""
     assert diagnose(SECRET, BODY, None, headers={"x-signature": hex_of(BODY)}).accepted
+    several = [("X-Signature", "ab" * 32), ("x-signature", hex_of(BODY)), ("X-Signature", "cd" * 32)]
+    assert str(diagnose(SECRET, BODY, None, headers=several)) == f"valid: {RAW}"
+
+
+def test_three_causes_at_once_are_not_looked_for() -> None:
+    """Two are: with more, what is found would be chance, and the search long."""
+    two, three = BODY + b"\n", b"1700000000." + BODY + b"\n"
+    assert diagnose(SECRET + "\n", BODY, hex_of(two)).explained
+    assert not diagnose(SECRET + "\n", BODY, "t=1700000000," + hex_of(three)).explained
 
 
 def test_a_ready_made_scheme_is_diagnosed() -> None:
