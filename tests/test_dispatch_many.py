@@ -217,6 +217,19 @@ async def test_how_far_it_is(sandbox: Sandbox, client: SigningClient, tmp_path: 
         told.clear()
 
 
+async def test_no_more_is_told_than_there_is(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """A document counts as done when the service has it, and not before."""
+    parcels = [parcel_of(3, 1, name=f"Lease {number}") for number in range(3)]
+    there: list[tuple[int, int]] = []
+
+    def listen(progress: Progress) -> None:
+        there.append((progress.files_done, len(sandbox.documents())))
+
+    await all_of(client.dispatch_many([one.package for one in parcels], tmp_path / "journal", on_progress=listen))
+    assert all(told <= held for told, held in there)
+    assert there[-1] == (9, 9)
+
+
 async def test_an_end_that_is_found_late(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     """The totals are told also where all uploads are done before it is known that there are no more packages."""
     told: list[Progress] = []
@@ -614,6 +627,58 @@ async def test_a_claim_that_is_lost(sandbox: Sandbox, client: SigningClient, cap
     assert len(sandbox.requests) <= requests + 2
     assert any("was lost: another run has taken it over" in record.message for record in caplog.records)
     sent_well(sandbox, parcel, spare=1)
+
+
+async def test_a_claim_that_is_lost_at_once(sandbox: Sandbox, client: SigningClient) -> None:
+    """A run that stands still as soon as it has a package makes no draft of it when it goes on."""
+    parcel, journal = parcel_of(), MemoryJournal()
+    claim = journal.claim
+
+    async def paused(key: str) -> Claim | None:
+        got = await claim(key)
+        journal.claim = claim  # type: ignore[method-assign]  # paused once
+        journal.expire()
+        await client.dispatch(parcel.package, journal)
+        return got
+
+    journal.claim = paused  # type: ignore[method-assign]  # by a machine that sleeps
+    signing = await client.dispatch(parcel.package, journal)
+    assert [one.id for one in sandbox.signings] == [signing.id]
+    sent_well(sandbox, parcel)
+
+
+async def test_each_step_is_written_down_once(sandbox: Sandbox, client: SigningClient) -> None:
+    """Before it begins, with what came of the one before."""
+    journal = MemoryJournal()
+    states: list[dict[str, Any]] = []
+    write = journal.write
+
+    async def noted(claim: Claim, state: str) -> None:
+        states.append({"requests": len(sandbox.requests), **json.loads(state)})
+        await write(claim, state)
+
+    journal.write = noted  # type: ignore[method-assign]  # one that takes notes
+    await all_of(client.dispatch_many([parcel_of(3, 2).package], journal, concurrency=1))
+    seen = [
+        (
+            state["requests"],
+            state["status"],
+            state["signing"] is not None,
+            "".join("x" if one else "?" for one in state["documents"].values()),
+            "".join("x" if one else "?" for one in state["recipients"].values()),
+        )
+        for state in states
+    ]
+    assert seen == [
+        (0, "draft", False, "", ""),
+        (1, "draft", True, "???", ""),
+        (2, "draft", True, "x??", ""),
+        (3, "draft", True, "xx?", ""),
+        (4, "draft", True, "xxx", "?"),
+        (5, "draft", True, "xxx", "x?"),
+        (6, "sending", True, "xxx", "xx"),
+        (8, "sent", True, "xxx", "xx"),
+    ]
 
 
 async def test_a_claim_that_is_lost_while_a_failure_is_written(
