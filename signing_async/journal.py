@@ -105,12 +105,17 @@ class SqliteJournal:
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
         if fcntl is None:
             raise ConfigurationError("SqliteJournal needs POSIX file locks, which this system does not have")
-        if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
-            raise ConfigurationError(f"journal: must be a path, not {path!r}")
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
             raise ConfigurationError(f"SqliteJournal: timeout must be seconds above 0, at most 3600, not {timeout!r}")
-        # Through symbolic links, so that all who share the file look for locks in the same folder.
-        self.path: Path = Path(os.path.realpath(Path(path).expanduser()))
+        refused = ConfigurationError(f"journal: must be a path, not {path!r}")
+        if path == "":
+            raise refused
+        try:
+            expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises where there is no such user
+            # Through symbolic links, so that all who share the file look for locks in the same folder.
+            self.path: Path = Path(os.path.realpath(expanded))
+        except (TypeError, ValueError):
+            raise refused from None
         self._timeout = timeout
         self._connection: sqlite3.Connection | None = None
         self._owner = ""

@@ -547,7 +547,16 @@ async def test_closing_what_was_never_used(path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("path", [5, b"journal", None, ""])
+async def test_a_home_that_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a folder's name like any other, as for a shell."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~nobody-of-that-name").mkdir()
+    async with SqliteJournal("~nobody-of-that-name/journal") as journal:
+        await taken(journal)
+    assert (tmp_path / "~nobody-of-that-name" / "journal").exists()
+
+
+@pytest.mark.parametrize("path", [5, b"journal", None, "", "a\0b"])
 def test_what_is_no_path(path: Any) -> None:
     """It is told at once."""
     with pytest.raises(ConfigurationError, match="journal: must be a path"):
