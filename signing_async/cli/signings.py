@@ -182,7 +182,14 @@ async def _show(state: State, signing_id: str) -> None:
 
 @command()
 @click.argument("name")
-@click.option("--language", default="EN", show_default=True, type=click.Choice(("EN", "SV"), case_sensitive=False))
+@click.option(
+    "--language",
+    default="EN",
+    show_default=True,
+    type=click.Choice(("EN", "SV"), case_sensitive=False),
+    metavar="[EN|SV]",
+    help="Of what the recipients read.",
+)
 @click.option("--signing-order", "order", type=click.Choice(("sequential", "parallel")), help="Who signs when.")
 @click.option("--message", metavar="TEXT", help="For the recipients, at most 400 characters.")
 @click.option(

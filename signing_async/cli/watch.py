@@ -27,7 +27,7 @@ Show = Callable[["Signing", Sequence["Recipient"]], None]
 @command()
 @click.argument("signing")
 @click.option("--for", "seconds", type=Seconds(0, min_open=True), help="Give up after so long.")
-@click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 3600), help="Look so often.")
+@click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 3600), help="Between two looks.")
 def watch(state: State, signing: str, seconds: float | None, poll: float) -> None:
     """Follow a signing until everyone has signed. An outage on the way is waited out.
 

@@ -89,7 +89,7 @@ class Workers:
                     heard = now
                     yield _result(waiting.pop(enqueued), outcome)
             if now - heard >= QUIET:
-                patience.warn(f"for {now - heard:.0f} s no worker has told of a package; {len(waiting)} are waited for")
+                patience.warn(f"no worker has told of anything for {now - heard:.0f} s; waited for: {len(waiting)}")
                 heard = now
             await asyncio.sleep(BETWEEN)
         for package in waiting.values():

@@ -145,6 +145,11 @@ def test_create(run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.
     assert facts["message"] == "from a pipe"
 
 
+def test_languages_are_named_as_the_service_names_them(run: Run) -> None:
+    """In capitals, although any case will do."""
+    assert "--language [EN|SV] " in run("create", "--help").out
+
+
 def test_create_what_cannot_be(run: Run, service: Service, tmp_path: Path) -> None:
     """Each mistake is named; nothing is sent."""
     (tmp_path / "binary").write_bytes(b"\xff")
