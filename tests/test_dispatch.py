@@ -530,6 +530,22 @@ async def test_a_sending_in_doubt_that_is_refused(sandbox: Sandbox, client: Sign
     sent_well(sandbox, parcel)
 
 
+@pytest.mark.parametrize("kind", ["500", "drop-before-commit"])
+async def test_a_sending_that_is_refused_after_doubt(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
+) -> None:
+    """The first request may still take effect: when it does, the package counts as sent."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    sandbox.faults.add("signings.send", kind)
+    sandbox.faults.add("signings.send", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "sending"
+    await client.signings.send(sandbox.signings[0].id)
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
 async def test_a_sending_in_doubt_with_something_else_in_it(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -620,8 +636,9 @@ async def test_a_draft_that_somebody_has_ended(
     parcel, path = parcel_of(), tmp_path / "journal"
     draft = await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
     await (client.signings.send(draft) if end == "sent" else sandbox.cancel(draft))
-    with pytest.raises(OutcomeUnknown, match="somebody else has sent or cancelled"):
+    with pytest.raises(OutcomeUnknown, match=r"^somebody else has sent or cancelled the draft\n") as caught:
         await client.dispatch(parcel.package, path)
+    assert [signing.id for signing in caught.value.known if isinstance(signing, Signing)] == [draft]
     assert [signing.state for signing in sandbox.signings] == [end]
 
 

@@ -664,8 +664,8 @@ async def test_each_step_is_written_down_once(sandbox: Sandbox, client: SigningC
             state["requests"],
             state["status"],
             state["signing"] is not None,
-            "".join("x" if one else "?" for one in state["documents"].values()),
-            "".join("x" if one else "?" for one in state["recipients"].values()),
+            "".join("?" if one is None else "x" for one in state["documents"].values()),
+            "".join("?" if one is None else "x" for one in state["recipients"].values()),
         )
         for state in states
     ]
