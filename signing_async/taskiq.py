@@ -370,6 +370,7 @@ class _Streams(RedisStreamBroker):
                     # It may have come back empty.
                     await self._declare_consumer_group()
                     was_away = False
+                    log.info("the broker answers again")
                 async with Redis(connection_pool=self.connection_pool) as redis:
                     found = []
                     if time.monotonic() >= sweep:
@@ -378,7 +379,8 @@ class _Streams(RedisStreamBroker):
                         sweep = 0.0 if found else time.monotonic() + _BLOCK
                     found = found or await self._new(redis, consumer)
             except (RedisError, OSError) as error:
-                log.warning("the broker does not answer, it is asked again: %s", type(error).__name__)
+                if not was_away:
+                    log.warning("the broker does not answer, it is asked again and again: %s", type(error).__name__)
                 was_away = True
                 await asyncio.sleep(_BLOCK)
                 continue
