@@ -225,21 +225,53 @@ def _encoded_again(body: bytes) -> Iterator[bytes]:
 
 
 def _contents(header: str, pairs: Pairs, scheme: Scheme) -> list[Content]:
-    stamps = [(value, 'timestamp_label="t="') for value in re.findall(r"\bt=([0-9.]+)", header)]
-    stamps += [(value, f'timestamp_header="{name}"') for name, value in pairs if re.fullmatch(r"[0-9]{9,13}", value)]
-    named = [(name, value) for name, value in pairs if re.search(r"(^|[_-])(id|delivery)$", name)]
-    ids = [(value, f'id_header="{name}"') for name, value in named if value.isascii()]
+    own_stamp = _stamp_setting(scheme.timestamp_label, scheme.timestamp_header.lower())
+    own_id = _id_setting(scheme.id_header.lower())
+    # What the scheme names comes first, so that it is not left out where there are many.
+    stamps = sorted(_stamps(header, pairs, scheme), key=lambda found: found[1] != own_stamp)[:MAX_FOUND]
+    ids = sorted(_ids(pairs, scheme), key=lambda found: found[1] != own_id)[:MAX_FOUND]
+    expected = _settings(scheme.signed, own_stamp, own_id)
     contents: dict[tuple[bytes, bytes], str] = {}
     for template, (stamp, stamp_from), (identifier, id_from) in product(
-        (scheme.signed, "{body}", *TEMPLATES), stamps[:MAX_FOUND] or [("", "")], ids[:MAX_FOUND] or [("", "")]
+        (scheme.signed, "{body}", *TEMPLATES), stamps or [("", "")], ids or [("", "")]
     ):
-        settings = [f"signed={template!r}"]
-        settings += [stamp_from] if "{timestamp}" in template else []
-        settings += [id_from] if "{id}" in template else []
+        settings = _settings(template, stamp_from, id_from)
         if all(settings):
-            words = "" if template == scheme.signed else f"{_covers(template)}: Scheme({', '.join(settings)})"
+            words = "" if settings == expected else f"{_covers(template)}: Scheme({', '.join(settings)})"
             contents.setdefault(around(template, identifier, stamp), words)
     return [Content(words, *parts) for parts, words in contents.items()]
+
+
+def _stamps(header: str, pairs: Pairs, scheme: Scheme) -> Iterator[tuple[str, str]]:
+    """Every timestamp that may be meant, and the setting that takes it."""
+    for label in dict.fromkeys((scheme.timestamp_label or "t=", "t=")):
+        for value in re.findall(rf"(?<!\w){re.escape(label)}([0-9.]+)", header):
+            yield value, _stamp_setting(label, "")
+    for name, value in pairs:
+        if re.fullmatch(r"[0-9]{9,13}", value):
+            yield value, _stamp_setting("", name)
+
+
+def _ids(pairs: Pairs, scheme: Scheme) -> Iterator[tuple[str, str]]:
+    """Every id that may be meant, and the setting that takes it."""
+    for name, value in pairs:
+        if (name == scheme.id_header.lower() or re.search(r"(^|[_-])(id|delivery)$", name)) and value.isascii():
+            yield value, _id_setting(name)
+
+
+def _stamp_setting(label: str, name: str) -> str:
+    return f'timestamp_label="{label}"' if label else f'timestamp_header="{name}"'
+
+
+def _id_setting(name: str) -> str:
+    return f'id_header="{name}"'
+
+
+def _settings(template: str, stamp_from: str, id_from: str) -> list[str]:
+    settings = [f"signed={template!r}"]
+    settings += [stamp_from] if "{timestamp}" in template else []
+    settings += [id_from] if "{id}" in template else []
+    return settings
 
 
 def _covers(template: str) -> str:

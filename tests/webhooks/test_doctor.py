@@ -44,6 +44,7 @@ def test_a_valid_delivery_is_told_with_how_it_is_signed(secret: Any, signature: 
     [
         (SECRET + "\n", hex_of(BODY), f"{RAW}; the secret has a trailing newline"),
         (SECRET + "\r\n", hex_of(BODY), f"{RAW}; the secret has a trailing newline"),
+        (SECRET + " \n", hex_of(BODY, SECRET + " "), f"{RAW}; the secret has a trailing newline"),
         (SECRET.encode() + b"\r\n", hex_of(BODY), f"{RAW}; the secret has a trailing newline"),
         (" " + SECRET, hex_of(BODY), f"{RAW}; the secret has white space around it"),
         (f'"{SECRET}"', hex_of(BODY), f"{RAW}; the secret has quotes around it"),
@@ -248,6 +249,41 @@ def test_the_signature_may_be_among_the_headers() -> None:
     assert str(diagnose(SECRET, BODY, None, headers=several)) == f"valid: {RAW}"
 
 
+def test_what_the_scheme_names_is_looked_at() -> None:
+    """Its own headers for id and timestamp, and its own mark, however they are called and however many others come."""
+    others = [(f"x-{number}-id", str(1_700_000_000 + number)) for number in range(9)]
+    scheme = Scheme(signed="{id}.{timestamp}.{body}", id_header="X-Nonce", timestamp_header="X-When")
+    headers = [*others, *sign(SECRET, BODY, scheme, id="msg_1").items()]
+    assert str(diagnose(SECRET, BODY, None, headers=headers, scheme=scheme)) == f"valid: {RAW}"
+    found = diagnose(SECRET + "\n", BODY, None, headers=headers, scheme=scheme)
+    assert found.findings[0] == f"{RAW}; the secret has a trailing newline"
+    scheme = Scheme(signed="{timestamp}.{body}", timestamp_label="ts=")
+    headers = list(sign(SECRET, BODY, scheme).items())
+    assert str(diagnose(SECRET, BODY, None, headers=headers, scheme=scheme)) == f"valid: {RAW}"
+    found = diagnose(SECRET, BODY, None, headers=headers)
+    assert not found.explained
+    found = diagnose(SECRET, BODY, f"ts=1,t=2,{hex_of(b'2:' + BODY)}", scheme=scheme)
+    assert found.findings[0] == (
+        f"{RAW}; signed with timestamp: Scheme(signed='{{timestamp}}:{{body}}', timestamp_label=\"t=\")"
+    )
+
+
+def test_a_timestamp_from_elsewhere_than_the_scheme_says() -> None:
+    """The template is right, and the header that it takes the timestamp from is not: that is named."""
+    scheme = Scheme(signed="{timestamp}.{body}", timestamp_header="X-When")
+    headers = {"X-When": "1700000001", "X-Sent": "1700000000"}
+    found = diagnose(SECRET, BODY, hex_of(b"1700000000." + BODY), headers=headers, scheme=scheme)
+    assert found.findings[0] == (
+        f"{RAW}; signed with timestamp: Scheme(signed='{{timestamp}}.{{body}}', timestamp_header=\"x-sent\")"
+    )
+
+
+def test_a_signature_that_only_the_verifier_finds() -> None:
+    """Where the scheme has a label that cannot be told from the signature itself, its word is enough."""
+    scheme = Scheme(labels=("sha256-",))
+    assert str(diagnose(SECRET, BODY, "sha256-" + hex_of(BODY), scheme=scheme)) == "valid: signed as the scheme says"
+
+
 def test_three_causes_at_once_are_not_looked_for() -> None:
     """Two are: with more, what is found would be chance, and the search long."""
     two, three = BODY + b"\n", b"1700000000." + BODY + b"\n"
@@ -269,7 +305,10 @@ def test_a_ready_made_scheme_is_diagnosed() -> None:
     assert "signed without a timestamp: Scheme(signed='{body}')" in str(alone)
     text = base64.b64encode(KEY).decode()
     raw = diagnose(text, BODY, hex_of(BODY, text), scheme=Scheme(key_encoding="base64"))
-    assert "taken as it is, without decoding" in str(raw)
+    assert raw.findings[0] == f"{RAW}; the secret must be taken as it is, without decoding"
+    odd = "h\u00e5ll\u20ac"
+    raw = diagnose(odd, BODY, hex_of(BODY, odd), scheme=Scheme(key_encoding="base64"))
+    assert raw.findings[0] == f"{RAW}; the secret must be taken as it is, without decoding"
     assert not diagnose(SECRET, BODY, hex_of(BODY), scheme=GITHUB).accepted
 
 
@@ -293,6 +332,7 @@ def test_nothing_matches_comes_with_what_can_be_seen(body: bytes, header: Any, w
     found = diagnose(SECRET, body, header)
     assert (found.accepted, found.explained) == (False, False)
     assert str(found).startswith("nothing matches\n")
+    assert found.findings[-1].startswith("the verifier says: ")
     assert words in str(found)
 
 
