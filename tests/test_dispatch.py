@@ -24,6 +24,7 @@ from signing_async import (
     OutcomeUnknown,
     OutcomeUnknownTimeout,
     PdfSource,
+    Progress,
     Recipient,
     RetryPolicy,
     Signing,
@@ -497,9 +498,11 @@ async def test_a_sending_in_doubt_that_took_effect(sandbox: Sandbox, client: Sig
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     await client.signings.send(sandbox.signings[0].id)
-    sends = count(sandbox)["signings.send"]
-    await client.dispatch(parcel.package, path)
+    sends, told = count(sandbox)["signings.send"], list[Progress]()
+    (result,) = [one async for one in client.dispatch_many([parcel.package], path, on_progress=told.append)]
+    assert result.error is None
     assert count(sandbox)["signings.send"] == sends
+    assert told[-1].files_done == told[-1].files_total == 2
     sent_well(sandbox, parcel)
 
 
@@ -553,8 +556,10 @@ async def test_a_sending_in_doubt_with_something_else_in_it(
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     await client.documents.upload(sandbox.signings[0].id, make_pdf(), "other.pdf")
-    with pytest.raises(OutcomeUnknown, match="just what was put into it; nothing was sent"):
+    words = r"^its draft does not hold just what was put into it; nothing was sent\n"
+    with pytest.raises(OutcomeUnknown, match=words) as caught:
         await client.dispatch(parcel.package, path)
+    assert [one.id for one in caught.value.known if isinstance(one, Signing)] == [sandbox.signings[0].id]
     assert [signing.state for signing in sandbox.signings] == ["draft"]
 
 
@@ -563,8 +568,9 @@ async def test_a_sending_in_doubt_that_was_cancelled(sandbox: Sandbox, client: S
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     await sandbox.cancel(sandbox.signings[0].id)
-    with pytest.raises(OutcomeUnknown, match="it is cancelled"):
+    with pytest.raises(OutcomeUnknown, match=r"^it is not known whether this was sent: it is cancelled\n") as caught:
         await client.dispatch(parcel.package, path)
+    assert [one.id for one in caught.value.known if isinstance(one, Signing)] == [sandbox.signings[0].id]
 
 
 async def test_a_signing_that_cannot_be_sent(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
@@ -585,7 +591,7 @@ async def test_a_signing_that_cannot_be_sent(sandbox: Sandbox, client: SigningCl
 
 @pytest.mark.parametrize(("kind", "most"), [("503", 1), ("not-json", 1), ("drop-after-commit", 2)])
 async def test_what_was_sent_is_not_reported_as_failed(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str, most: int
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, most: int
 ) -> None:
     """When it cannot be read afterwards, what is known is given, without trying for long."""
     parcel = parcel_of()
@@ -596,6 +602,7 @@ async def test_what_was_sent_is_not_reported_as_failed(
     assert sorted(document.name for document in signing.documents) == ["part 0.pdf", "part 1.pdf"]
     # aiohttp by itself asks once more when a connection breaks.
     assert 1 <= count(sandbox)["signings.get"] <= most
+    assert f"signing {signing.id} was sent, and could not be read: " in caplog.text
 
 
 # Others who touch the draft
@@ -819,25 +826,30 @@ async def test_a_document_too_many_in_what_was_sent(
     ]
 
 
-def lagging(patch: pytest.MonkeyPatch, times: float) -> None:
-    """So many readings of a signing show a draft, whatever it is."""
-    get = Signings.get
+def lagging(patch: pytest.MonkeyPatch, times: float) -> list[float]:
+    """So many readings of a signing show a draft, whatever it is; when each was."""
+    get, moments = Signings.get, list[float]()
 
     async def lag(self: Signings, signing_id: str) -> Signing:
         nonlocal times
         times -= 1
+        moments.append(asyncio.get_running_loop().time())
         signing = await get(self, signing_id)
         return signing if times < 0 else attrs.evolve(signing, is_draft=True)
 
     patch.setattr(Signings, "get", lag)
+    return moments
 
 
 async def test_a_reading_that_lags_behind(sandbox: Sandbox, client: SigningClient) -> None:
-    """The service took the sending, and its next answers still show a draft: it is read again."""
+    """The service took the sending, and its next answers still show a draft: it is read again, not at once."""
     with pytest.MonkeyPatch.context() as patch:
-        lagging(patch, 2)
+        moments = lagging(patch, 2)
         signing = await client.dispatch(parcel_of().package)
     assert signing.is_draft is False
+    assert len(moments) == 3
+    assert moments[1] - moments[0] > 0.09
+    assert moments[2] - moments[1] > 0.39
 
 
 async def test_a_sending_that_was_taken_and_does_not_show(
@@ -865,7 +877,7 @@ async def test_a_service_that_does_not_say(sandbox: Sandbox, client: SigningClie
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Signings, "get", silent)
-        with pytest.raises(OutcomeUnknown, match="does not say whether it is a draft"):
+        with pytest.raises(OutcomeUnknown, match=r": the service does not say whether it is a draft\n"):
             await client.dispatch(parcel.package, path)
 
 
