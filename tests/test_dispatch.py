@@ -480,7 +480,8 @@ async def test_a_sending_in_doubt_is_settled(sandbox: Sandbox, client: SigningCl
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     reading = sandbox.faults.add("signings.get", "503", times=None)
-    with pytest.raises(OutcomeUnknown, match="cannot be read") as caught:
+    words = "^it is not known whether this was sent, and it cannot be read: HTTP 503"
+    with pytest.raises(OutcomeUnknown, match=words) as caught:
         await client.dispatch(parcel.package, path)
     draft, key = sandbox.signings[0].id, await key_of(parcel.package)
     assert caught.value.__notes__ == [f"package {key[:12]!r}: its signing is {draft}; status 'sending'"]
@@ -859,8 +860,10 @@ async def test_a_sending_that_was_taken_and_does_not_show(
     parcel, path = parcel_of(), tmp_path / "journal"
     with pytest.MonkeyPatch.context() as patch:
         lagging(patch, math.inf)
-        with pytest.raises(OutcomeUnknown, match="still shows a draft"):
+        words = r"^the sending was taken, and the service still shows a draft\n"
+        with pytest.raises(OutcomeUnknown, match=words) as caught:
             await client.dispatch(parcel.package, path)
+    assert [one.id for one in caught.value.known if isinstance(one, Signing)] == [sandbox.signings[0].id]
     assert state_of(path)["status"] == "sending"
     await client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel)
