@@ -210,11 +210,12 @@ def test_signed_headers_are_found(template: str, words: str) -> None:
         ("X-Paid", "m", False),
         ("X-Id-Of", "m", False),
         ("X-Id", "m\u00e5", False),
+        ("X-Id", "m\ud800", False),
     ],
 )
 def test_what_may_be_an_id(name: str, value: str, found: bool) -> None:
     """A header whose last word says so, in ASCII."""
-    content = value.encode("latin-1") + b"." + BODY
+    content = value.encode("utf-8", "surrogatepass") + b"." + BODY
     assert diagnose(SECRET, BODY, hex_of(content), headers={name: value}).explained is found
 
 
@@ -325,6 +326,8 @@ def test_a_ready_made_scheme_is_diagnosed() -> None:
         (b"", hex_of(BODY), "the body is empty"),
         (b"[" * 100_000, hex_of(BODY), "nothing matches"),
         (b"not json \xff", hex_of(BODY), "nothing matches"),
+        (b'{"half": "\\ud800"}', hex_of(BODY), "nothing matches"),
+        (BODY, hex_of(b"." + BODY), "nothing matches"),
     ],
 )
 def test_nothing_matches_comes_with_what_can_be_seen(body: bytes, header: Any, words: str) -> None:
@@ -336,9 +339,33 @@ def test_nothing_matches_comes_with_what_can_be_seen(body: bytes, header: Any, w
     assert words in str(found)
 
 
+@pytest.mark.parametrize(
+    ("body", "header", "facts"),
+    [
+        (BODY, hex_of(BODY, "another"), ()),
+        (BODY, "-", ("the header holds nothing that could be a signature in hex or base64",)),
+        (BODY, base64.b64encode(b"d" * 16).decode(), ("the header holds 16 bytes (MD5)",)),
+        (BODY, base64.b64encode(b"d" * 20).decode(), ("the header holds 20 bytes (SHA-1)",)),
+        (BODY, base64.b64encode(b"d" * 48).decode(), ("the header holds 48 bytes (SHA-384)",)),
+        (
+            BODY,
+            "v1=" + base64.b64encode(b"d" * 64).decode() + " v2=" + base64.b64encode(b"d" * 17).decode(),
+            ("the header holds 17 bytes (no known digest), 64 bytes (SHA-512)",),
+        ),
+        (b"", hex_of(BODY), ("the body is empty: was it read before, or not saved?",)),
+    ],
+)
+def test_the_facts_are_told_to_the_letter(body: bytes, header: str, facts: tuple[str, ...]) -> None:
+    """What the header holds where that is no SHA-256, what is odd about the body, and its length."""
+    tried = f"tried with a body of {len(body)} bytes: is the secret the one of this endpoint?"
+    assert diagnose(SECRET, body, header).findings[:-1] == ("nothing matches", *facts, tried)
+
+
 def test_an_unusable_secret_is_told() -> None:
     """Also what no verifier can be made with gets words instead of an error."""
     assert "the webhook secret is empty" in str(diagnose("", BODY, hex_of(BODY)))
+    for secret in ("\n", "key_", "''"):
+        assert not diagnose(secret, BODY, hex_of(BODY, b"")).explained
 
 
 def test_neither_secret_nor_right_signature_is_told() -> None:
