@@ -282,7 +282,7 @@ def _covers(template: str) -> str:
 
 def _facts(body: bytes, written: dict[bytes, str]) -> Iterator[str]:
     lengths = sorted({len(digest) for digest in written})
-    sizes = {16: "MD5", 20: "SHA-1", 32: "SHA-256", 48: "SHA-384", 64: "SHA-512"}
+    sizes = {16: "MD5", 20: "SHA-1", 48: "SHA-384", 64: "SHA-512"}
     if not lengths:
         yield "the header holds nothing that could be a signature in hex or base64"
     elif 32 not in lengths:

@@ -344,12 +344,12 @@ def test_nothing_matches_comes_with_what_can_be_seen(body: bytes, header: Any, w
     [
         (BODY, hex_of(BODY, "another"), ()),
         (BODY, "-", ("the header holds nothing that could be a signature in hex or base64",)),
-        (BODY, base64.b64encode(b"d" * 16).decode(), ("the header holds 16 bytes (MD5)",)),
-        (BODY, base64.b64encode(b"d" * 20).decode(), ("the header holds 20 bytes (SHA-1)",)),
-        (BODY, base64.b64encode(b"d" * 48).decode(), ("the header holds 48 bytes (SHA-384)",)),
+        (BODY, base64.b64encode(b"\xff" * 16).decode(), ("the header holds 16 bytes (MD5)",)),
+        (BODY, base64.b64encode(b"\xff" * 20).decode(), ("the header holds 20 bytes (SHA-1)",)),
+        (BODY, base64.b64encode(b"\xff" * 48).decode(), ("the header holds 48 bytes (SHA-384)",)),
         (
             BODY,
-            "v1=" + base64.b64encode(b"d" * 64).decode() + " v2=" + base64.b64encode(b"d" * 17).decode(),
+            "v1=" + base64.b64encode(b"\xff" * 64).decode() + " v2=" + base64.b64encode(b"\xff" * 17).decode(),
             ("the header holds 17 bytes (no known digest), 64 bytes (SHA-512)",),
         ),
         (b"", hex_of(BODY), ("the body is empty: was it read before, or not saved?",)),
