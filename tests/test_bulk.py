@@ -188,6 +188,43 @@ async def take_into(taken: list[int], results: Results[int]) -> None:
         taken.append(result)
 
 
+async def test_who_gives_up_leaving_leaves_the_end_alone() -> None:
+    """What cleans up is not cancelled a second time when the object is dropped; nothing goes on without it."""
+    cleaning, clean, told = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def work(item: int) -> int:
+        try:
+            return await asyncio.Future[int]()
+        finally:
+            cleaning.set()
+            await clean.wait()
+            told.append("clean")
+
+    @asynccontextmanager
+    async def around() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            told.append("left")
+
+    results = Results([1], work, 1, around=around())
+    waiting = asyncio.create_task(anext(results))
+    await settled()
+    leaving = asyncio.create_task(results.aclose())
+    await cleaning.wait()
+    leaving.cancel()
+    await asyncio.wait([leaving, waiting])
+    assert leaving.cancelled()
+    del results, waiting, leaving
+    gc.collect()
+    await settled()
+    assert told == []
+    clean.set()
+    await settled()
+    assert told == ["clean", "left"]
+    assert not others()
+
+
 async def test_what_is_dropped_in_another_thread_is_cancelled_in_its_loop() -> None:
     """The garbage collector runs where it likes."""
     # So the loop minds what another thread does with it.
