@@ -228,6 +228,25 @@ async def test_a_lock_that_was_asked_for_in_vain_is_soon_free(redis: RedisServer
             assert await other.load() == OLD
 
 
+async def test_a_lock_is_given_back_by_who_could_save(redis: RedisServer) -> None:
+    """Redis that did not answer for a moment has answered since: the others do not wait until the lease is over."""
+    async with (
+        RedisTokenStore(redis.url, "a", lease=120, timeout=0.3) as store,
+        RedisTokenStore(redis.url, "a", lease=120, timeout=5) as other,
+    ):
+        async with store.lock():
+            # By then it is held for the lease.
+            while float(await ask(redis, "HGET", "signing:token-lock:a", "until")) < time.time() + 60:
+                await asyncio.sleep(0.01)
+            redis.stop()
+            with pytest.raises(AuthError, match=r"did not answer within 0\.3 s"):
+                await store.load()
+            redis.wake()
+            await store.save(NEW)
+        async with asyncio.timeout(20), other.lock():
+            assert await other.load() == NEW
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_lock_that_was_got_is_held_for_the_lease(redis: RedisServer, again: bool) -> None:
     """Others find it held for all of that time, should this worker say no more; also when it was lost and got again."""

@@ -272,7 +272,7 @@ class RedisTokenStore:
             words = str(error)
         else:
             if hold is not None:
-                hold.unsaved, hold.fence = None, self._known.fence
+                hold.unsaved, hold.fence, hold.silent = None, self._known.fence, False
             return
         if hold is not None:
             hold.unsaved = token
