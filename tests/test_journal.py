@@ -107,7 +107,9 @@ async def test_what_was_let_go_of_is_not_written(path: Path) -> None:
         claim = await taken(one)
         await one.release(claim)
         for late in (one.write(claim, "late"), one.release(claim)):
-            with pytest.raises(ClaimLost, match="'lease'"):
+            with pytest.raises(
+                ClaimLost, match=r"^the claim on package 'lease' was lost: another run has taken it over$"
+            ):
                 await late
         newer = await taken(other)
         with pytest.raises(ClaimLost) as caught:
@@ -256,6 +258,21 @@ async def test_a_claim_cancelled_in_the_moment_that_it_comes(path: Path) -> None
                 await asyncio.sleep(0.001)
 
 
+async def test_a_claim_cancelled_in_the_moment_that_it_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled is cancelled: the failure does not take its place."""
+    async with SqliteJournal(path.parent / "nowhere" / "the.journal") as journal:
+        claiming = asyncio.create_task(journal.claim("lease"))
+        await asyncio.sleep(0)
+
+        def deliver(steps: list[Any]) -> None:
+            SqliteJournal._deliver(journal, steps)
+            claiming.cancel()
+
+        monkeypatch.setattr(journal, "_deliver", deliver)
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+
+
 def test_a_claim_of_a_loop_that_has_ended(path: Path) -> None:
     """Nobody is there any more to take it: it is given back."""
     journal = SqliteJournal(path)
@@ -305,6 +322,23 @@ async def test_a_cancelled_write_keeps_its_order(path: Path) -> None:
                 await writing
         await journal.release(claim)
         assert (await taken(journal)).state == "one"
+
+
+async def test_what_was_asked_for_is_done_before_it_closes(path: Path) -> None:
+    """Also what waits behind what is under way; afterwards nothing is left open."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        with journal._in_use:
+            writes = [asyncio.create_task(journal.write(claim, "one"))]
+            await asyncio.sleep(0.05)
+            writes.append(asyncio.create_task(journal.write(claim, "two")))
+            await asyncio.sleep(0.05)
+            closing = asyncio.create_task(journal.aclose())
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*writes, closing)
+        assert list(path.parent.iterdir()) == [path]
+    async with SqliteJournal(path) as journal:
+        assert (await taken(journal)).state == "two"
 
 
 async def test_writes_at_once_are_committed_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,6 +574,21 @@ async def test_after_closing(path: Path) -> None:
             await late
 
 
+async def test_closing_ends_the_thread(path: Path) -> None:
+    """Also while the journal is still there."""
+
+    def threads() -> int:
+        return sum(thread.name.startswith("signing-journal") for thread in threading.enumerate())
+
+    before = threads()
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+        assert threads() == before + 1
+    async with asyncio.timeout(10):
+        while threads() > before:
+            await asyncio.sleep(0.005)
+
+
 async def test_closing_what_was_never_used(path: Path) -> None:
     """No file is made."""
     async with SqliteJournal(path) as journal:
@@ -559,15 +608,18 @@ async def test_a_home_that_nobody_has(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("path", [5, b"journal", None, "", "a\0b"])
 def test_what_is_no_path(path: Any) -> None:
     """It is told at once."""
-    with pytest.raises(ConfigurationError, match="journal: must be a path"):
+    with pytest.raises(ConfigurationError, match=r"^journal: must be a path"):
         SqliteJournal(path)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), 3600.5])
 def test_what_is_no_time(timeout: Any) -> None:
     """It is told at once."""
-    with pytest.raises(ConfigurationError, match="timeout must be seconds"):
+    with pytest.raises(
+        ConfigurationError, match=r"^SqliteJournal: timeout must be seconds above 0, at most 3600, not "
+    ):
         SqliteJournal("journal", timeout=timeout)
+    SqliteJournal("journal", timeout=3600)
 
 
 @pytest.mark.parametrize("text", ["", 5, "null \0 character", "half a \ud800 pair"])
