@@ -106,6 +106,21 @@ async def test_a_recipient_whose_extra_fields_are_others(phone: Any) -> None:
         assert _writes(server) == 1
 
 
+async def test_fields_that_the_service_fills_in() -> None:
+    """What was not given does not tell two people apart: nobody is added a second time."""
+    held = {
+        "id": "r1",
+        "email": "a@example.com",
+        "first_name": "A",
+        "order": 1,
+        "phone": "1",
+        "signing_method": "email",
+    }
+    async with _failing(recipients=[held]) as (client, server):
+        assert (await client.recipients.add("s1", email="a@example.com", extra={"phone": None})).id == "r1"
+        assert _writes(server) == 1
+
+
 @pytest.mark.parametrize(
     ("sent", "held"),
     [(701234567, "701234567"), ({"number": "070", "country": "SE"}, {"country": "SE", "number": "070"})],
