@@ -259,7 +259,7 @@ def _withhold(layers: list[dict[str, _Given]], path: Path | None) -> str:
     if len(tenants) > 1:
         held = [name for name in _OF_THE_TENANT if file.pop(name, None) is not None]
         return f" (the {', '.join(held)} in {path} belong to {file['base_url'].value})" if held else ""
-    if "client_id" in named and "access_token" not in named:
+    if "client_id" in named:
         file.pop("access_token", None)
     return ""
 

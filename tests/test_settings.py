@@ -290,6 +290,8 @@ def test_a_journal_in_a_database(config: Path, monkeypatch: pytest.MonkeyPatch) 
     assert Settings.load().journal == "postgresql://user@host:5432/database"
     write(config, 'journal = "postgresql://host/database"', 0o644)
     assert Settings.load().journal == "postgresql://host/database"
+    write(config, 'journal = "a&password=b.journal"', 0o644)
+    assert Settings.load().journal == config.parent / "a&password=b.journal"
     monkeypatch.setenv("SIGNING_JOURNAL", "j.db")
     assert "j.db" in repr(Settings.load())
 
