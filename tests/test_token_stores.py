@@ -115,6 +115,8 @@ async def test_bytes_are_on_disk_before_the_name_and_the_name_before_return(
         sync(handle)
 
     def watched_replace(self: Path, target: Any) -> Path:
+        # On another file system it could not be replaced at once.
+        assert self.parent == target.parent
         done.append("replace")
         return replace(self, target)
 
@@ -150,9 +152,9 @@ async def test_a_corrupt_file_is_an_error_and_stays(content: bytes, tmp_path: Pa
     """What is no token is told as that, with the path and none of the content, and the file is left alone."""
     path = tmp_path / "token.json"
     path.write_bytes(content)
-    with pytest.raises(AuthError, match="holds no token; it was left as it is") as caught:
+    with pytest.raises(AuthError) as caught:
         await FileTokenStore(path).load()
-    assert str(path) in str(caught.value)
+    assert str(caught.value) == f"the token file {path} holds no token; it was left as it is"
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
     assert path.read_bytes() == content
@@ -169,9 +171,9 @@ async def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     store = FileTokenStore(tmp_path / "file" / "token.json")
     with pytest.raises(AuthError, match=r"token\.json cannot be read: Not a directory"):
         await store.load()
-    with pytest.raises(AuthError, match=r"token\.json cannot be written: Not a directory"):
+    with pytest.raises(AuthError, match=r"^the token file /.*/token\.json cannot be written: Not a directory$"):
         await store.save(FULL)
-    with pytest.raises(AuthError, match=r"token\.json cannot be opened: Not a directory"):
+    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be opened: Not a directory$"):
         async with store.lock():
             pass
 
@@ -286,6 +288,20 @@ async def test_a_leftover_that_cannot_be_removed(tmp_path: Path) -> None:
     assert await store.load() == FULL
 
 
+async def test_a_folder_that_another_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that begin at once do not trip over each other."""
+    mkdir = Path.mkdir
+
+    def raced(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        mkdir(self, mode, parents)
+        mkdir(self, mode, parents, exist_ok)
+
+    store = FileTokenStore(tmp_path / "a" / "b" / "token.json")
+    monkeypatch.setattr(Path, "mkdir", raced)
+    await store.save(FULL)
+    assert await store.load() == FULL
+
+
 async def test_links_are_followed(tmp_path: Path) -> None:
     """A save through a symbolic link changes the file it leads to, and whoever comes by the link shares the lock."""
     (tmp_path / "volume").mkdir()
@@ -315,7 +331,7 @@ async def test_a_relative_path_is_fixed_once(tmp_path: Path, monkeypatch: pytest
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     """A folder where a file is meant is told at once; the text of a store shows its path alone."""
-    with pytest.raises(ConfigurationError, match="path is a folder"):
+    with pytest.raises(ConfigurationError, match=rf"^FileTokenStore: path is a folder: {re.escape(str(tmp_path))}$"):
         FileTokenStore(tmp_path)
     assert repr(FileTokenStore(tmp_path / "t.json")) == f"FileTokenStore('{tmp_path}/t.json')"
 
@@ -343,7 +359,7 @@ def test_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(elsewhere)
     elsewhere.MemoryTokenStore()
-    with pytest.raises(ConfigurationError, match="POSIX file locks"):
+    with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs POSIX file locks, which this system does not"):
         elsewhere.FileTokenStore("token.json")
 
 
@@ -393,6 +409,27 @@ async def test_the_lock_excludes_two_objects_in_one_process(tmp_path: Path) -> N
     assert entered == 20
 
 
+async def test_who_waits_for_the_lock_asks_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every few hundredths of a second, so that a refresh is not held up for longer than it must be."""
+    store = FileTokenStore(tmp_path / "token.json")
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def watched(delay: float) -> None:
+        waits.append(delay)
+        await sleep(0)
+
+    async with store.lock():
+        monkeypatch.setattr(asyncio, "sleep", watched)
+        waiter = asyncio.create_task(store.lock().__aenter__())
+        while len(waits) < 200:
+            await sleep(0)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+    assert 0.005 <= min(waits) < max(waits) <= 0.03
+
+
 async def test_a_cancelled_waiter_leaves_no_file_open(tmp_path: Path) -> None:
     """Who is cancelled while waiting, or while inside, gives up the lock's file."""
     store = FileTokenStore(tmp_path / "token.json")
@@ -439,7 +476,7 @@ async def test_a_lock_that_the_system_refuses_is_told(tmp_path: Path, monkeypatc
         flock(handle, operation)
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(AuthError, match="cannot be taken: No locks available"):
+    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be taken: No locks available$"):
         async with FileTokenStore(tmp_path / "token.json").lock():
             pass
 
