@@ -230,6 +230,47 @@ async def test_what_was_sent_is_not_asked_for_again(sandbox: Sandbox, client: Si
     assert state_of(tmp_path / "journal")["status"] == "sent"
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {
+            "documents": {"0": "d0", "1": "d1"},
+            "recipients": {"0": "r0"},
+            "error": "HTTP 401",
+            "abandoned": ["an earlier draft"],
+        },
+    ],
+)
+async def test_what_a_journal_has_always_held(sandbox: Sandbox, client: SigningClient, more: dict[str, Any]) -> None:
+    """What earlier versions wrote of a package is read as it was meant."""
+    journal, package = MemoryJournal(), parcel_of().package
+    key = await key_of(package)
+    known = {"content": key, "service": sandbox.base_url, "status": "sent", "signing": "an id", **more}
+    journal.states[key] = json.dumps(known)
+    signing = await client.dispatch(package, journal)
+    assert (signing.id, signing.is_draft) == ("an id", False)
+    assert [document.id for document in signing.documents] == list(more.get("documents", {}).values())
+    assert sandbox.requests == []
+    assert json.loads(journal.states[key]) == known
+
+
+async def test_what_a_journal_holds(sandbox: Sandbox, client: SigningClient) -> None:
+    """Every word of it is for the versions to come."""
+    journal, package = MemoryJournal(), parcel_of(1, 1, key="lease").package
+    signing = await client.dispatch(package, journal)
+    assert json.loads(journal.states["lease"]) == {
+        "content": await key_of(attrs.evolve(package, key=None)),
+        "service": sandbox.base_url,
+        "status": "sent",
+        "signing": signing.id,
+        "documents": {"0": sandbox.documents(signing.id)[0].id},
+        "recipients": {"0": sandbox.recipients(signing.id)[0].id},
+        "error": None,
+        "abandoned": [],
+    }
+
+
 async def test_what_was_sent_without_an_order(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     """What a package leaves open is not made up."""
     package = parcel_of(signing_order=None).package

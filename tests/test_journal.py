@@ -80,6 +80,28 @@ async def test_what_is_written_is_there_for_the_next(path: Path) -> None:
         assert await journal.claim("other") == Claim("other", None, 1)
 
 
+async def test_what_a_file_has_always_held(path: Path) -> None:
+    """A journal of an earlier version is read, and one that is written now can be read by it."""
+    table = (
+        "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
+        " updated_at REAL NOT NULL) WITHOUT ROWID"
+    )
+    known = {"application_id": 0x5369676E, "user_version": 1}
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(table)
+        database.execute("INSERT INTO packages VALUES ('lease', 'sent', NULL, 6, 1.5)")
+        for name, value in known.items():
+            database.execute(f"PRAGMA {name} = {value}")
+        database.commit()
+    for file in (path, path.with_name("a.new.journal")):
+        async with SqliteJournal(file) as journal:
+            claim = await taken(journal)
+            assert claim == (Claim("lease", "sent", 7) if file == path else Claim("lease", None, 1))
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            assert database.execute("SELECT sql FROM sqlite_master").fetchall() == [(table,)]
+            assert {name: database.execute(f"PRAGMA {name}").fetchone()[0] for name in known} == known
+
+
 async def test_what_is_written_survives_a_power_cut(path: Path) -> None:
     """As far as that can be seen from here: a write-ahead log, flushed with each commit."""
     async with SqliteJournal(path) as journal:
