@@ -83,6 +83,22 @@ async def test_this_packages_receiver_handles_all_rightly(scheme: Scheme) -> Non
     assert [event.payload.get("sequence") for event in events] == [None, None, 2, 1, None]
 
 
+async def test_the_usual_length_is_too_long_for_the_usual_receiver() -> None:
+    """Without any setting the long body is 16 MiB and some, and a receiver without any setting refuses it."""
+    lengths: list[int] = []
+    receiver = Receiver(WebhookVerifier(SECRET), lambda event: None, body_timeout=0.3)
+    take = aiohttp_handler(receiver)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        lengths.append(request.content_length or 0)
+        return await take(request)
+
+    async with endpoint(handler) as url:
+        results = {one.name: one async for one in check_receiver(url, SECRET, slow_limit=1.0)}
+    assert [one for one in results.values() if not one.ok] == []
+    assert 0 < max(lengths) - 16 * 1024 * 1024 < 1000
+
+
 @pytest.mark.parametrize(
     ("status", "words", "right"),
     [
