@@ -119,7 +119,7 @@ class Budget:
     """What is left to spend on one file: 1 for each byte read or inflated, and `STEP` for each thing that is read."""
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self.left: int = left
 
     def spend(self, cost: int) -> None:
         self.left -= cost
@@ -490,7 +490,7 @@ class Document:
         self._next: Value = int(start[1])
         self._seen: dict[int, None] = {}
         self._packed: dict[int, tuple[Text, dict[int, int]]] = {}
-        self.trailer = self._load(int(start[1])).trailer
+        self.trailer: Dict = self._load(int(start[1])).trailer
         if not isinstance(self.trailer.get(b"/Root"), Ref) or not isinstance(self.trailer.get(b"/Size"), int):
             raise UnreadablePdf
 
