@@ -15,6 +15,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
@@ -244,7 +245,7 @@ async def test_a_folder_that_is_in_the_way_when_it_closes(tmp_path: Path) -> Non
     assert not list(elsewhere.glob("*.lock"))
 
 
-async def test_a_claim_cancelled_while_it_closes(path: Path) -> None:
+async def test_a_claim_cancelled_while_it_closes(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is free with the rest."""
     async with SqliteJournal(path) as journal:
         await taken(journal, "first")
@@ -259,6 +260,7 @@ async def test_a_claim_cancelled_while_it_closes(path: Path) -> None:
         await closing
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") is not None
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_a_claim_cancelled_in_the_moment_that_it_comes(path: Path) -> None:
@@ -790,6 +792,30 @@ def test_one_journal_in_many_loops(path: Path) -> None:
         thread.join()
     asyncio.run(journal.aclose())
     assert states == [None, "0", "1"]
+
+
+def test_one_journal_in_two_loops_at_once(path: Path) -> None:
+    """What is committed together is told to each in its own loop."""
+    journal = SqliteJournal(path)
+    claims: dict[str, Claim] = {}
+
+    async def claim(key: str) -> None:
+        async with asyncio.timeout(10):
+            claims[key] = await taken(journal, key)
+
+    threads = [threading.Thread(target=lambda key=key: asyncio.run(claim(key))) for key in "abc"]
+    with journal._in_use:
+        threads[0].start()
+        while journal._waiting or not journal._writing:
+            time.sleep(0.001)
+        for thread in threads[1:]:
+            thread.start()
+        while len(journal._waiting) < 2:
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    asyncio.run(journal.aclose())
+    assert claims == {key: Claim(key, None, 1) for key in "abc"}
 
 
 async def test_a_journal_that_is_forgotten_is_told_of(path: Path) -> None:
