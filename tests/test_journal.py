@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import importlib.util
 import multiprocessing
@@ -103,15 +104,39 @@ async def test_what_a_file_has_always_held(path: Path) -> None:
             assert {name: database.execute(f"PRAGMA {name}").fetchone()[0] for name in known} == known
 
 
-async def test_what_is_written_survives_a_power_cut(path: Path) -> None:
-    """As far as that can be seen from here: a write-ahead log, flushed with each commit."""
+async def test_what_is_written_survives_a_power_cut(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as that can be seen from here: a write-ahead log, flushed with each commit, and the folder with it."""
+    synced: list[Path] = []
+    monkeypatch.setattr(signing_async.journal, "sync_folder", synced.append)
     async with SqliteJournal(path) as journal:
         await taken(journal)
+        assert synced == [path.parent]
         assert journal._connection is not None
         settings = [
             journal._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
         ]
         assert settings == ["wal", 2]
+
+
+async def test_it_is_for_its_owner_only(path: Path) -> None:
+    """Whatever the umask: the file, what SQLite keeps beside it, and the lock."""
+    mask = os.umask(0)
+    try:
+        async with SqliteJournal(path) as journal:
+            await taken(journal)
+            modes = {file.name.rpartition(".")[2]: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    finally:
+        os.umask(mask)
+    assert modes == dict.fromkeys(["journal", "journal-wal", "journal-shm", "lock"], 0o600)
+
+
+async def test_how_long_a_lock_is_waited_for(path: Path) -> None:
+    """As long as was said, and ten seconds where nothing was."""
+    for seconds, named in ((0.25, {"timeout": 0.25}), (10, {})):
+        async with SqliteJournal(path, **named) as journal:
+            await taken(journal)
+            assert journal._connection is not None
+            assert journal._connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
 
 
 async def test_one_at_a_time_has_a_package(path: Path) -> None:
@@ -149,6 +174,37 @@ async def test_a_dead_process_has_nothing(path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             process.wait()
             assert await journal.claim("lease") == Claim("lease", "begun", 2)
+
+
+async def test_a_dead_process_that_two_look_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither takes the other one for it, nor minds that the other one has removed its lock."""
+    with holder(path) as process:
+        pass
+    process.wait()
+    (lock,) = path.parent.glob("*.lock")
+    locked = signing_async.journal._locked
+
+    def looked_at(handle: int, *, exclusively: bool) -> bool:
+        if not exclusively:
+            lock.unlink(missing_ok=True)
+        return locked(handle, exclusively=exclusively)
+
+    monkeypatch.setattr(signing_async.journal, "_locked", looked_at)
+    with lock.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        async with SqliteJournal(path) as journal:
+            assert await journal.claim("lease") == Claim("lease", "begun", 2)
+
+
+async def test_looking_at_the_living_leaves_nothing_open(path: Path) -> None:
+    """However often it is asked for what another one has."""
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        await taken(one)
+        await taken(other, "other")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(20):
+            assert await other.claim("lease") is None
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
 
 
 async def test_a_process_that_stands_still_keeps_what_it_has(path: Path) -> None:
@@ -451,6 +507,23 @@ async def test_to_be_told_at_once_that_it_is_locked(path: Path, monkeypatch: pyt
     assert len(tries) == 3
 
 
+async def test_what_no_waiting_mends_is_told_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a lock is waited for."""
+    tries: list[int] = []
+
+    def full(self: SqliteJournal, connection: sqlite3.Connection) -> None:
+        tries.append(1)
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(SqliteJournal, "_prepare", full)
+    async with SqliteJournal(path, timeout=5) as journal:
+        with pytest.raises(JournalError, match="disk is full"):
+            await journal.claim("lease")
+    assert len(tries) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -486,7 +559,8 @@ async def test_the_database_of_another_program(path: Path) -> None:
         database.execute("CREATE TABLE packages (weight)")
     before = path.read_bytes()
     async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match="another program"):
+        words = f"^the journal {path} is the database of another program; it was left as it is$"
+        with pytest.raises(JournalError, match=words):
             await journal.claim("lease")
     assert path.read_bytes() == before
 
@@ -524,7 +598,7 @@ async def test_a_journal_of_a_newer_version(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 2")
     async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match="newer version"):
+        with pytest.raises(JournalError, match=f"^the journal {path} was made by a newer version of signing-async$"):
             await journal.claim("lease")
 
 
@@ -567,6 +641,35 @@ async def test_a_disk_that_is_full(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         states = [(await taken(journal, f"{number}")).state for number in range(20)]
     assert states == ["x" * 20_000] * int(written) + [None] * (20 - int(written))
+
+
+async def test_what_fails_takes_nothing_with_it(path: Path) -> None:
+    """Of what is committed together with what fails nothing is kept, and all is told; then it goes on as before."""
+    async with SqliteJournal(path) as journal:
+        claims = [await taken(journal, f"{number}") for number in range(3)]
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute(
+                "CREATE TRIGGER strict BEFORE UPDATE ON packages WHEN new.state = 'bad'"
+                " BEGIN SELECT RAISE(ABORT, 'it is bad'); END"
+            )
+            with journal._in_use:
+                first = asyncio.create_task(journal.write(claims[0], "one"))
+                await asyncio.sleep(0)
+                while journal._waiting:
+                    await asyncio.sleep(0.001)
+                texts = {1: "two", 2: "bad"}
+                rest = [asyncio.create_task(journal.write(claims[at], text)) for at, text in texts.items()]
+                await asyncio.sleep(0.01)
+            await first
+            results = await asyncio.gather(*rest, return_exceptions=True)
+            assert [str(result) for result in results] == [f"the journal {path}: it is bad"] * 2
+            kept = database.execute("SELECT key, state FROM packages ORDER BY key").fetchall()
+            assert kept == [("0", "one"), ("1", None), ("2", None)]
+            database.execute("DROP TRIGGER strict")
+        for claim in claims:
+            await journal.write(claim, "good")
+            await journal.release(claim)
+        assert [(await taken(journal, claim.key)).state for claim in claims] == ["good"] * 3
 
 
 async def test_whatever_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,6 +857,7 @@ async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPat
     journal._after_fork(child=True)
     journal._before_fork()
     journal._after_fork(child=True)
+    assert journal._lock is None
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
     with monkeypatch.context() as patch:

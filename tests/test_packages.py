@@ -10,11 +10,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
@@ -143,11 +145,32 @@ async def test_the_order_of_a_sequential_signing() -> None:
     )
 
 
-@pytest.mark.parametrize("extra", [{"phone": object()}, {"phone": float("nan")}])
+def deep(levels: int) -> list[Any]:
+    """A list in a list, and so on."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("extra", [{"phone": object()}, {"phone": float("nan")}, {"phone": deep(100_000)}])
 async def test_extra_fields_that_cannot_be_sent(extra: Any) -> None:
     """They are found before anything is sent."""
     (problem,) = await problems_of(package(recipients=[NewRecipient("a@b.c", extra=extra)]))
     assert problem.startswith("recipients[0].extra: cannot be sent as JSON")
+
+
+async def test_what_is_wrong_is_told_once() -> None:
+    """A recipient that is no good has no place in an order, and its extra fields are looked at no further."""
+    wrong: Any = [NewRecipient("anna"), "b@example.com", NewRecipient("a@b.c", extra={"phone": object()})]
+    problems = await problems_of(package(recipients=wrong, signing_order="sequential"))
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        "recipients[0].email",
+        "recipients[1]",
+        "recipients[2].extra",
+    ]
+    wrong = [NewRecipient("a@b.c", extra=5)]  # type: ignore[arg-type]  # wrong on purpose
+    assert len(await problems_of(package(recipients=wrong))) == 1
 
 
 async def test_extra_fields_are_those_that_were_checked() -> None:
@@ -156,6 +179,57 @@ async def test_extra_fields_are_those_that_were_checked() -> None:
     prepared = await prepare(package(recipients=[NewRecipient("a@b.c", extra=extra)]), MOST)
     extra["phones"].append("+46 2")
     assert prepared.recipients[0]["extra"] == {"phones": ["+46 1"]}
+
+
+@pytest.mark.parametrize("end", ["text", "error"])
+async def test_what_was_kept_aside_in_vain(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Where another document is no good, nothing is left open of those that came once."""
+    files: list[IO[bytes]] = []
+    make = tempfile.TemporaryFile
+
+    def made(**named: Any) -> IO[bytes]:
+        files.append(make(**named))
+        return files[-1]
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield make_pdf()
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield make_pdf()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", made)
+    with pytest.raises(ZeroDivisionError if end == "error" else InvalidRequest):
+        await prepare(package([stream(), broken() if end == "error" else b"text"]), MOST)
+    assert [file.closed for file in files] == [True]
+
+
+async def test_a_disk_that_takes_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes once is kept whole all the same."""
+    data = make_pdf(LARGE)
+
+    class Slow:
+        def __init__(self, **named: Any) -> None:
+            self._file: Any = tempfile.TemporaryFile(**named)
+            self.fileno, self.close = self._file.fileno, self._file.close
+
+        def write(self, block: memoryview) -> int:
+            written: int = self._file.write(block[:50_001])
+            return written
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    monkeypatch.setattr("signing_async.packages.tempfile", SimpleNamespace(TemporaryFile=Slow))
+    prepared = await prepare(package([stream()]), MOST)
+    assert await read_again(prepared) == data
+    prepared.close()
+
+
+async def test_a_path_that_cannot_be() -> None:
+    """It is told like one that is not there."""
+    (problem,) = await problems_of(package(["a\0b.pdf"]))
+    assert problem.startswith("documents[0]: ")
 
 
 async def test_a_source_that_fails_otherwise() -> None:
@@ -331,7 +405,7 @@ async def test_a_file_that_was_changed(tmp_path: Path, size: int) -> None:
     assert await read_again(prepared) == make_pdf(size)
     path.write_bytes(make_pdf(size, seed=1))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(InvalidRequest, match=r"a\.pdf was changed since it was checked"):
+    with pytest.raises(InvalidRequest, match=r"^source: a\.pdf was changed since it was checked$"):
         await read_again(prepared)
     path.unlink()
     with pytest.raises(InvalidRequest, match="cannot be opened"):
