@@ -516,12 +516,13 @@ def test_a_key_that_is_not_known_is_not_judged() -> None:
 
 
 def test_certificates_beside_the_signers() -> None:
-    """Others, and things that are none, are passed over; with the signer's name in an alphabet of two bytes."""
+    """Others, things that are none, and lists of revoked ones are passed over."""
     der = cms(b"x")
     certificate = next(part for part in elements(elements(elements(der)[1])[0]) if part[0] == 0xA0)
     odd = certificate[:4] + b"\xa1\x02\x05\x00" + certificate[4:]
     odd = bytes([0xA0, 0x82]) + (len(odd) - 4).to_bytes(2, "big") + odd[4:]
     assert read_cms(as_ber(der).replace(certificate, odd)).certificate is not None
+    assert read_cms(as_ber(der).replace(certificate, certificate + b"\xa1\x02\x30\x00")).certificate is not None
     with pytest.raises(MalformedCms, match="breaks off"):
         read_cms(der[:1])
 
