@@ -176,8 +176,20 @@ async def test_a_dead_process_has_nothing(path: Path) -> None:
             assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
 
-async def test_a_dead_process_that_two_look_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither takes the other one for it, nor minds that the other one has removed its lock."""
+async def test_a_dead_process_that_two_look_at(path: Path) -> None:
+    """Neither takes the other one for it."""
+    with holder(path) as process:
+        pass
+    process.wait()
+    (lock,) = path.parent.glob("*.lock")
+    with lock.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        async with SqliteJournal(path) as journal:
+            assert await journal.claim("lease") == Claim("lease", "begun", 2)
+
+
+async def test_a_dead_process_whose_lock_another_one_removes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is gone in the very moment is no failure."""
     with holder(path) as process:
         pass
     process.wait()
@@ -185,15 +197,12 @@ async def test_a_dead_process_that_two_look_at(path: Path, monkeypatch: pytest.M
     locked = signing_async.journal._locked
 
     def looked_at(handle: int, *, exclusively: bool) -> bool:
-        if not exclusively:
-            lock.unlink(missing_ok=True)
+        lock.unlink(missing_ok=True)
         return locked(handle, exclusively=exclusively)
 
     monkeypatch.setattr(signing_async.journal, "_locked", looked_at)
-    with lock.open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)
-        async with SqliteJournal(path) as journal:
-            assert await journal.claim("lease") == Claim("lease", "begun", 2)
+    async with SqliteJournal(path) as journal:
+        assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
 
 async def test_looking_at_the_living_leaves_nothing_open(path: Path) -> None:

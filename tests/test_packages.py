@@ -206,11 +206,11 @@ async def test_what_was_kept_aside_in_vain(monkeypatch: pytest.MonkeyPatch, end:
 
 async def test_a_disk_that_takes_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes once is kept whole all the same."""
-    data = make_pdf(LARGE)
+    data, make = make_pdf(LARGE), tempfile.TemporaryFile
 
     class Slow:
         def __init__(self, **named: Any) -> None:
-            self._file: Any = tempfile.TemporaryFile(**named)
+            self._file: Any = make(**named)
             self.fileno, self.close = self._file.fileno, self._file.close
 
         def write(self, block: memoryview) -> int:
