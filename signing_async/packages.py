@@ -108,7 +108,6 @@ class KeptPdf:
 class Prepared:
     """A package that was found good. Close it."""
 
-    package: SigningPackage
     key: str
     content: str
     """A hash of all that is in it."""
@@ -142,7 +141,7 @@ async def prepare(package: object, most: int) -> Prepared:
         aside.close()
         raise
     content = _content(fields, documents, recipients)
-    return Prepared(package, package.key or content, content, fields, documents, recipients, aside)
+    return Prepared(package.key or content, content, fields, documents, recipients, aside)
 
 
 def _problems(where: str, check: Any) -> list[str]:
