@@ -815,6 +815,7 @@ async def test_a_release_that_fails_takes_nothing_back(
         '{"content": "x"}',
         '{"content": 5, "service": "y"}',
         '{"content": "x", "service": "y", "status": "unheard of"}',
+        '{"content": "x", "service": "y", "status": "unheard of", "signing": "z"}',
         '{"content": "x", "service": "y", "status": "sent"}',
         '{"content": "x", "service": "y", "status": "sending", "signing": ""}',
         '{"content": "x", "service": 5}',
