@@ -44,6 +44,7 @@ ACCEPTED = {
     "hybrid": pdfs.hybrid_pdf,
     "updated": lambda: pdfs.update(pdfs.make_pdf(), {5: pdfs.stream_object(b"")}, size=7),
     "an empty signature field": pdfs.with_signature_field,
+    "a field whose signature is empty": lambda: pdfs.with_signature_field(b"/V<<>>"),
     "usage rights": pdfs.with_usage_rights,
     "old usage rights": lambda: pdfs.with_usage_rights(key=b"UR"),
     "usage rights in a field": lambda: pdfs.with_usage_rights(in_field=True),
