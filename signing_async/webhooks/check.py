@@ -179,7 +179,7 @@ async def _reordered(sender: _Sender) -> list[Answer]:
 
 
 async def _odd_layout(sender: _Sender) -> list[Answer]:
-    body = json.dumps(sender.event(text="\u00e5\u00e4\u00f6 \u20ac"), indent=3, sort_keys=True).encode() + b"\r\n"
+    body = json.dumps(sender.event(text="\u00e5\u00e4\u00f6 \u20ac"), indent=3).encode() + b"\r\n"
     return [await sender.post(body, sender.sign(body))]
 
 
