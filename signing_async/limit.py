@@ -8,6 +8,7 @@ grows, hardly at first, then faster and faster; the next 429 puts it right again
 from __future__ import annotations
 
 import math
+from collections import deque
 from itertools import pairwise
 
 __all__ = ["Limit"]
@@ -35,7 +36,8 @@ class Limit:
         if now < self.closed_until:
             return self.closed_until
         if self._refused_at is not None:
-            self._learn(self._refused_at, now)
+            # A pause is over when it was said, however late somebody asks.
+            self._learn(self._refused_at, max(self._refused_at, self.closed_until))
         return self._window.ready_at(now) if self._pace is None else self._pace.next
 
     def go(self, now: float) -> None:
@@ -50,7 +52,7 @@ class Limit:
         if admitted is False and self._refused_at is None and since >= self._since:
             self._refused_at = now
         if self._pace is None:
-            self._window.left(now, admitted)
+            self._window.left(now, since, admitted)
         elif admitted:
             self._pace.admitted(since)
 
@@ -79,10 +81,13 @@ class _Window:
     SLOWLY = 32
     # One more in this time, however few are answered: nobody waits long for requests that hang.
     PATIENCE = 0.05
+    KEPT = 1000
 
     def __init__(self) -> None:
         self.began_at: float | None = None
         self.admitted = 0
+        self.sent: deque[float] = deque(maxlen=self.KEPT)
+        """When the last of them went out."""
         self._under_way = 0
         self._pressed = False
         self._size = float(self.FIRST)
@@ -109,9 +114,10 @@ class _Window:
             self._widened_at = now
         self._under_way += 1
 
-    def left(self, now: float, admitted: bool | None) -> None:
+    def left(self, now: float, since: float, admitted: bool | None) -> None:
         if admitted:
             self.admitted += 1
+            self.sent.append(since)
             # A window that is not used up is wide enough.
             if self._pressed:
                 self._answered(now)
@@ -148,7 +154,7 @@ class _Pace:
     """
 
     # What a limit is counted by, at the least: it makes a burst that was let through a rate.
-    SECOND = 1.0
+    SECOND, MINUTE = 1.0, 60.0
     TRUSTED = 20
     REMEMBERED = 100
     KEPT = 400
@@ -164,24 +170,35 @@ class _Pace:
     def __init__(self, rate: float, burst: int, plateau: float, refused_at: float, now: float) -> None:
         self.next: float = now
         self._burst = burst
-        self._refused_at = refused_at
-        self._admitted = 0
-        self._sent: list[float] = []
-        """When those went out that were let through since the last refusal, as far as they are kept."""
+        self._refused_at, self._opened_at = refused_at, now
+        self._sent: deque[float] = deque(maxlen=self.KEPT)
+        """When those went out that were let through since the last refusal, the last ones as far as they are kept."""
         self._requests = self._seconds = 0.0
         self._set(rate, 1.0, plateau)
 
     @classmethod
     def after(cls, window: _Window, refused_at: float, now: float) -> _Pace:
         """The first rate: a guess from what came through before the first refusal."""
-        began, count = now if window.began_at is None else window.began_at, max(window.admitted, 1)
+        began, count = cls._busiest(window, now)
         pause = now - refused_at
         if count >= cls.TRUSTED:
             rate = count / max(now - began, cls.SECOND)
-            return cls(rate, count, max(cls.SHORTEST, min(5.0, 5.0 * pause)), refused_at, now)
+            # What was asked for over minutes may be far less than what would have been let through.
+            plateau = min(5.0, 5.0 * pause) if now - began <= cls.MINUTE else 0.0
+            return cls(rate, count, max(cls.SHORTEST, plateau), refused_at, now)
         # With a wide margin: it is between these two.
         slowest, fastest = count / (now - began + 0.001), count / max(refused_at - began, 0.001)
         return cls(math.sqrt(slowest * fastest), count, cls.SHORTEST, refused_at, now)
+
+    @classmethod
+    def _busiest(cls, window: _Window, now: float) -> tuple[float, int]:
+        """Since when how many were let through, where that was most in a second: a quiet time shows no limit."""
+        began, count = now if window.began_at is None else window.began_at, max(window.admitted, 1)
+        most = count / max(now - began, cls.SECOND)
+        for after, at in enumerate(sorted(window.sent, reverse=True)):
+            if (rate := after / max(now - at, cls.SECOND)) > most:
+                began, count, most = at, after + 1, rate
+        return began, count
 
     @property
     def rate(self) -> float:
@@ -208,14 +225,12 @@ class _Pace:
         self.next = (max(self.next, now - self.LATE) if catches_up else now) + space
 
     def admitted(self, since: float) -> None:
-        self._admitted += 1
-        if len(self._sent) < self.KEPT:
-            self._sent.append(since)
+        self._sent.append(since)
 
     def learn(self, refused_at: float, now: float) -> None:
         """A pause is over that began with a refusal."""
         reached, pause = self.rate, now - refused_at
-        if not self._admitted:
+        if not self._sent:
             self._set(self._learnt * self.REFUSED, 1.0, self.SHORTEST)
         else:
             self._remember(refused_at, reached)
@@ -227,24 +242,27 @@ class _Pace:
             if self._requests >= self.TRUSTED:
                 plateau = max(plateau, 7.0 * min(pause, 1.5))
             self._set(learnt, max(0.5, self.BELOW * seen / learnt), max(plateau, self.SHORTEST))
-        self._refused_at, self._admitted, self._sent = refused_at, 0, []
-        self.next = now
+        self._refused_at, self._opened_at, self.next = refused_at, now, now
+        self._sent.clear()
 
     def _remember(self, refused_at: float, reached: float) -> None:
         """Add what was let through since the last refusal, and forget as much as makes it too much to remember."""
-        count = self._admitted
-        seconds = max(refused_at - self._refused_at, 0.001)
-        if count == len(self._sent):
-            seconds = count / _filling(self._burst, self._refused_at, sorted(self._sent), refused_at, reached)
+        began, opened, taken = self._refused_at, self._opened_at, sorted(self._sent)
+        if len(taken) == self.KEPT:
+            began = opened = taken.pop(0)
+        # Where nothing was asked, nothing was seen.
+        gaps = (min(at - before, 1.0 / self.LEAST) for before, at in pairwise((opened, *taken, refused_at)))
+        busy = max(opened - began + sum(gaps), 0.001)
+        count = len(taken)
+        seconds = count / _filling(self._burst, began, taken, refused_at, count / busy, reached)
         kept = min(1.0, max(0.0, self.REMEMBERED - count) / self._requests) if self._requests else 0.0
         self._requests = kept * self._requests + count
         self._seconds = kept * self._seconds + seconds
 
 
-def _filling(size: float, began: float, taken: list[float], ended: float, most: float) -> float:
+def _filling(size: float, began: float, taken: list[float], ended: float, least: float, most: float) -> float:
     """The rate at which a bucket of this size, empty when it ``began``, was filled, if it was empty when it ``ended``
-    with one taken at each of these times; at most ``most``."""
-    least = len(taken) / max(ended - began, 0.001)
+    with one taken at each of these times; from ``least`` to ``most``."""
 
     def runs_dry(rate: float) -> bool:
         content = 0.0

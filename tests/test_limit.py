@@ -114,9 +114,10 @@ def simulate(
     latency: float = 0.001,
     work: float = 0.001,
     retry_after: Callable[[float], float] = whole,
+    began: float = START,
 ) -> Told:
     """``at_once`` workers make calls until they are let through; the service's one core has ``work`` to do for each."""
-    ticket, now, free_at, wake_at, opens_at = itertools.count(), START, 0.0, math.inf, 0.0
+    ticket, now, free_at, wake_at, opens_at = itertools.count(), began, 0.0, math.inf, 0.0
     events: list[tuple[float, int, str, float, float | None]] = []
     waiting, to_start, told = min(at_once, calls), calls - min(at_once, calls), Told(0.0, 0, 0, 0.0)
 
@@ -139,12 +140,12 @@ def simulate(
         if not events:
             return told
         now, _, kind, since, wait = heapq.heappop(events)
-        assert now - START < 600, "too slow to be waited for"
+        assert now - began < 600, "too slow to be waited for"
         if kind == "arrived":
             push(now + latency / 2, "answered", since, service.wait(now))
         elif kind == "answered" and wait is None:
             limit.left(now, since, True)
-            told.seconds = now - START
+            told.seconds = now - began
             if to_start:
                 to_start, waiting = to_start - 1, waiting + 1
         elif kind == "answered":
@@ -244,6 +245,90 @@ def test_nothing_is_slower_where_nothing_is_refused(latency: float) -> None:
     assert gated.refused == 0
 
 
+HOUR = 3600.0
+
+
+def one_by_one(limit: Limit, service: Bucket | Window, now: float, calls: int, apart: float) -> float:
+    """So many calls with as much time between them, of which none is refused; the time after that."""
+    for _ in range(calls):
+        now = max(now, limit.ready_at(now))
+        limit.go(now)
+        assert service.wait(now) is None
+        limit.left(now, now, True)
+        now += apart
+    return now
+
+
+@pytest.mark.parametrize("service", [lambda: Bucket(50, 50), lambda: Bucket(50, 10), lambda: Window(50)])
+@pytest.mark.parametrize(("calls", "apart"), [(3600, 1.0), (300, 60.0), (30, HOUR)])
+def test_a_quiet_time_before_many_calls_says_nothing(
+    service: Callable[[], Bucket | Window], calls: int, apart: float
+) -> None:
+    """That few were asked for is no limit: what comes then is as fast as it would have been at first."""
+    limit, served = Limit(), service()
+    now = one_by_one(limit, served, START, calls, apart)
+    told, fresh = simulate(limit, served, calls=300, began=now), simulate(Limit(), service(), calls=300)
+    assert told.refused
+    assert told.seconds <= 1.1 * fresh.seconds + 1
+
+
+def test_a_quiet_time_where_nothing_may_come_at_once() -> None:
+    """Then the quiet time is all that was seen, but not believed for long."""
+    limit, served = Limit(), Bucket(50, 1)
+    now = one_by_one(limit, served, START, 3600, 1.0)
+    assert simulate(limit, served, calls=60, began=now).seconds <= 12
+
+
+def test_the_first_rate_after_a_quiet_time() -> None:
+    """It is what came through at last, if that was more in a second than from the beginning on."""
+    limit = Limit()
+    now = one_by_one(limit, Bucket(50, 50), START, 30, HOUR)
+    for _ in range(42):
+        limit.go(now)
+    for _ in range(41):
+        limit.left(now, now, True)
+    refuse(limit, now + 0.5, 1.5)
+    assert limit.rate == pytest.approx(20.5)
+
+
+def test_time_after_a_refusal_is_no_pause() -> None:
+    """If nobody waited for the end of it, and the next calls come an hour later, they are not slower for that."""
+    limit = Limit()
+    now = burst(limit, 100, 1.0, 1.0, then=HOUR)
+    assert limit.rate == pytest.approx(50.0)
+    assert let_out(limit, now) == 1
+
+
+@pytest.mark.parametrize("service", [lambda: Bucket(50, 50), lambda: Bucket(50, 10), lambda: Window(50)])
+def test_a_quiet_time_between_two_refusals_says_nothing(service: Callable[[], Bucket | Window]) -> None:
+    """However many were let through, in whatever time, since the last one: as fast as at first."""
+    fresh = simulate(Limit(), service(), calls=300)
+    limit, served = Limit(), service()
+    simulate(limit, served, calls=300)
+    now = one_by_one(limit, served, START + HOUR, 500, 1 / 40)
+    for wait in (0.0, HOUR, HOUR):
+        now += wait
+        told = simulate(limit, served, calls=300, began=now)
+        assert told.seconds <= 1.1 * fresh.seconds + 2
+        now += told.seconds
+
+
+def test_a_low_limit_is_kept() -> None:
+    """One in two seconds, and five at once: that little is asked for is no quiet time."""
+    told = simulate(Limit(), Bucket(0.5, 5), calls=60, retry_after=exact)
+    assert told.seconds <= 1.1 * 110
+    assert told.refused <= 40
+
+
+def test_batches_within_a_limit_do_not_lower_it() -> None:
+    """Few an hour, each of them at once: more than these were asked for the rate that was seen in them."""
+    limit, served = Limit(), Bucket(50, 10)
+    now = START + simulate(limit, served, calls=300).seconds
+    for _ in range(30):
+        now = one_by_one(limit, served, now + HOUR, 10, 0.0)
+    assert simulate(limit, served, calls=300, began=now + HOUR).seconds <= 45
+
+
 def test_nothing_goes_out_while_it_is_closed() -> None:
     """A Retry-After is kept to by all, whatever was learnt."""
     assert simulate(Limit(), Bucket(50, 10)).late == 0.0
@@ -313,7 +398,8 @@ def test_what_got_no_answer_says_nothing() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     """A million requests without a refusal leave no more behind than a thousand."""
-    limit = Limit()
+    fresh, limit = Limit(), Limit()
+    simulate(fresh, Open(), calls=5000)
     simulate(limit, Bucket(50, 10), calls=100)
     now = START + 100.0
     for _ in range(5000):
@@ -322,6 +408,7 @@ def test_what_is_kept_is_bounded() -> None:
         limit.left(now, now, True)
     pace = limit._pace
     assert pace is not None
+    assert len(fresh._window.sent) == fresh._window.KEPT
     assert len(pace._sent) == pace.KEPT
     limit.left(now, now, False)
     limit.close(now, 1.0)
@@ -410,21 +497,23 @@ def test_a_window_that_did_not_pay_is_widened_with_time() -> None:
 # The pace: what one refusal and the next teach
 
 
-def refuse(limit: Limit, now: float, pause: float) -> float:
-    """A request that is under way is refused; the time at which the pause is over."""
+def refuse(limit: Limit, now: float, pause: float, then: float = 0.0) -> float:
+    """A request that is under way is refused; the time at which the pause is over, and somebody asks."""
     limit.left(now, now, False)
     limit.close(now, pause)
-    assert limit.ready_at(now + pause) == now + pause
-    return now + pause
+    assert limit.ready_at(now + pause / 2) == now + pause
+    asked = now + pause + then
+    assert limit.ready_at(asked) == now + pause
+    return asked
 
 
-def burst(limit: Limit, count: int, seconds: float, pause: float) -> float:
+def burst(limit: Limit, count: int, seconds: float, pause: float, then: float = 0.0) -> float:
     """So many are let through at once, as the first of all; one more is refused, after these seconds."""
     for _ in range(count + 1):
         limit.go(START)
     for _ in range(count):
         limit.left(START, START, True)
-    return refuse(limit, START + seconds, pause)
+    return refuse(limit, START + seconds, pause, then)
 
 
 def lesson(limit: Limit, now: float, count: int, rate: float, pause: float = 0.0) -> float:
@@ -475,6 +564,7 @@ def test_the_first_rate_after_few(let_through: int, rate: float) -> None:
         (100, 0.0, 0.0, 100.0),
         (100, 0.5, 1.5, 50.0),
         (20, 0.1, 0.2, 20.0),
+        (3000, 2.0, 1.0, 1000.0),
     ],
 )
 def test_the_first_rate_after_many(count: int, seconds: float, pause: float, rate: float) -> None:
