@@ -181,7 +181,7 @@ class _Run(Generic[S, R]):
     async def take(self) -> R:
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._all(), name="signing_async bulk")
-        taken = None if self._closed else await self._outbox.get()
+        taken = await self._outbox.get()
         if taken is not None and not self._closed:
             self._room.release()
             return taken[0]
@@ -205,7 +205,6 @@ class _Run(Generic[S, R]):
         task = self._task
         if task is None or task.done() or self._closed:
             return
-        self._closed = True
         # A loop that is closed has nothing under way.
         with suppress(RuntimeError):
             task.get_loop().call_soon_threadsafe(task.cancel)
@@ -260,7 +259,6 @@ class _Run(Generic[S, R]):
             try:
                 return (await self._following(),)
             except StopAsyncIteration:
-                self._exhausted = True
                 return None
 
     def _fail(self, error: BaseException) -> None:
