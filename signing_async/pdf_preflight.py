@@ -13,7 +13,14 @@ from typing import Final, Literal, TypeAlias
 
 from .pdf_reader import (
     HEADER_WINDOW,
+    OBJECT,
+    REGULAR,
+    ROW,
+    SPACE,
+    START,
     STEP,
+    TAIL_WINDOW,
+    WINDOW,
     Budget,
     Dict,
     Document,
@@ -35,8 +42,27 @@ BUDGET: Final = 2 * 2**20
 GLANCE_BUDGET: Final = 128 * 2**10
 """What a glance may cost, which is two milliseconds at the most: it is taken where others wait."""
 
+_HEADER = b"%PDF-"
 _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
+
+# What the simplest files are made of, each read by one pattern: dictionaries that hold nothing nested but flat arrays
+# and dictionaries. What else there may be is left to the reader.
+_NAME = rb"/[^\x00\t\n\f\r ()<>\[\]{}/%#]*+"
+_REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R(?!%b)" % (SPACE, SPACE, REGULAR)
+_FLAT = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)|\[(?:[^\[\]<>()%]|<[0-9A-Fa-f]*+>)*+\]|<<[^\[\]<>()%]*+>>"
+_ENTRY = rb"%b%b*+(?:%b|%b|%b++|%b)%b*+" % (_NAME, SPACE, _REFERENCE, _NAME, REGULAR, _FLAT, SPACE)
+_TABLE = re.compile(
+    rb"%b{0,64}+xref%b{1,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE, SPACE)
+)
+_OTHER = rb"(?:(?!/Root|/Encrypt|/XRefStm)%b)*+" % _ENTRY
+_PLAIN_TRAILER = re.compile(
+    rb"%b{0,64}+trailer%b*+<<%b*+%b/Root%b*+([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R(?!%b)%b*+%b>>"
+    % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, REGULAR, SPACE, _OTHER)
+)
+_PLAIN_CATALOG = re.compile(
+    rb"%b%b*+<<%b*+(?:(?!/AcroForm|/Perms)%b)*+>>%b{0,64}+endobj" % (OBJECT.pattern, SPACE, SPACE, _ENTRY, SPACE)
+)
 
 
 def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | None:
@@ -50,9 +76,11 @@ def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | Non
     'not_pdf'
     """
     with memoryview(data) as whole, whole.cast("B") as view:
-        header = bytes(view[:HEADER_WINDOW]).find(b"%PDF-")
+        header = bytes(view[:HEADER_WINDOW]).find(_HEADER)
         if header < 0:
             return "not_pdf"
+        if _is_plain(lambda at, least: view[at : at + least], len(view)):
+            return None
         budget = Budget(BUDGET)
         for start in sorted({0, header}, reverse=True):  # offsets count from the header, or in sloppy files from 0
             with view[start:] as data_from_start:
@@ -68,7 +96,9 @@ def glance(read: Read, size: int) -> bool:
 
     False says nothing: then `preflight` has to see the whole file.
     """
-    header = bytes(read(0, min(size, HEADER_WINDOW))).find(b"%PDF-")
+    if _is_plain(read, size):
+        return True
+    header = bytes(read(0, min(size, HEADER_WINDOW))).find(_HEADER)
     if header < 0:
         return False
     text = Text(b"", Budget(GLANCE_BUDGET), size - header, lambda at, least: read(header + at, least))
@@ -76,6 +106,38 @@ def glance(read: Read, size: int) -> bool:
         return _verdict(Document(text)) is None
     except UnreadablePdf:
         return False
+
+
+def _is_plain(read: Read, size: int) -> bool:
+    """Whether it is a file as simple programs write it, and a few steps show that nothing in it is to be refused.
+
+    Its newest cross-reference is one table, with a trailer without `/Encrypt`; its catalog has no form.
+    """
+    tail_at = max(0, size - TAIL_WINDOW)
+    tail = bytes(read(tail_at, size - tail_at))
+
+    def part(at: int) -> bytes:
+        if at >= tail_at:
+            return tail[at - tail_at :]
+        return bytes(read(at, min(WINDOW, size - at)))
+
+    start = START.match(tail, max(0, tail.rfind(b"startxref")))
+    if not start or bytes(read(0, min(size, len(_HEADER)))) != _HEADER:
+        return False
+    table_at = int(start[1])
+    table = _TABLE.match(part(table_at))
+    if not table:
+        return False
+    first, count, rows_at = int(table[1]), int(table[2]), table_at + table.end()
+    trailer = _PLAIN_TRAILER.match(part(rows_at + 20 * count))
+    if not trailer:
+        return False
+    number, generation = int(trailer[1]), int(trailer[2])
+    row = ROW.match(part(rows_at + 20 * (number - first))) if first <= number < first + count else None
+    if not row or row[3] != b"n" or int(row[2]) != generation:
+        return False
+    catalog = _PLAIN_CATALOG.match(part(int(row[1])))
+    return catalog is not None and (int(catalog[1]), int(catalog[2])) == (number, generation)
 
 
 def _judge(document: Document) -> Verdict | None:

@@ -18,9 +18,13 @@ __all__ = [
     "HEADER_WINDOW",
     "OBJECT",
     "REGULAR",
+    "ROW",
     "SPACE",
+    "START",
     "STEP",
+    "TAIL_WINDOW",
     "TOKEN",
+    "WINDOW",
     "Budget",
     "Bytes",
     "Dict",
@@ -69,9 +73,9 @@ _STREAM_END = re.compile(rb"%b{0,64}+endstream" % SPACE)
 _TABLE = re.compile(rb"%b{0,64}+xref(?=%b)" % (SPACE, SPACE))
 _SUBSECTION = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE))
 _TABLE_END = re.compile(rb"%b{0,64}+trailer" % SPACE)
-_ROW = re.compile(rb"([0-9]{10}) ([0-9]{5}) ([nf])")
+ROW = re.compile(rb"([0-9]{10}) ([0-9]{5}) ([nf])")
 _ROWS = re.compile(rb"(?:[0-9]{10} [0-9]{5} [nf][\r\n ]{2})*+")
-_START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})(?!%b)" % (SPACE, REGULAR))
+START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})(?!%b)" % (SPACE, REGULAR))
 _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
 
 
@@ -340,7 +344,7 @@ class _Section:
 
     def _table_places(self, start: int) -> Iterator[Place]:
         _, end = self.text.need(_ROWS, start)
-        return map(_row_place, _ROW.finditer(self.text.data, start, end))
+        return map(_row_place, ROW.finditer(self.text.data, start, end))
 
     def _read_table(self, at: int) -> Dict:
         while not (end := self.text.match(_TABLE_END, at)):
@@ -386,7 +390,7 @@ class _Section:
     def _row(self, index: int, start: int) -> Place:
         if self.rows:
             return self.rows.place(start + index)
-        return _row_place(self.text.need(_ROW, start + 20 * index)[0])
+        return _row_place(self.text.need(ROW, start + 20 * index)[0])
 
 
 def _row_place(row: re.Match[bytes]) -> Place:
@@ -483,7 +487,7 @@ class Document:
     def __init__(self, text: Text) -> None:
         self.text = text
         tail = bytes(text.part(max(0, text.size - TAIL_WINDOW), TAIL_WINDOW))
-        start = _START.match(tail, max(0, tail.rfind(b"startxref")))
+        start = START.match(tail, max(0, tail.rfind(b"startxref")))
         if not start:
             raise UnreadablePdf
         self._sections: list[_Section] = []
