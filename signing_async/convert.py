@@ -87,6 +87,8 @@ def _may_be_deep(body: bytes) -> bool:
 
     At a small part of what reading it costs: this looks at nothing but the brackets, a level at a time.
     """
+    if body.count(b"{") + body.count(b"[") <= _DEEPEST:
+        return False
     brackets = body.translate(_ONE_KIND, _NO_BRACKETS)
     for _ in range(_DEEPEST):
         outer = brackets.replace(b"[]", b"")

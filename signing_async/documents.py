@@ -116,19 +116,21 @@ class Documents:
         transport, most = self._transport, self._transport.options.assumptions.max_pdf_bytes
         deadline = transport.deadline(transfer=True)
         try:
-            async with asyncio.timeout_at(deadline) as preparing:
-                with await PdfSource(source, filename).open(most if preflight else None) as pdf:
-                    sending = _Sending(pdf, teller)
-                    async with self._ledger.upload(
-                        path, pdf.filename, lambda: transport.call(self._listing(path), deadline)
-                    ) as upload:
-                        # From here on the call keeps the deadline itself, and tells what was sent.
-                        preparing.reschedule(None)
-                        document = await self._send(path, upload, sending, deadline)
-                    sending.done()
-                    return document
+            with (
+                transport.shared.deadlines.until(deadline) as preparing,
+                await PdfSource(source, filename).open(most if preflight else None) as pdf,
+            ):
+                sending = _Sending(pdf, teller)
+                async with self._ledger.upload(
+                    path, pdf.filename, lambda: transport.call(self._listing(path), deadline)
+                ) as upload:
+                    # From here on the call keeps the deadline itself, and tells what was sent.
+                    preparing.lift()
+                    document = await self._send(path, upload, sending, deadline)
+                sending.done()
+                return document
         except TimeoutError:
-            if not preparing.expired():
+            if not preparing.expired:
                 raise
         # Out here the exception that ended the wait, with all that it has seen, is not the context of this one.
         raise RequestTimeout(f"{_UPLOAD}: its deadline passed before anything was sent", operation=_UPLOAD, attempts=0)

@@ -6,8 +6,7 @@ import asyncio
 import math
 import unicodedata
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal
 
 from .errors import DecodeError, OutcomeUnknown, ServerError
@@ -85,30 +84,12 @@ class Ledger:
 
         return note
 
-    @asynccontextmanager
-    async def upload(
-        self, path: str, filename: str, documents: Callable[[], Awaitable[Listed]]
-    ) -> AsyncIterator[Upload]:
-        """One upload, from before it starts until its outcome is known.
+    def upload(self, path: str, filename: str, documents: Callable[[], Awaitable[Listed]]) -> Upload:
+        """One upload, to be entered before it starts and left when its outcome is known.
 
         Uploads of one name to one signing take turns, so that no two of them can be mistaken for each other.
         """
-        signing = self._entry(path, None)
-        stem = _stem(filename)
-        signing.under_way[stem] += 1
-        signing.uploads += 1
-        try:
-            if signing.known is None:
-                await _read_once(signing, documents)
-            async with signing.turns[stem]:
-                yield Upload(signing, stem)
-        finally:
-            signing.under_way[stem] -= 1
-            if not signing.under_way[stem]:
-                del signing.under_way[stem]
-                signing.turns.pop(stem, None)
-            if not signing.under_way:
-                signing.listed_at, signing.listed = -math.inf, None
+        return Upload(self._entry(path, None), _stem(filename), documents)
 
     def _entry(self, path: str, known: set[str] | None) -> _Signing:
         signing = self._signings.get(path)
@@ -132,9 +113,36 @@ async def _read_once(signing: _Signing, documents: Callable[[], Awaitable[Listed
 class Upload:
     """An upload under way."""
 
-    def __init__(self, signing: _Signing, stem: str) -> None:
+    def __init__(self, signing: _Signing, stem: str, documents: Callable[[], Awaitable[Listed]]) -> None:
         self._signing = signing
         self._stem = stem
+        self._documents = documents
+
+    async def __aenter__(self) -> Upload:
+        signing, stem = self._signing, self._stem
+        signing.under_way[stem] += 1
+        signing.uploads += 1
+        try:
+            if signing.known is None:
+                await _read_once(signing, self._documents)
+            await signing.turns[stem].acquire()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._signing.turns[self._stem].release()
+        self._leave()
+
+    def _leave(self) -> None:
+        signing, stem = self._signing, self._stem
+        signing.under_way[stem] -= 1
+        if not signing.under_way[stem]:
+            del signing.under_way[stem]
+            signing.turns.pop(stem, None)
+        if not signing.under_way:
+            signing.listed_at, signing.listed = -math.inf, None
 
     async def documents(self, read: Callable[[], Awaitable[Listed]], since: float) -> Listed:
         """What the signing held at some time after ``since``.

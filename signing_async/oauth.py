@@ -369,12 +369,13 @@ class OAuth:
     async def _request_token(self, form: _Form, operation: str) -> Token:
         return await retry.run(_TokenRequest(self, form, operation).attempt)
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _usable_sessions(self) -> wire.Sessions:
         if not self._prefers_own:
             for sessions in tuple(self._lent):
                 with contextlib.suppress(ClientClosed):
-                    return sessions.get()
-        return self._sessions.get()
+                    sessions.get()
+                    return sessions
+        return self._sessions
 
 
 @attrs.frozen
@@ -447,7 +448,7 @@ class _TokenRequest:
                 began = time.time()
                 body = self._form.body(as_json=oauth._as_json)
                 request = wire.Request("POST", oauth.origin, "/api/oauth/token", body=body)
-                response = await wire.send(oauth._session(), request, None, connect=0.5 * oauth._timeout)
+                response = await wire.send(oauth._usable_sessions(), request, None, connect=0.5 * oauth._timeout)
                 return await self._receive(response, began)
         except TimeoutError:
             if not bound.expired():

@@ -32,6 +32,8 @@ _READ = 120 * 1024
 _WRITTEN = 60 * 1024
 _JOINED = 64 * 1024
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
+# Opening a pipe for reading would wait for its writer. Not every system has all of these.
+_OPENED = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _one_at_a_time = threading.Lock()
 _REASONS = {
     "not_pdf": "it is not a PDF",
@@ -222,22 +224,22 @@ class OpenPdf:
         ).encode()
         tail = f"\r\n--{boundary}--\r\n".encode()
 
-        async def produce(write: wire.Write) -> None:
+        async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
             if isinstance(self._content, memoryview) and self.size <= _JOINED:
                 if self.sha256 is not None:
-                    self._check_hash(hashlib.sha256(self._content))
+                    self._check_read(hashlib.sha256(self._content))
                 await write(b"".join((head, self._content, tail)))
                 sent(self.size)
                 return
             await write(head)
-            await self._send(write, sent)
+            await self._send(write, waiting, sent)
             await write(tail)
 
         return wire.Body(produce, len(head) + self.size + len(tail), f"multipart/form-data; boundary={boundary}")
 
-    async def _send(self, write: wire.Write, sent: Callable[[int], None]) -> None:
+    async def _send(self, write: wire.Write, waiting: Callable[[], int], sent: Callable[[int], None]) -> None:
+        digest = None if self.sha256 is None else hashlib.sha256()
         room = spare = None
-        digest = hashlib.sha256()
         for at in range(0, self.size, _READ):
             size = min(_READ, self.size - at)
             if isinstance(self._content, memoryview):
@@ -245,31 +247,32 @@ class OpenPdf:
             else:
                 room = room or memoryview(bytearray(_READ))
                 block = room[:size]
-                await self._fill(block, at)
-            if self.sha256 is not None:
+                if not _read_now(self._file, block, self._start + at):
+                    await self._fetch(block, self._start + at)
+            if digest is not None:
                 digest.update(block)
-                if at + size == self.size:
-                    # Without its last block it is no upload.
-                    self._check_hash(digest)
-            waiting = 0
+            if at + size == self.size:
+                # Without its last block it is no upload.
+                self._check_read(digest)
             for start in range(0, size, _WRITTEN):
-                waiting = await write(block[start : start + _WRITTEN])
+                await write(block[start : start + _WRITTEN])
             # What still waits to be sent must stay as it is: that is some of this block, and seldom of the one before.
-            room, spare = spare if waiting <= size else None, room
+            room, spare = spare if waiting() <= size else None, room
             sent(size)
 
-    def _check_hash(self, digest: hashlib._Hash) -> None:
-        if digest.hexdigest() != self.sha256:
-            raise InvalidRequest(f"source: {self.filename} has other content than its sha256 tells")
-
-    async def _fill(self, block: memoryview, at: int) -> None:
-        """Read a block; what the system has not in memory is read in a thread."""
-        whole = _read_now(self._file, block, self._start + at)
+    async def _fetch(self, block: memoryview, at: int) -> None:
+        """Read a block that the system has not in memory."""
+        with _told(f"{self.filename} cannot be read"):
+            whole = await asyncio.to_thread(_read, self._file, block, at)
         if not whole:
-            with _told(f"{self.filename} cannot be read"):
-                whole = await asyncio.to_thread(_read, self._file, block, self._start + at)
-        if not whole or _state(os.fstat(self._file.number)) != _state(self._file.status):
             raise self._changed()
+
+    def _check_read(self, digest: hashlib._Hash | None) -> None:
+        """All of it was read: was it one version, and the one that was meant?"""
+        if isinstance(self._content, _File) and _state(os.fstat(self._file.number)) != _state(self._file.status):
+            raise self._changed()
+        if digest is not None and digest.hexdigest() != self.sha256:
+            raise InvalidRequest(f"source: {self.filename} has other content than its sha256 tells")
 
     @property
     def _file(self) -> _File:
@@ -303,9 +306,8 @@ class _File:
         self._leave()
 
     def close(self) -> None:
-        with self._lock:
-            was_closed, self._closed = self._closed, True
-        if not was_closed:
+        if not self._closed:
+            self._closed = True
             self._leave()
 
     def _leave(self) -> None:
@@ -395,14 +397,13 @@ def _open_memory(source: bytes | bytearray | memoryview, filename: str) -> OpenP
 
 
 def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
-    shown = repr(os.fspath(path))
-    with _told(f"{shown} cannot be opened"):
-        # Opening a pipe for reading would wait for its writer.
-        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    file = _File(number)
+    try:
+        file = _File(os.open(path, _OPENED))
+    except (OSError, ValueError) as error:
+        raise _unusable(f"{os.fspath(path)!r} cannot be opened", error) from None
     if not stat.S_ISREG(file.status.st_mode):
         file.close()
-        raise InvalidRequest(f"source: {shown} is not a file")
+        raise InvalidRequest(f"source: {os.fspath(path)!r} is not a file")
     return OpenPdf(filename, file)
 
 
@@ -411,10 +412,13 @@ def _told(what: str) -> Iterator[None]:
     """Say of which source it is that the system says no; closed files and strange paths are ValueErrors."""
     try:
         yield
-        return
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    raise InvalidRequest(f"source: {what}: {why}")
+        raise _unusable(what, error) from None
+
+
+def _unusable(what: str, error: OSError | ValueError) -> InvalidRequest:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return InvalidRequest(f"source: {what}: {why}")
 
 
 def _open_file(source: IO[bytes], filename: str, most: float | None) -> OpenPdf:

@@ -16,6 +16,7 @@ from . import errors, retry, wire
 from .answers import error_from, request_id
 from .assumptions import Assumptions
 from .convert import Unreadable, parse
+from .deadlines import Deadlines
 from .models import Token
 from .redaction import redact
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
@@ -161,6 +162,7 @@ class Shared:
         self.let_through = 0
         """How many requests were answered otherwise than with a 429."""
         self.budget: Budget = Budget()
+        self.deadlines: Deadlines = Deadlines()
 
 
 class Transport:
@@ -203,6 +205,23 @@ class _Renewed:
 class _Call(Generic[T]):
     """The attempts of one call, and what they have in common."""
 
+    attempts = 0
+    spared = 0
+    """Attempts that do not count, since others were let through meanwhile: the service is there, and busy."""
+    let_through = 0
+    trouble: Trouble | None = None
+    failed_at = 0.0
+    in_doubt = False
+    was_in_doubt = False
+    may_renew = True
+    taken = 0
+    # Of the last answer:
+    body: wire.Body | None = None
+    status: int | None = None
+    headers: Mapping[str, str] = {}
+    data: Any = None
+    rejected_as: str | None = None
+
     def __init__(
         self, transport: Transport, operation: Operation[T], deadline: float, payer: _Call[Any] | None = None
     ) -> None:
@@ -211,23 +230,8 @@ class _Call(Generic[T]):
         self.options = transport.options
         self.operation = operation
         self.deadline = deadline
-        self.attempts = 0
-        self.spared = 0
-        """Attempts that do not count, since others were let through meanwhile: the service is there, and busy."""
-        self.let_through = 0
-        self.trouble: Trouble | None = None
-        self.failed_at = 0.0
-        self.in_doubt = False
-        self.was_in_doubt = False
-        self.may_renew = True
-        self.body: wire.Body | None = None
-        self.status: int | None = None
-        self.headers: Mapping[str, str] = {}
-        self.data: Any = None
-        self.rejected_as: str | None = None
         # A check is no call of its own: all of its requests are the call's that it is made for.
         self.payer = payer
-        self.taken = 0
 
     @property
     def request_id(self) -> str | None:
@@ -332,7 +336,7 @@ class _Call(Generic[T]):
     async def _check(self) -> Done[T] | None:
         assert self.operation.check is not None
         try:
-            async with asyncio.timeout_at(self.deadline):
+            with self.shared.deadlines.until(self.deadline):
                 return await self.operation.check(self._read, self.failed_at)
         except Undecided as error:
             unknown = self._unknown(str(error), "", known=error.known)
@@ -385,7 +389,7 @@ class _Call(Generic[T]):
         if self.operation.repeat is Repeat.CHECKED and self.options.retry.max_attempts > 1:
             limit -= min((self.deadline - since) * _CHECK_SHARE, _CHECK_MOST)
         try:
-            async with asyncio.timeout_at(limit) as bound:
+            with self.shared.deadlines.until(limit) as bound:
                 while True:
                     token = await self.shared.auth.token()
                     self.body = self.operation.body() if self.operation.body is not None else None
@@ -393,7 +397,7 @@ class _Call(Generic[T]):
                     if not isinstance(result, _Renewed):
                         return result
         except TimeoutError:
-            if not bound.expired():
+            if not bound.expired:
                 raise
         finally:
             self._leave(since)
@@ -444,8 +448,7 @@ class _Call(Generic[T]):
             connect = max(min(self.options.timeouts.connect, 0.9 * remaining), 0.001)
             # While an upload is worked on there is silence; it must not be taken for a lost answer.
             silence = self.options.timeouts.call if operation.receive is not None else None
-            session = self.shared.sessions.get()
-            response = await wire.send(session, request, token, connect=connect, silence=silence)
+            response = await wire.send(self.shared.sessions, request, token, connect=connect, silence=silence)
             if isinstance(response, wire.Failure):
                 return self._failed(response)
             try:

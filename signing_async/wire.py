@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import ipaddress
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 import aiohttp
@@ -31,6 +31,7 @@ __all__ = [
     "Broken",
     "Chunk",
     "Failure",
+    "Produce",
     "Request",
     "Response",
     "Sessions",
@@ -47,8 +48,9 @@ _PATIENCE = 2.0
 _CONNECTIONS = 100
 
 Chunk = bytes | bytearray | memoryview
-Write = Callable[[Chunk], Awaitable[int]]
-"""Writes a chunk of a body, and says how many bytes still wait to be sent: their memory may not be used again yet."""
+Write = Callable[[Chunk], Awaitable[None]]
+Produce = Callable[[Write, Callable[[], int]], Awaitable[None]]
+"""Writes a body in chunks. The second says how many bytes still wait to be sent: their memory may not be used again."""
 
 
 def check_origin(base_url: str) -> str:
@@ -110,12 +112,9 @@ def segment(name: str, value: object) -> str:
 
 
 class Body(aiohttp.Payload):
-    """A request body of known size, made for one attempt, that knows whether any of it was sent.
+    """A request body of known size, made for one attempt, that knows whether any of it was sent."""
 
-    ``produce`` writes it, in chunks.
-    """
-
-    def __init__(self, produce: Callable[[Write], Awaitable[None]], size: int, content_type: str | None) -> None:
+    def __init__(self, produce: Produce, size: int, content_type: str | None) -> None:
         super().__init__(None, content_type=content_type)
         self._produce = produce
         self._size = size
@@ -125,24 +124,14 @@ class Body(aiohttp.Payload):
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Called by aiohttp with the connection in hand: what goes before the first chunk are the headers."""
         self.started = True
-        broken: Exception | None = None
-
-        async def write(chunk: Chunk) -> int:
-            nonlocal broken
-            try:
-                await writer.write(chunk)
-            except Exception as error:
-                broken = error
-                raise
-            transport = cast("StreamWriter", writer).transport
-            return 0 if transport is None else transport.get_write_buffer_size()
-
+        transport = cast("StreamWriter", writer).transport
         try:
-            await self._produce(write)
+            await self._produce(writer.write, lambda: 0 if transport is None else transport.get_write_buffer_size())
+        except (aiohttp.ClientError, OSError):
+            raise
         except Exception as error:
-            # Where the source failed, not the connection: aiohttp would call it a connection error.
-            if error is not broken:
-                self.failure = error
+            # The source failed, not the connection: aiohttp would call it a connection error.
+            self.failure = error
             raise
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -153,7 +142,7 @@ class Body(aiohttp.Payload):
 def bytes_body(data: bytes = b"", content_type: str | None = None) -> Body:
     """A body that is in memory already; an empty one has no type."""
 
-    async def once(write: Write) -> None:
+    async def once(write: Write, waiting: Callable[[], int]) -> None:
         await write(data)
 
     return Body(once, len(data), content_type)
@@ -221,6 +210,8 @@ class Response:
             size += len(chunk)
             if size > limit:
                 raise Broken(Failure(Outcome.LOST, f"the answer is larger than {limit} bytes", passing=False))
+            if self._response.content.at_eof():
+                break
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def start(self) -> bytes:
@@ -261,12 +252,14 @@ class Response:
 
 
 class Sessions:
-    """Who owns the aiohttp session: the caller, who closes it, or this object, which makes one when it is needed."""
+    """The way to one origin's aiohttp session: the caller owns it, or this object, which makes it when it is needed."""
 
     def __init__(self, session: aiohttp.ClientSession | None = None) -> None:
         self._given = session
         self._made: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pooled_as: Any = None
+        """What aiohttp's pool keeps the origin's connections under, once that is known."""
         self.closed: bool = False
 
     def get(self) -> aiohttp.ClientSession:
@@ -290,6 +283,21 @@ class Sessions:
             )
         return self._made
 
+    def drop_spoiled(self, session: aiohttp.ClientSession, url: URL) -> None:
+        """Close connections that wait in the pool and on which more came than was asked for.
+
+        aiohttp would take that for the answer to the next request, and it may be somebody else's.
+        """
+        waiting = getattr(session.connector, "_conns", {})  # aiohttp has no public way to look into its pool
+        if self._pooled_as is not None:
+            _drop_spoiled(waiting.get(self._pooled_as, ()))
+            return
+        # Of a session that thousands of clients share this looks at all hosts, once for each client.
+        for key in [key for key in waiting if key.host == url.raw_host and key.port == url.port]:
+            _drop_spoiled(waiting[key])
+            if key.ssl is True and key.proxy is None:
+                self._pooled_as = key
+
     async def close(self) -> None:
         """Close what was made here; the caller's session stays open."""
         self.closed = True
@@ -304,8 +312,15 @@ class Sessions:
             )
 
 
+def _drop_spoiled(connections: Iterable[tuple[Any, float]]) -> None:
+    # Closed after all were looked at: that changes what is iterated over.
+    for protocol, _ in tuple(connections):
+        if protocol.should_close:
+            protocol.close()
+
+
 async def send(
-    session: aiohttp.ClientSession,
+    sessions: Sessions,
     request: Request,
     token: Token | None,
     *,
@@ -317,19 +332,18 @@ async def send(
     ``connect`` bounds the making of a connection; ``silence`` the time in which nothing arrives after sending.
     """
     refused: ClientClosed | ConfigurationError | None = None
+    session = sessions.get()
     url = request.url
-    _drop_spoiled(session, url)
+    sessions.drop_spoiled(session, url)
     try:
         response = await session.request(
             request.method,
             url,
             data=request.body,
             # Written here and nowhere bound to a name, so that no traceback that shows variables shows the token.
-            headers={
-                hdrs.ACCEPT: "application/json",
-                hdrs.USER_AGENT: _user_agent(),
-                **({hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"} if token is not None else {}),
-            },
+            headers=_headers()
+            if token is None
+            else {**_headers(), hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
             # A request without a body gets no type from aiohttp; an empty body would.
             skip_auto_headers=None if request.body is None or request.body.size else ("Content-Type",),
             allow_redirects=False,
@@ -359,24 +373,13 @@ async def send(
     return failure
 
 
-def _drop_spoiled(session: aiohttp.ClientSession, url: URL) -> None:
-    """Close connections that wait in the pool and on which more came than was asked for.
-
-    aiohttp would take that for the answer to the next request, and it may be somebody else's.
-    """
-    waiting = getattr(session.connector, "_conns", {})  # aiohttp has no public way to look into its pool
-    for key, connections in waiting.items():
-        if key.host == url.raw_host and key.port == url.port:
-            for spoiled in [protocol for protocol, _ in connections if protocol.should_close]:
-                spoiled.close()
-
-
 @lru_cache(maxsize=1)
-def _user_agent() -> str:
+def _headers() -> Mapping[str, str]:
+    """What every request has."""
     # Looked up when it is needed: that takes a twentieth of the time that importing aiohttp does.
     from importlib.metadata import version
 
-    return f"signing-async/{version('signing-async')}"
+    return {hdrs.ACCEPT: "application/json", hdrs.USER_AGENT: f"signing-async/{version('signing-async')}"}
 
 
 @lru_cache(maxsize=64)

@@ -1252,7 +1252,7 @@ async def test_a_timeout_of_the_stores_own_is_the_stores() -> None:
             raise TimeoutError("the trace hook's own")
 
         async with oauth_for(server.base_url, session=session, store=MemoryTokenStore(expired())) as oauth:
-            oauth._session = late  # type: ignore[method-assign,assignment]  # stands for any TimeoutError from inside
+            oauth._usable_sessions = late  # type: ignore[method-assign,assignment]  # stands for any TimeoutError from inside
             with pytest.raises(TimeoutError, match="the trace hook's own"):
                 await oauth.access_token()
 

@@ -599,7 +599,7 @@ async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path)
     with await PdfSource(path).open() as opened:
         body = opened.body(lambda size: None)
         with pytest.raises(ConnectionResetError):
-            await body.write(SimpleNamespace(write=fail))  # type: ignore[arg-type]  # all of a writer that is used
+            await body.write(SimpleNamespace(write=fail, transport=None))  # type: ignore[arg-type]  # all of a writer that is used
         assert body.started
         assert body.failure is None
 

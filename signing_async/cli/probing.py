@@ -169,8 +169,7 @@ class Probe:
     async def _once(self, path: str, params: Mapping[str, str], token: Token | None) -> Answer:
         request = wire.Request("GET", self._shared.origin, _PREFIX + path, params)
         began = time.time()
-        session = self._shared.sessions.get()
-        response = await wire.send(session, request, token, connect=self._options.timeouts.connect)
+        response = await wire.send(self._shared.sessions, request, token, connect=self._options.timeouts.connect)
         if isinstance(response, wire.Failure):
             raise TransportError(f"GET {path}: {response.words}")
         try:
