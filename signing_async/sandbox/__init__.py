@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Refused", "Sandbox"]
 
 _HOMES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server"}
+_NEEDED = ("cryptography", "pikepdf", "pyhanko")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for module in _NEEDED:
+        # They are imported late, when the first file comes; that one is missing is said at once.
+        if find_spec(module) is None:
+            words = f"signing_async.sandbox needs {module}: pip install 'signing-async[sandbox]'"
+            raise ModuleNotFoundError(words, name=module)
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -197,3 +197,15 @@ def test_a_webhook_on_another_machine_is_refused_by_the_options_name() -> None:
     assert result.exit_code == 2
     assert "--allow-remote-webhooks" in result.output
     assert "validation_failed" not in result.output
+
+
+@pytest.mark.parametrize("command", ["demo", "sandbox"])
+def test_a_module_that_is_missing_is_named_at_once(command: str) -> None:
+    """Not at the first upload, which may be much later."""
+    hidden = (
+        "import importlib.util as u; seen = u.find_spec; u.find_spec = lambda n: seen(n) if n != 'pikepdf' else None; "
+    )
+    code = hidden + COMMAND[2]
+    ended = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"Error: {command} needs the module pikepdf: pip install 'signing-async[all]'\n"
