@@ -1266,6 +1266,7 @@ async def test_a_timeout_of_the_stores_own_is_the_stores() -> None:
         (says({"error": {"code": "invalid_grant", "message": "gone"}}, 400), RefreshRejected, "invalid_grant"),
         (says({"errors": [{"code": "invalid_grant", "message": "gone"}]}, 400), RefreshRejected, "invalid_grant"),
         (says({"error": "invalid_client"}, 401), AuthError, "invalid_client"),
+        (says({"error": "", "code": "invalid_client"}, 401), AuthError, "invalid_client"),
         (says({"error": "unsupported_grant_type"}, 400), AuthError, "unsupported_grant_type"),
         (says(["odd"], 400), AuthError, None),
         (raw(400, b"\xff\xfe"), AuthError, None),
@@ -1273,7 +1274,7 @@ async def test_a_timeout_of_the_stores_own_is_the_stores() -> None:
         (raw(302, b"", Location="https://elsewhere.example.com/"), AuthError, None),
         (raw(404, "<html><title>Not here</title>"), AuthError, None),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 async def test_refusals(answer: Any, kind: type[AuthError], code: str | None) -> None:
     """A refused refresh token is RefreshRejected, any other refusal an AuthError; one request, nothing wiped."""
