@@ -175,7 +175,7 @@ def _keys(secret: Secret, scheme: Scheme) -> list[Variant]:
     texts.setdefault(text.strip(), "the secret has white space around it")
     texts.setdefault(text.strip().strip("'\""), "the secret has quotes around it")
     texts.setdefault(text + "\n", "the sender's secret has a trailing newline that this one lacks")
-    texts.setdefault(text.partition("_")[2] or text, "the secret's prefix is no part of the key")
+    texts.setdefault(text.partition("_")[2], "the secret's prefix is no part of the key")
     keys: dict[bytes, str] = {}
     for plain, words in texts.items():
         for how, decode in (
