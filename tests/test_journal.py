@@ -789,7 +789,9 @@ def test_without_posix_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, elsewhere)
     spec.loader.exec_module(elsewhere)
-    with pytest.raises(ConfigurationError, match="POSIX file locks"):
+    with pytest.raises(
+        ConfigurationError, match=r"^SqliteJournal needs POSIX file locks, which this system does not have$"
+    ):
         elsewhere.SqliteJournal("journal")
 
 
