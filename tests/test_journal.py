@@ -860,6 +860,40 @@ async def test_two_threads_that_fork_at_once(path: Path) -> None:
         assert (await claiming).key == "other"
 
 
+FORK = """
+import asyncio, os, sys, time
+from signing_async import SqliteJournal
+
+async def main():
+    journal = SqliteJournal(sys.argv[1])
+    claim = await journal.claim("lease")
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+    await journal.write(claim, "begun")
+    print(child, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_child_does_not_keep_what_its_dead_parent_had(path: Path) -> None:
+    """A worker that was forked lives on: the claims of who forked it are free all the same."""
+    with subprocess.Popen([sys.executable, "-c", FORK, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            async with SqliteJournal(path) as journal:
+                assert await journal.claim("lease") is None
+                process.kill()
+                process.wait()
+                assert await journal.claim("lease") == Claim("lease", "begun", 2)
+        finally:
+            process.kill()
+            os.kill(child, signal.SIGKILL)
+
+
 async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from the inside: the lock is not the child's, all use is refused, and closing closes nothing."""
     journal = SqliteJournal(path)
