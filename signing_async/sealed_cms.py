@@ -46,7 +46,7 @@ _NAMES = {
     "2.5.4.97": "organizationIdentifier",
     "1.2.840.113549.1.9.1": "E",
 }
-_ENCODINGS = {12: "utf-8", 18: "ascii", 19: "ascii", 20: "latin-1", 22: "ascii", 28: "utf-32-be", 30: "utf-16-be"}
+_ENCODINGS = {12: "utf-8", 28: "utf-32-be", 30: "utf-16-be"}  # of the others, Latin-1 holds all that they can
 _TIME = re.compile(
     r"(?:D:)?(\d{4})(\d\d)?(\d\d)?(\d\d)?(\d\d)?(\d\d)?(?:\.\d+)?(?:([Z+-])(?:(\d\d)'?(?:(\d\d)'?)?)?)?", re.ASCII
 )

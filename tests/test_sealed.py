@@ -515,6 +515,13 @@ def test_a_key_that_is_not_known_is_not_judged() -> None:
     assert broken.seals[0].key_right is None
 
 
+def test_a_name_in_an_alphabet_of_two_bytes() -> None:
+    """It is read like any other; here the country, which fits into the room of the usual spelling."""
+    certificate = read_cms(cms(b"x").replace(b"\x13\x02SE", b"\x1e\x02\x00S")).certificate
+    assert certificate is not None
+    assert certificate.subject == "C=S, O=Åkesson AB, CN=Björn Åkesson"
+
+
 def test_certificates_beside_the_signers() -> None:
     """Others, things that are none, and lists of revoked ones are passed over."""
     der = cms(b"x")
