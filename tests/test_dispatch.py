@@ -383,7 +383,7 @@ async def test_a_draft_that_cannot_be_created(sandbox: Sandbox, client: SigningC
     assert isinstance(result.error, Unauthorized)
     assert result.error.__notes__ == ["package 'lease': it has no draft; status 'draft'"]
     assert result.signing is None
-    await client.dispatch(parcel_of().package, tmp_path / "journal")
+    await client.dispatch(package, tmp_path / "journal")
     sent_well(sandbox, parcel_of())
 
 
