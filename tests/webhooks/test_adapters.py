@@ -88,7 +88,8 @@ async def test_an_asgi_lifespan() -> None:
     body = event_body("a")
     scope = {"type": "http", "method": "POST", "headers": [(b"x-signature", hex_of(body).encode())]}
     delivery = asyncio.create_task(asgi(scope, {"type": "http.request", "body": body}, app=app))
-    await begun.wait()
+    async with asyncio.timeout(5):
+        await begun.wait()
     stopping = {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}
     life = asyncio.create_task(asgi({"type": "lifespan"}, *stopping, app=app))
     await asyncio.sleep(0.02)

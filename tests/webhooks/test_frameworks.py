@@ -160,6 +160,22 @@ def test_chunked_bodies(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ASYNC)
+def test_an_accepted_connection_stays_open(kind: str) -> None:
+    """A sender that delivers again needs no new one; the answer is JSON, and short."""
+    with serve(kind, Receiver(WebhookVerifier(SECRET), print)) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        opened = set()
+        for body in (event_body("a"), event_body("b")):
+            connection.request("POST", PATH, body, signed(body))
+            opened.add(connection.sock)
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (202, b'{"message": "accepted"}')
+            assert response.headers["Content-Type"] == "application/json"
+        connection.close()
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("kind", ASYNC)
 def test_a_refused_connection_is_closed(kind: str) -> None:
     """Where the answer says that the connection ends, the server ends it."""
     with (
