@@ -17,7 +17,11 @@ import attrs
 import pytest
 
 from signing_async import (
+    Attempt,
+    AuthError,
+    BadRequest,
     CannotBeSent,
+    DecodeError,
     Document,
     InvalidRequest,
     NewRecipient,
@@ -27,11 +31,13 @@ from signing_async import (
     Progress,
     Recipient,
     RetryPolicy,
+    ServerError,
     Signing,
     SigningClient,
     SigningPackage,
     SigningState,
     SqliteJournal,
+    TransportError,
     Unauthorized,
 )
 from signing_async.documents import Documents
@@ -39,7 +45,7 @@ from signing_async.journal import Claim
 from signing_async.packages import prepare
 from signing_async.recipients import Recipients
 from signing_async.sandbox import Sandbox
-from signing_async.sending import _Tries
+from signing_async.sending import _note, _Tries
 from signing_async.signings import Signings
 from tests.dispatch.deaths import Died, Fate, Fated, MemoryJournal, fated_client
 from tests.dispatch.parcels import Parcel, judge
@@ -354,6 +360,62 @@ async def test_documents_that_were_not_begun(sandbox: Sandbox, client: SigningCl
     assert None not in state_of(path)["documents"].values()
     await client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
+@pytest.mark.parametrize("kind", ["500", "503", "not-json"])
+async def test_a_failure_that_is_no_refusal(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str
+) -> None:
+    """The step may have had its effect: it is not counted as not begun, and the next run makes a new draft."""
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add(step, kind)
+    with pytest.raises((ServerError, DecodeError)):
+        await client.with_options(retry=RetryPolicy.none()).dispatch(parcel.package, path)
+    assert state_of(path)["documents" if step == "documents.upload" else "recipients"] == {"0": None}
+    (draft,) = sandbox.signings
+    assert (await client.dispatch(parcel.package, path)).id != draft.id
+    sent_well(sandbox, parcel, spare=1)
+
+
+AWAY = Attempt("recipients.add", 1, 429, 0.1, None, 0.5, "HTTP 429")
+LOST = Attempt("recipients.add", 1, None, 0.1, None, 0.5, "the connection broke", in_doubt=True)
+REFUSED = Attempt("recipients.add", 2, 401, 0.1, None, None, "HTTP 401")
+NO_TOKEN = Attempt("recipients.add", 2, None, 0.1, None, None, "no token")
+ANOTHER = Attempt("recipients.list", 1, 503, 0.1, None, 0.5, "HTTP 503")
+UNAUTHORIZED = Unauthorized("no", status=401)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "error", "had_none"),
+    [
+        ([], InvalidRequest("email: no"), True),
+        ([], OutcomeUnknown("it took too long"), False),
+        ([], ZeroDivisionError(), False),
+        ([ANOTHER], InvalidRequest("email: no"), True),
+        ([REFUSED], UNAUTHORIZED, True),
+        ([AWAY, REFUSED], UNAUTHORIZED, True),
+        ([ANOTHER, REFUSED], UNAUTHORIZED, True),
+        ([LOST, REFUSED], UNAUTHORIZED, False),
+        ([AWAY, NO_TOKEN], AuthError("no token", status=503), True),
+        ([NO_TOKEN], AuthError("no token"), True),
+        ([LOST, NO_TOKEN], AuthError("no token"), False),
+        ([REFUSED], BadRequest("no", status=499), True),
+        ([REFUSED], ServerError("no", status=500), False),
+        ([REFUSED], OutcomeUnknown("no"), False),
+        ([REFUSED], TransportError("no"), False),
+        ([REFUSED], DecodeError("no", status=200), False),
+        ([REFUSED], ZeroDivisionError(), False),
+    ],
+)
+def test_what_had_no_effect(attempts: list[Attempt], error: Exception, had_none: bool) -> None:
+    """Only what was refused, without anything before it that may still arrive; or what was never sent."""
+    tries = _Tries("recipients.add")
+    with tries.watched():
+        for attempt in attempts:
+            _note(None, attempt)
+    _note(None, LOST)
+    assert tries.had_no_effect(error) is had_none
 
 
 @pytest.mark.parametrize("step", ["recipients.add", "signings.send"])

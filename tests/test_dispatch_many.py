@@ -896,11 +896,11 @@ async def test_no_secret_is_written_down(sandbox: Sandbox, tmp_path: Path, caplo
 async def test_what_the_log_tells(sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture) -> None:
     """One line for each package that was sent, with its name and its signing."""
     caplog.set_level(logging.INFO)
-    signing = await client.dispatch(parcel_of(key="lease-7").package)
+    signing = await client.dispatch(parcel_of(key="the lease of flat 7").package)
     other = await client.dispatch(parcel_of().package)
     key = await key_of(parcel_of().package)
     assert [record.message for record in caplog.records if record.name == "signing_async"] == [
-        f"package 'lease-7' was sent as signing {signing.id}",
+        f"package 'the lease of flat 7' was sent as signing {signing.id}",
         f"package {key[:12]!r} was sent as signing {other.id}",
     ]
 
