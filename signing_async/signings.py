@@ -31,7 +31,7 @@ from .transport import Done, Operation, Read, Transport, Undecided, log
 if TYPE_CHECKING:
     from .webhooks import Wakeups
 
-__all__ = ["Signings", "check_signing", "reading", "signing_path"]
+__all__ = ["Signings", "check_signing", "may_pass", "reading", "signing_path"]
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ class Signings:
         try:
             return await self.get(signing_id)
         except SigningError as error:
-            if not _may_pass(error):
+            if not may_pass(error):
                 raise
             log.warning("waiting for signing %s goes on: %s", _shown(signing_id), error)
             return last
@@ -177,7 +177,7 @@ class Signings:
         raise Unreadable(f"expected an id, got {signing.id!r}", "id")
 
 
-def _may_pass(error: SigningError) -> bool:
+def may_pass(error: SigningError) -> bool:
     """Whether it is of an outage: of the way to the service, of the service itself, or of its token endpoint."""
     if isinstance(error, AuthError):
         return error.status == 429 or (error.status or 0) >= 500

@@ -22,7 +22,20 @@ from .redaction import redact
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
 from .throttle import Budget, Gate, LocalGate
 
-__all__ = ["Attempt", "Auth", "Bearer", "Done", "Operation", "Options", "Shared", "Timeouts", "Transport", "Undecided"]
+__all__ = [
+    "Attempt",
+    "Auth",
+    "Bearer",
+    "Done",
+    "Operation",
+    "Options",
+    "Read",
+    "Shared",
+    "Timeouts",
+    "Transport",
+    "Undecided",
+    "log",
+]
 
 T = TypeVar("T")
 Read = Callable[["Operation[Any]"], Awaitable[Any]]

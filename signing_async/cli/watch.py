@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import RateLimited, ServerError, SigningCancelled, TransportError, WaitTimeout
+from ..errors import SigningCancelled, SigningError, WaitTimeout
+from ..signings import may_pass
 from .command import Seconds, State, command
 from .output import iso, on_one_line
 from .records import document_facts, is_done, parts_of, recipient_facts, signing_facts
@@ -60,8 +61,8 @@ async def _follow(state: State, client: SigningClient, signing_id: str, poll: fl
         try:
             signing = await client.signings.get(signing_id)
             recipients = [recipient async for recipient in client.recipients.list(signing_id)]
-        except (ServerError, RateLimited, TransportError) as error:
-            if not seen:
+        except SigningError as error:
+            if not seen or not may_pass(error):
                 raise
             state.out.warn(f"watching goes on: {error}")
         else:
