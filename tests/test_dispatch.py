@@ -418,6 +418,34 @@ def test_what_had_no_effect(attempts: list[Attempt], error: Exception, had_none:
     assert tries.had_no_effect(error) is had_none
 
 
+ENDED = attrs.evolve(LOST, status=500)
+GATEWAY = attrs.evolve(LOST, status=502)
+DONE = Attempt("recipients.add", 3, 201, 0.1, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "late"),
+    [
+        ([DONE], False),
+        ([LOST], False),
+        ([AWAY, DONE], False),
+        ([ENDED, DONE], False),
+        ([LOST, DONE], True),
+        ([GATEWAY, DONE], True),
+        ([AWAY, LOST, DONE], True),
+        ([LOST, AWAY, DONE], True),
+        ([attrs.evolve(LOST, operation="recipients.list"), DONE], False),
+    ],
+)
+def test_what_may_come_late(attempts: list[Attempt], late: bool) -> None:
+    """Any request before the one that was answered, unless the service itself is done with it."""
+    tries = _Tries("recipients.add")
+    with tries.watched():
+        for attempt in attempts:
+            _note(None, attempt)
+    assert tries.may_come_late is late
+
+
 @pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
 async def test_a_step_that_the_service_refuses(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str

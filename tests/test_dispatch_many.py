@@ -864,6 +864,18 @@ async def test_a_journal_of_another_service(sandbox: Sandbox, client: SigningCli
     assert (await client.dispatch(package, tmp_path / "journal")).id == signing.id
 
 
+async def test_a_draft_at_another_service(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """It is not gone on with where it is not, nor begun anew: one journal is for one service."""
+    package = parcel_of().package
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(package, tmp_path / "journal")
+    async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
+        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}: it needs another"):
+            await elsewhere.dispatch(package, tmp_path / "journal")
+        assert other.requests == []
+
+
 async def test_a_journal_file_that_is_no_journal(client: SigningClient, tmp_path: Path) -> None:
     """The run stops, and the file is named."""
     (tmp_path / "journal").write_bytes(b"minutes of the meeting" * 200)

@@ -312,6 +312,12 @@ async def test_the_name_is_the_same_in_every_process() -> None:
     assert done.stdout == KNOWN_NAME + "\n", done.stderr
 
 
+async def test_the_name_of_what_is_left_open() -> None:
+    """What a recipient or a package does not say is no part of the name, as it always was."""
+    open_package = package([PdfSource(TINY, "a.pdf")], [NewRecipient("anna@example.com")])
+    assert await key_of(open_package) == "8d29ba04be225d5af7c703f7378fba58ad671e7d60d08ee6560be33111e9a0dd"
+
+
 async def test_names_of_files_in_either_normal_form() -> None:
     """A name is the same whether a file system keeps its accents apart or not."""
     names = "re\u0301sume\u0301.pdf", "r\u00e9sum\u00e9.pdf"
