@@ -1,4 +1,4 @@
-"""Deadlines of what is under way, all watched by one timer of the event loop."""
+"""Deadlines of what is under way in an event loop, all watched by one timer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import TracebackType
 
 __all__ = ["Bound", "Deadlines"]
 
+_PAUSE = 1e-6
+
 
 class Deadlines:
     """Makes what `asyncio.timeout_at` makes, at a fifth of its cost: most of what is bounded ends long before its time.
@@ -16,10 +18,7 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._under_way: set[Bound] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = math.inf
+        self._watch: _Watch | None = None
 
     def until(self, when: float) -> Bound:
         """A block that is cancelled at this time of the loop's clock, and then raises a `TimeoutError`. ::
@@ -27,44 +26,55 @@ class Deadlines:
         with deadlines.until(when) as bound:
             ...
         """
-        return Bound(self, when)
+        loop = asyncio.get_running_loop()
+        watch = self._watch
+        if watch is None or watch.loop is not loop:
+            # What is under way in another loop keeps its own: that one may still run.
+            watch = self._watch = _Watch(loop)
+        return Bound(watch, when)
+
+
+class _Watch:
+    """The bounds of one loop, and their timer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.under_way: set[Bound] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = math.inf
 
     def add(self, bound: Bound) -> None:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            # What an earlier loop left behind has no more time to keep.
-            self._under_way.clear()
-            self._loop, self._timer, self._rings_at = loop, None, math.inf
-        self._under_way.add(bound)
+        self.under_way.add(bound)
         if bound.when < self._rings_at:
-            self._set(loop, bound.when)
+            self._set(bound.when)
 
-    def discard(self, bound: Bound) -> None:
-        self._under_way.discard(bound)
-
-    def _set(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+    def _set(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._rings_at = loop.call_at(when, self._ring), when
+        self._timer, self._rings_at = self.loop.call_at(when, self._ring), when
 
     def _ring(self) -> None:
+        # A timer of a loop whose clock is coarse rings a little early.
+        now = max(self.loop.time(), self._rings_at)
         self._timer, self._rings_at = None, math.inf
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for late in [bound for bound in self._under_way if bound.when <= now]:
-            self._under_way.remove(late)
-            late.expire()
-        if self._under_way:
-            self._set(loop, min(bound.when for bound in self._under_way))
+        try:
+            for late in [bound for bound in self.under_way if bound.when <= now]:
+                self.under_way.discard(late)
+                late.expire()
+        finally:
+            if self.under_way:
+                # A look at many takes time: the longer it takes, the longer it is until the next one.
+                soonest = now + _PAUSE * len(self.under_way)
+                self._set(max(soonest, min(bound.when for bound in self.under_way)))
 
 
 class Bound:
     """One block of code that has to end in time."""
 
-    __slots__ = ("_cancelling", "_deadlines", "_task", "expired", "when")
+    __slots__ = ("_cancelling", "_task", "_watch", "expired", "when")
 
-    def __init__(self, deadlines: Deadlines, when: float) -> None:
-        self._deadlines = deadlines
+    def __init__(self, watch: _Watch, when: float) -> None:
+        self._watch = watch
         self.when = when
         self.expired: bool = False
 
@@ -74,21 +84,25 @@ class Bound:
         self._task.cancel()
 
     def lift(self) -> None:
-        """From here on it may take as long as it wants."""
-        self._deadlines.discard(self)
+        """From here on it may take as long as it wants, unless its time has come before."""
+        self._watch.under_way.discard(self)
+        if self.expired:
+            raise TimeoutError
 
     def __enter__(self) -> Bound:
         task = asyncio.current_task()
         assert task is not None
         self._task: asyncio.Task[object] = task
         self._cancelling: int = task.cancelling()
-        self._deadlines.add(self)
+        self._watch.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._deadlines.discard(self)
+        self._watch.under_way.discard(self)
+        if not self.expired:
+            return
         # Who was asked to stop by somebody else as well is stopped.
-        if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+        if self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from error
