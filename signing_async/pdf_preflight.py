@@ -47,18 +47,22 @@ _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 
 # What the simplest files are made of, each read by one pattern: dictionaries that hold nothing nested but flat arrays
-# and dictionaries. What else there may be is left to the reader.
-_NAME = rb"/[^\x00\t\n\f\r ()<>\[\]{}/%#]*+"
+# and dictionaries, and no escaped names as keys. What else there may be is left to the reader.
+_PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
+_NAME = rb"/%b*+" % _PLAIN
 _REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R(?!%b)" % (SPACE, SPACE, REGULAR)
-_FLAT = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)|\[(?:[^\[\]<>()%]|<[0-9A-Fa-f]*+>)*+\]|<<[^\[\]<>()%]*+>>"
-_ENTRY = rb"%b%b*+(?:%b|%b|%b++|%b)%b*+" % (_NAME, SPACE, _REFERENCE, _NAME, REGULAR, _FLAT, SPACE)
+_STRING = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)"
+_FLAT = rb"%b|\[(?:[^\[\]<>()%%]++|%b)*+\]|<<(?:[^\[\]<>()%%]++|%b)*+>>" % (_STRING, _STRING, _STRING)
+_GAP = rb"(?:%b++|%%[^\r\n]*+)*+" % SPACE
+_ENTRY = rb"%b%b*+(?:%b|%b|%b++|%b)%b" % (_NAME, SPACE, _REFERENCE, _NAME, _PLAIN, _FLAT, _GAP)
 _TABLE = re.compile(
     rb"%b{0,64}+xref%b{1,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE, SPACE)
 )
 _OTHER = rb"(?:(?!/Root|/Encrypt|/XRefStm)%b)*+" % _ENTRY
+# At the start of a line, where whoever rebuilds a damaged file finds it too.
 _PLAIN_TRAILER = re.compile(
-    rb"%b{0,64}+trailer%b*+<<%b*+%b/Root%b*+([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R(?!%b)%b*+%b>>"
-    % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, REGULAR, SPACE, _OTHER)
+    rb"%b{1,65}+(?<=[\r\n])trailer%b*+<<%b*+%b/Root%b*+([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R(?!%b)%b%b>>"
+    % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, REGULAR, _GAP, _OTHER)
 )
 _PLAIN_CATALOG = re.compile(
     rb"%b%b*+<<%b*+(?:(?!/AcroForm|/Perms)%b)*+>>%b{0,64}+endobj" % (OBJECT.pattern, SPACE, SPACE, _ENTRY, SPACE)
@@ -81,14 +85,7 @@ def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | Non
             return "not_pdf"
         if _is_plain(lambda at, least: view[at : at + least], len(view)):
             return None
-        budget = Budget(BUDGET)
-        for start in sorted({0, header}, reverse=True):  # offsets count from the header, or in sloppy files from 0
-            with view[start:] as data_from_start:
-                try:
-                    return _judge(Document(Text(data_from_start, budget)))
-                except UnreadablePdf:
-                    continue
-        return _judge_wreck(Text(view, budget))
+        return _look_closely(view, header)
 
 
 def glance(read: Read, size: int) -> bool:
@@ -129,7 +126,7 @@ def _is_plain(read: Read, size: int) -> bool:
     if not table:
         return False
     first, count, rows_at = int(table[1]), int(table[2]), table_at + table.end()
-    trailer = _PLAIN_TRAILER.match(part(rows_at + 20 * count))
+    trailer = _PLAIN_TRAILER.match(part(rows_at + 20 * count - 1))  # from the last row's end
     if not trailer:
         return False
     number, generation = int(trailer[1]), int(trailer[2])
@@ -138,6 +135,18 @@ def _is_plain(read: Read, size: int) -> bool:
         return False
     catalog = _PLAIN_CATALOG.match(part(int(row[1])))
     return catalog is not None and (int(catalog[1]), int(catalog[2])) == (number, generation)
+
+
+def _look_closely(view: memoryview, header: int) -> Verdict | None:
+    """The verdict on a file that has its header at this offset."""
+    budget = Budget(BUDGET)
+    for start in sorted({0, header}, reverse=True):  # offsets count from the header, or in sloppy files from 0
+        with view[start:] as data_from_start:
+            try:
+                return _judge(Document(Text(data_from_start, budget)))
+            except UnreadablePdf:
+                continue
+    return _judge_wreck(Text(view, budget))
 
 
 def _judge(document: Document) -> Verdict | None:

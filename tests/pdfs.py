@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import random
+import re
 import shutil
 import subprocess
 import zlib
@@ -57,6 +58,15 @@ def _runs(numbers: Iterable[int]) -> list[tuple[int, list[int]]]:
         else:
             runs.append((number, [number]))
     return runs
+
+
+def in_one_table(data: bytes) -> bytes:
+    """The same with its cross-references in one piece, as most programs write them; no offset changes."""
+
+    def joined(found: re.Match[bytes]) -> bytes:
+        return b"xref\n0 %d\n%b" % (int(found[2]) + 1, found[1])
+
+    return re.sub(rb"xref\n0 1\n(0000000000 65535 f \n)1 ([0-9]+)\n", joined, data)
 
 
 def basic_objects(text: str = "A contract", *, pages: int = 1) -> dict[int, bytes]:
@@ -379,8 +389,8 @@ def not_pdfs() -> dict[str, bytes]:
 
 
 @cache
-def by_reportlab(pages: int = 3) -> bytes:
-    """A report as reportlab writes it, with text, lines and a form's text field."""
+def by_reportlab(pages: int = 3, *, form: bool = True) -> bytes:
+    """A report as reportlab writes it, with text, lines and, if there is to be a form, its text fields."""
     from reportlab.pdfgen.canvas import Canvas  # type: ignore[import-untyped]  # reportlab has no type hints
 
     out = io.BytesIO()
@@ -388,7 +398,8 @@ def by_reportlab(pages: int = 3) -> bytes:
     for number in range(pages):
         canvas.drawString(72, 760, f"Page {number + 1}: the agreement")
         canvas.line(72, 750, 520, 750)
-        canvas.acroForm.textfield(name=f"remark{number}", x=72, y=600, width=200, height=20)
+        if form:
+            canvas.acroForm.textfield(name=f"remark{number}", x=72, y=600, width=200, height=20)
         canvas.showPage()
     canvas.save()
     return out.getvalue()

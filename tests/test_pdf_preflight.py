@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signing_async import pdf_reader
+from signing_async import pdf_preflight, pdf_reader
 from signing_async.pdf_preflight import BUDGET, GLANCE_BUDGET, glance, preflight
 from signing_async.pdf_reader import STEP
 from signing_async.sandbox.inspection import inspect
@@ -179,9 +179,9 @@ def seeds() -> list[bytes]:
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> bytes:
+def mutated(draw: st.DrawFn, pool: Callable[[], list[bytes]] = seeds) -> bytes:
     """A document with a few small wounds, most of them at words that matter."""
-    data = bytearray(draw(st.sampled_from(seeds())))
+    data = bytearray(draw(st.sampled_from(pool())))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
         found = data.find(draw(st.sampled_from(WORDS)), at)
@@ -303,6 +303,140 @@ def test_a_glance_agrees_with_the_whole_look(data: bytes) -> None:
     glanced(data)
 
 
+def simple(trailer: bytes = b"", catalog: bytes = b"") -> bytes:
+    """A file as the simplest programs write it, with an encryption (8) and a signed field (6) that nothing leads to."""
+    more = {6: pdfs.FIELD + b"/V 7 0 R>>", 7: pdfs.SIGNATURE, 8: b"<</Filter/Standard/V 1>>"}
+    return pdfs.in_one_table(pdfs.with_catalog(catalog, more, trailer=trailer))
+
+
+def takes_short_way(data: bytes) -> bool:
+    """Whether a file passes by the patterns alone; then a close look has nothing against it either."""
+    reader = Reader(data)
+    passes = pdf_preflight._is_plain(reader, len(data))
+    assert len(reader.reads) <= 6
+    assert sum(reader.reads) <= pdf_reader.TAIL_WINDOW + 4 * pdf_reader.WINDOW + 5
+    if passes:
+        assert data.startswith(b"%PDF-")
+        assert pdf_preflight._look_closely(memoryview(data), 0) is None
+    return passes
+
+
+# As Skia (Chromium) and LibreOffice write the parts that matter.
+SKIA = b"\n/MarkInfo <</Type /MarkInfo\n/Marked true>>\n/ViewerPreferences <</DisplayDocTitle true>>\n/Lang (en)"
+LIBREOFFICE = b"\n/OpenAction[4 0 R /XYZ null null 0]\n/Lang(en-US)\n"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        simple,
+        lambda: pdfs.in_one_table(pdfs.make_pdf(1_000_000, pages=200)),
+        lambda: pdfs.in_one_table(pdfs.nested_pages()),
+        lambda: simple(b"\n/Info 5 0 R", SKIA),
+        lambda: simple(b"/A[(x)<00>/B 1 0 R]", b"/Info<</Producer(MuPDF 1.28)/A<00>>>"),
+        lambda: simple(b"\n/ID [ <00FF>\n<00FF> ]\n/DocChecksum /8D00FF\n", LIBREOFFICE),
+        lambda: simple(b"\n% a comment -- (/Encrypt 8 0 R)\r/Info 5 0 R%\n", b"/PageLayout/OneColumn/Version/1.7"),
+        lambda: simple().replace(b" 00000 n \n", b" 00000 n\r\n").replace(b"\ntrailer\n", b"\r\ntrailer\r\n"),
+        lambda: pdfs.by_reportlab(form=False),
+        pdfs.by_fpdf2,
+        lambda: pdfs.rewritten(pdfs.by_fpdf2()),
+        lambda: pdfs.rewritten(pdfs.by_fpdf2(), linearize=True),
+        lambda: pdfs.update(simple(), {0: b"null", 1: b"<</Type/Catalog/Pages 2 0 R>>"}, size=2).replace(
+            b"xref\n0 1\n0000000000 65535 f \n0 2\n", b"xref\n0 2\n"
+        ),
+    ],
+)
+def test_what_programs_write_takes_the_short_way(make: Callable[[], bytes]) -> None:
+    """The files of most programs pass without the reader, whatever their size and the spelling of what they hold."""
+    assert takes_short_way(make())
+    assert judge(make()) is None
+    assert preflight(make()) is None
+
+
+def wounded(old: bytes, new: bytes) -> bytes:
+    """The simple file with its last `old` replaced."""
+    head, found, tail = simple().rpartition(old)
+    assert found
+    return head + new + tail
+
+
+ROOT_ROW = b"%010d 00000 n" % simple().index(b"1 0 obj")
+OTHER_ROW = b"%010d 00000 n" % simple().index(b"2 0 obj")
+NOT_SIMPLE = {
+    "another form": simple(catalog=b"/AcroForm 6 0 R"),
+    "a form": simple(catalog=b"/AcroForm<</Fields[6 0 R]>>"),
+    "a form, escaped": simple(catalog=b"/Acro#46orm<</Fields[6 0 R]>>"),
+    "a form, its name alone escaped": simple(catalog=b"/Acro#46orm/A/B/#43"),
+    "a form after other entries": simple(catalog=b"/Lang(en)/Marked true/AcroForm<</Fields[6 0 R]>>"),
+    "permissions": simple(catalog=b"/Perms<</DocMDP 7 0 R>>"),
+    "permissions elsewhere": simple(catalog=b"/Perms 6 0 R"),
+    "a string in an array with an end in it": simple(catalog=rb"/A[(\)]/B(])]"),
+    "an escape in a dictionary's string": simple(catalog=rb"/A<</B(\)>>/C()>>"),
+    "a form after a dictionary in a dictionary": simple(catalog=b"/A<</B<<>>/AcroForm<<>>>>"),
+    "nested too deep": simple(catalog=b"/MarkInfo<</A<<>>>>"),
+    "a string with an end in it": simple(catalog=rb"/A(\)/B(x)"),
+    "strings in strings": simple(catalog=b"/A((x))"),
+    "a form after a comment": simple(catalog=b"%x\n/AcroForm<<>>"),
+    "a form after a comment's carriage return": simple(catalog=b"%x\r/AcroForm<<>>"),
+    "a comment to the end": simple(catalog=b"%"),
+    "encrypted": simple(b"/Encrypt 8 0 R"),
+    "encrypted by a direct dictionary": simple(b"/Encrypt<</Filter/Standard>>"),
+    "encrypted, escaped": simple(b"/#45ncrypt 8 0 R"),
+    "encrypted, escaped in the middle": simple(b"/Enc#72ypt 8 0 R"),
+    "encrypted before the root": wounded(b"/Root", b"/Encrypt 8 0 R/Root"),
+    "encrypted after a comment": simple(b"%x\n/Encrypt 8 0 R"),
+    "encrypted after a comment's carriage return": simple(b"%x\r/Encrypt 8 0 R"),
+    "hidden objects": simple(b"/XRefStm 20"),
+    "two roots": simple(b"/Root 6 0 R"),
+    "two roots, one escaped": simple(b"/R#6fot 6 0 R"),
+    "no root": wounded(b"/Root", b"/Boot"),
+    "a root that is a value": wounded(b"/Root", b"/A/Root"),
+    "a root in a string": wounded(b"/Root 1 0 R", b"/A(/Root 1 0 R)"),
+    "a root that is no reference": wounded(b"/Root 1 0 R", b"/Root 1 0 Rx"),
+    "a root of another generation": wounded(b"/Root 1 0 R", b"/Root 1 1 R"),
+    "a root below the table": wounded(b"xref\n0 9", b"xref\n2 9"),
+    "a root beyond the table": wounded(b"/Root 1 0 R", b"/Root 9 0 R"),
+    "a root that is free": wounded(ROOT_ROW, ROOT_ROW[:-1] + b"f"),
+    "a root whose row is of another generation": wounded(ROOT_ROW, ROOT_ROW.replace(b"00000 n", b"00001 n")),
+    "a root at the beginning": wounded(ROOT_ROW, b"0000000000 00000 n"),
+    "a row that leads elsewhere": wounded(ROOT_ROW, OTHER_ROW),
+    "a row that leads nowhere": wounded(ROOT_ROW, b"9999999999 00000 n"),
+    "a row that is none": wounded(ROOT_ROW, ROOT_ROW.replace(b" ", b"  ")[: len(ROOT_ROW)]),
+    "an object of another number": simple().replace(b"\n1 0 obj", b"\n9 0 obj"),
+    "an object of another generation": simple().replace(b"\n1 0 obj", b"\n1 1 obj"),
+    "an object without an end": simple().replace(b"endobj", b"endoby", 1),
+    "two tables": pdfs.make_pdf(),
+    "no table": wounded(b"xref\n0", b"xray\n0"),
+    "a trailer that is not where it should be": wounded(b"xref\n0 9", b"xref\n0 8"),
+    "a trailer behind a space": wounded(b" \ntrailer", b"\n trailer"),
+    "a trailer at once": wounded(b" \ntrailer", b"  trailer"),
+    "a trailer that does not end": wounded(b">>\nstartxref", b">\nstartxref"),
+    "no end": wounded(b"startxref", b"startxraf"),
+    "another header": simple().replace(b"%PDF-1", b"%!PS-1", 1),
+    "something before the header": b"x" + simple(),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIMPLE)
+def test_what_is_not_so_simple_is_read(name: str) -> None:
+    """Whatever the patterns cannot tell for certain, the reader looks at."""
+    assert takes_short_way(simple())
+    assert not takes_short_way(NOT_SIMPLE[name])
+    assert preflight(NOT_SIMPLE[name]) is None or judge(NOT_SIMPLE[name])
+
+
+@pytest.mark.parametrize(
+    "words", [b"/Size 9/Root 1 0 R", b"/Root 1 0 R", b"/Size x/Root 1 0 R", b"/Size null/Root 1 0 R"]
+)
+@pytest.mark.parametrize("gap", [b" \n", b"\n ", b"\r ", b" \r", b"  ", b"\n\0", b"\r\n", b" \t"])
+def test_an_encrypted_wreck_does_not_take_the_short_way(words: bytes, gap: bytes) -> None:
+    """Of several trailers in a damaged file, one that others would not find is no proof."""
+    data = simple(b"/Encrypt 8 0 R")
+    table = b"xref\n0 2\n0000000000 65535 f \n" + ROOT_ROW + gap + b"trailer<<" + words + b">>"
+    takes_short_way(data + table + b"\nstartxref\n%d\n%%%%EOF\n" % len(data))
+
+
 def read(data: bytes) -> object:
     """What stands at the beginning, and where it ends; an array of strings means no more than a string."""
     try:
@@ -333,6 +467,38 @@ def test_plain_dictionaries_are_read_as_any_other(parts: list[bytes]) -> None:
         quick = read(data)
         patched.setattr(pdf_reader, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
         assert read(data) == quick
+
+
+ENTRIES = [
+    b"/Encrypt 8 0 R", b"/Encrypt", b"/Enc#72ypt", b"/#45ncrypt 8 0 R", b"/XRefStm 20", b"/Size null", b"/R#6fot 6 0 R",
+    b"/AcroForm<</Fields[6 0 R]>>", b"/AcroForm", b"/Acro#46orm", b"/Acro#46orm<</Fields[6 0 R]>>", b"/Perms", b"#44",
+    b"/Perms<</DocMDP 7 0 R>>", b"<</Fields[6 0 R]>>", b"<</DocMDP 7 0 R>>", b"8 0 R", b"%\r", b"[x]", b"R", b"{",
+    b">>\nendobj\n", b">>\nstartxref\n0\n", b"\ntrailer<</Root 1 0 R/Encrypt 8 0 R>>", b" trailer<</Root 1 0 R>>",
+]  # fmt: skip
+
+
+@cache
+def simple_seeds() -> list[bytes]:
+    """What is mutated to find what must not take the short way: simple files, and any others in one table."""
+    files = [*accepted().values(), *(data for _, data in refused().values()), *(simple(entry) for entry in ENTRIES)]
+    files += [simple(catalog=entry) for entry in ENTRIES]
+    return [pdfs.in_one_table(data) for data in files if len(data) < 20_000]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6), st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6)
+)
+def test_the_short_way_never_passes_what_a_close_look_refuses(trailer: list[bytes], catalog: list[bytes]) -> None:
+    """Whatever stands in a trailer and in a catalog."""
+    takes_short_way(simple(b"".join(trailer), b"".join(catalog)))
+
+
+@settings(max_examples=600, deadline=None)
+@given(mutated(simple_seeds))
+def test_a_damaged_file_never_takes_the_short_way_if_a_close_look_refuses_it(data: bytes) -> None:
+    """Whatever happened to a document."""
+    takes_short_way(data)
 
 
 @pytest.fixture
