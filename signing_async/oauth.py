@@ -108,6 +108,8 @@ class OAuth:
         for name in ("client_id", "_client_secret", "redirect_uri"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ConfigurationError(f"OAuth: {name.lstrip('_')} is missing")
+            if not checks.is_text(getattr(self, name)):
+                raise ConfigurationError(f"OAuth: {name.lstrip('_')} is no text that can be sent: not whole characters")
         if token_format not in ("form", "json"):
             raise ConfigurationError(f"OAuth: token_format must be 'form' or 'json', not {token_format!r}")
         checks.seconds("OAuth", "timeout", timeout)

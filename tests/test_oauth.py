@@ -96,6 +96,14 @@ def unused_port() -> int:
 
 
 @pytest.mark.parametrize("name", ["client_id", "client_secret", "redirect_uri"])
+def test_what_cannot_be_sent_is_refused(name: str) -> None:
+    """An environment variable that is not UTF-8 has halves of characters; it is not shown."""
+    with pytest.raises(ConfigurationError, match=f"^OAuth: {name} is no text that can be sent") as caught:
+        oauth_for(BASE, **{name: "https://x/\udcff-secret"})
+    assert "secret" not in str(caught.value).removeprefix(f"OAuth: {name}")
+
+
+@pytest.mark.parametrize("name", ["client_id", "client_secret", "redirect_uri"])
 @pytest.mark.parametrize("value", ["", None, 5])
 def test_what_is_missing_is_named(name: str, value: Any) -> None:
     """Each of the three is required, and its error names it."""
