@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from signing_async.webhooks import Event, Receiver, WebhookVerifier, asgi_app, wsgi_app
+from signing_async.webhooks import Event, Receiver, WebhookVerifier, asgi_app, django_view, wsgi_app
 from tests.webhooks.deliveries import SECRET, event_body, hex_of, signed
 from tests.webhooks.servers import ASYNC, PATH, THREADED, serve
 
@@ -262,6 +262,21 @@ def test_an_input_that_is_no_socket_leaves_no_file_open(tmp_path: Path) -> None:
         os.close(again)
     assert target.ids == ["a"]
     assert again <= following
+
+
+def test_django_served_by_asgi() -> None:
+    """Its requests have no environment to look for a socket in: they are taken all the same."""
+    target = Endpoint()
+    receiver = Receiver(WebhookVerifier(SECRET), target.hand_off)
+    body = event_body("a")
+    headers = [(b"x-signature", hex_of(body).encode()), (b"content-length", str(len(body)).encode())]
+    with serve("django", receiver):  # which sets Django up
+        from django.core.handlers.asgi import ASGIRequest  # type: ignore[import-untyped]  # Django ships no types
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": headers}
+        answer = django_view(receiver)(ASGIRequest(scope, io.BytesIO(body)))
+    assert (answer.status_code, answer.content) == (202, b'{"message": "accepted"}')
+    assert target.ids == ["a"]
 
 
 @pytest.mark.parametrize("kind", THREADED)
