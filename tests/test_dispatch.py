@@ -179,7 +179,7 @@ async def test_what_takes_effect_late_goes_to_a_draft_that_nobody_sends(
     async with SqliteJournal(path) as journal, fated_client(sandbox, fate) as dying:
         sandbox.faults.add("documents.upload", "hang")
         run = asyncio.create_task(dying.dispatch(parcel.package, Fated(journal, fate)))
-        while len(sandbox.requests_of("documents.upload")) < 2:
+        while not run.done() and len(sandbox.requests_of("documents.upload")) < 2:
             await asyncio.sleep(0.005)
         fate.is_dead = True
         run.cancel()
