@@ -430,6 +430,23 @@ async def test_what_was_asked_for_is_done_before_it_closes(path: Path) -> None:
         assert (await taken(journal)).state == "two"
 
 
+async def test_closing_that_is_cancelled(path: Path) -> None:
+    """It closes all the same, when it can."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        with journal._in_use:
+            writing = asyncio.create_task(journal.write(claim, "one"))
+            await asyncio.sleep(0.01)
+            closing = asyncio.create_task(journal.aclose())
+            await asyncio.sleep(0.01)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+        await writing
+        await journal.aclose()
+        assert list(path.parent.iterdir()) == [path]
+
+
 async def test_writes_at_once_are_committed_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four writes that wait for one that is under way take one commit."""
     sizes: list[int] = []
