@@ -121,6 +121,10 @@ def test_what_wsgi_names_otherwise() -> None:
     assert answer(app, posted(body, HTTP_CONTENT_ENCODING="gzip"))[0].startswith("415 ")
     assert answer(app, posted(body, CONTENT_LENGTH="1001"))[0].startswith("413 ")
     assert answer(app, posted(body, CONTENT_LENGTH="x"))[0].startswith("400 ")
+    # Some servers put their process's own environment into it: that is no header.
+    environ = posted(body)
+    environ["X_SIGNATURE"] = environ.pop("HTTP_X_SIGNATURE")
+    assert answer(app, environ)[0].startswith("401 ")
 
 
 def test_wsgi_reads_no_more_than_the_length() -> None:
