@@ -638,6 +638,20 @@ async def test_a_sending_in_doubt_that_took_effect(sandbox: Sandbox, client: Sig
     sent_well(sandbox, parcel)
 
 
+async def test_a_sending_in_doubt_that_took_effect_with_something_else_in_it(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sent is sent, and counts as that; what does not belong to it is told loudly."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    draft = sandbox.signings[0].id
+    await client.documents.upload(draft, make_pdf(), "other.pdf")
+    await client.signings.send(draft)
+    assert (await client.dispatch(parcel.package, path)).id == draft
+    assert state_of(path)["status"] == "sent"
+    assert f"signing {draft} was sent with documents that are not of its package" in caplog.text
+
+
 async def test_a_sending_in_doubt_that_takes_effect_late(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
