@@ -248,7 +248,9 @@ class Response:
 
     def close(self) -> None:
         """Give the connection back if the body was read to its end, and close it if not."""
-        self._response.close()
+        # At its end aiohttp has done that.
+        if not self._response.closed:
+            self._response.close()
 
 
 class Sessions:
@@ -292,10 +294,12 @@ class Sessions:
         if self._pooled_as is not None:
             _drop_spoiled(waiting.get(self._pooled_as, ()))
             return
-        # Of a session that thousands of clients share this looks at all hosts, once for each client.
-        for key in [key for key in waiting if key.host == url.raw_host and key.port == url.port]:
+        # Of a session that thousands of clients share this looks at all hosts, until the client's own one is known.
+        host, port = url.raw_host, url.port
+        for key in [key for key in waiting if key.host == host and key.port == port]:
             _drop_spoiled(waiting[key])
-            if key.ssl is True and key.proxy is None:
+            # A caller's own requests to this host may have other keys: another proxy, say, or a server name.
+            if key[2:4] == (url.scheme == "https", True) and not any(key[4:]):
                 self._pooled_as = key
 
     async def close(self) -> None:
@@ -313,7 +317,7 @@ class Sessions:
 
 
 def _drop_spoiled(connections: Iterable[tuple[Any, float]]) -> None:
-    # Closed after all were looked at: that changes what is iterated over.
+    # Of a copy: nobody says that closing one leaves the pool as it is.
     for protocol, _ in tuple(connections):
         if protocol.should_close:
             protocol.close()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import email.utils
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from signing_async import (
     APIError,
@@ -35,6 +40,7 @@ from signing_async import (
     Token,
     TransportError,
     Unauthorized,
+    wire,
 )
 from signing_async.sandbox import Profile, Sandbox
 from tests.pdfs import make_pdf
@@ -509,6 +515,23 @@ async def test_a_source_that_stalls(sandbox: Sandbox, client: SigningClient) -> 
     assert sandbox.requests_of("documents.upload") == []
 
 
+async def test_a_source_that_takes_no_notice_of_the_deadline(sandbox: Sandbox, client: SigningClient) -> None:
+    """Where it swallows its cancellation and goes on, nothing is sent all the same, and that is said."""
+    signing = await client.signings.create(name="x", language="EN")
+
+    async def stubborn() -> AsyncIterator[bytes]:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        yield make_pdf()
+
+    with pytest.raises(RequestTimeout, match="before anything was sent") as caught:
+        await client.with_options(timeout=0.3).documents.upload(signing, stubborn(), "a.pdf")
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert sandbox.requests_of("documents.upload") == []
+    document = await client.documents.upload(signing, make_pdf(), "a.pdf")
+    assert document.name == "a.pdf"
+
+
 async def test_an_upload_that_waits_for_another_of_its_name(sandbox: Sandbox, client: SigningClient) -> None:
     """Its turn has to come within its own deadline; nothing was sent if it does not."""
     signing = await client.signings.create(name="x", language="EN")
@@ -713,3 +736,141 @@ async def test_the_hook_is_not_told_of_an_earlier_answer(sandbox: Sandbox, clien
     with pytest.raises(RateLimited):
         await call
     assert [(one.status, one.attempt) for one in seen] == [(503, 1), (None, 2)]
+
+
+# Connections that wait in the pool
+
+
+@asynccontextmanager
+async def _talkative() -> AsyncIterator[str]:
+    """A server that answers each request rightly, and a moment later says something that nobody asked for."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "right"}')
+                await asyncio.sleep(0.02)
+                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "wrong"}')
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _spoiled(session: aiohttp.ClientSession) -> None:
+    """Wait until more has come than was asked for, on all connections that wait."""
+    assert session.connector is not None
+    for _ in range(500):
+        waiting = [protocol for each in session.connector._conns.values() for protocol, _ in each]
+        if waiting and all(protocol.should_close for protocol in waiting):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing came")
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no check of certificates": {"ssl": False},
+    "another name in the certificate": {"server_hostname": "other.example.com"},
+    "a proxy": {"proxy": "{origin}"},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_what_nobody_asked_for_is_no_answer_whatever_else_the_session_does(odd: str) -> None:
+    """A caller's own requests to the service, with settings of their own, do not hide the client's connections."""
+    async with _talkative() as origin, aiohttp.ClientSession() as session:
+        client = SigningClient(origin, "token", session=session)
+        settings: dict[str, Any] = {key: origin if value == "{origin}" else value for key, value in ODD[odd].items()}
+        async with session.get(origin, **settings) as response:
+            await response.read()
+        await _spoiled(session)
+        for _ in range(3):
+            assert (await client.me()).id == "right"
+            await _spoiled(session)
+
+
+async def test_what_nobody_asked_for_comes_through_a_proxy_too() -> None:
+    """Connections to a session's own proxy are looked at as well."""
+    async with _talkative() as proxy, aiohttp.ClientSession(proxy=proxy) as session:
+        client = SigningClient("http://127.0.0.9:9", "token", session=session)
+        for _ in range(3):
+            assert (await client.me()).id == "right"
+            await _spoiled(session)
+
+
+class _Pool(collections.defaultdict[Any, Any]):
+    """Counts how often somebody looks at all of it."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.looks += 1
+        return super().__iter__()
+
+
+async def test_a_client_looks_at_its_own_connections_only() -> None:
+    """On a session with connections to many hosts a call costs no more than on one with a single host."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"id": "right"})
+
+    async with serving(answer, host="0.0.0.0") as server, aiohttp.ClientSession() as session:
+        assert isinstance(session.connector, aiohttp.TCPConnector)
+        pool = session.connector._conns = _Pool(collections.deque, session.connector._conns)
+        port = server.origin.rpartition(":")[2]
+        clients = [SigningClient(f"http://127.0.0.{host}:{port}", "token", session=session) for host in range(1, 31)]
+        for _ in range(2):
+            for client in clients:
+                await client.me()
+        assert len(pool) == len(clients)
+        pool.looks = 0
+        for client in clients:
+            await client.me()
+        assert pool.looks == 0
+        assert len(pool) == len(clients)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"host": "other.example.com"},
+        {"port": 8443},
+        {"is_ssl": False},
+        {"ssl": False},
+        {"proxy": URL("http://proxy.example.com")},
+        {"server_hostname": "other.example.com"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+async def test_which_connections_are_a_clients_own(other: dict[str, Any]) -> None:
+    """Only what aiohttp's own key says of the same request is remembered as that."""
+    url = URL("https://tenant.example.com/api")
+    own = aiohttp.ClientRequest("GET", url, loop=asyncio.get_running_loop()).connection_key
+    closed: list[str] = []
+
+    def spoiled(name: str) -> tuple[Any, float]:
+        return SimpleNamespace(should_close=True, close=lambda: closed.append(name)), 0.0
+
+    pool = {own._replace(**other): [spoiled("other")]}
+    session: Any = SimpleNamespace(connector=SimpleNamespace(_conns=pool))
+    sessions = wire.Sessions(session)
+    sessions.drop_spoiled(session, url)
+    pool[own] = [spoiled("own")]
+    closed.clear()
+    sessions.drop_spoiled(session, url)
+    assert "own" in closed
+    closed.clear()
+    sessions.drop_spoiled(session, url)
+    assert closed == ["own"]
