@@ -735,6 +735,28 @@ async def test_a_signing_that_cannot_be_sent(sandbox: Sandbox, client: SigningCl
     sent_well(sandbox, parcel)
 
 
+async def test_a_signing_that_cannot_be_sent_and_not_be_read(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """It may be that it was sent just now, as where a broken connection had the request made twice."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    send = Signings.send
+
+    async def refuse(self: Signings, signing_id: str) -> None:
+        await send(self, signing_id)
+        raise CannotBeSent("it is no draft", status=400, operation="signings.send")
+
+    reading = sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "send", refuse)
+        with pytest.raises(OutcomeUnknown, match="cannot be read"):
+            await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "sending"
+    reading.remove()
+    assert (await client.dispatch(parcel.package, path)).is_draft is False
+    sent_well(sandbox, parcel)
+
+
 @pytest.mark.parametrize(("kind", "most"), [("503", 1), ("not-json", 1), ("drop-after-commit", 2)])
 async def test_what_was_sent_is_not_reported_as_failed(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, most: int
