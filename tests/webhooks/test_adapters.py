@@ -156,6 +156,23 @@ def test_wsgi_reads_no_more_than_the_length() -> None:
     assert stream.asked == [8192] * 4
 
 
+def test_wsgi_reads_to_the_last_byte_and_nothing_without_a_length() -> None:
+    """A body may come byte by byte; where no length is said there is none to read."""
+    body = event_body("a")
+
+    class Trickle(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            return self.read(1)
+
+    assert answer(wsgi_app(receiver()), posted(body, **{"wsgi.input": Trickle(body)}))[0] == "202 Accepted"
+    for length in ("", "0"):
+        stream = Trickle(body)
+        assert (
+            answer(wsgi_app(receiver()), posted(body, CONTENT_LENGTH=length, **{"wsgi.input": stream}))[0][:3] == "401"
+        )
+        assert stream.tell() == 0
+
+
 class Piped:
     """An input over a socket, which itself cannot be got at."""
 
