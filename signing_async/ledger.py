@@ -151,7 +151,7 @@ class Upload:
         """
         signing = self._signing
         async with signing.reading:
-            if signing.listed_at < since:
+            if signing.listed_at <= since:
                 began = asyncio.get_running_loop().time()
                 signing.listed = await read()
                 signing.listed_at = began
@@ -180,7 +180,6 @@ class Upload:
         if mine:
             raise Undecided("more than one upload may have made what is there under its name", unknown)
         expected = self._signing.under_way + self._signing.lost
-        expected[self._stem] = 0
         if Counter(_stem(document.name) for document in unknown) - expected:
             raise Undecided("there is a document of another name that was not there before", unknown)
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from signing_async.errors import BadRequest, DecodeError, OutcomeUnknown, ServerError
 from signing_async.ledger import Ledger, Listed, normalized
 from signing_async.models import Document
 from signing_async.transport import Done, Undecided
@@ -175,11 +176,41 @@ async def test_a_reading_that_began_before_a_failure_does_not_settle_it() -> Non
         since = loop.time()
         assert await one.documents(read, since) == await other.documents(read, since)
         assert reads == 1
+        async with ledger.upload(PATH, "c.pdf", read):
+            pass
+        assert await other.documents(read, since) == (_document("d1", "a.pdf"),)
+        # By a clock that is coarse a reading may begin before a failure, and at the same time.
+        began = _signing(ledger).listed_at
         await asyncio.sleep(0.01)
-        assert await other.documents(read, loop.time()) == (_document("d2", "a.pdf"),)
+        assert await other.documents(read, began) == (_document("d2", "a.pdf"),)
     async with ledger.upload(PATH, "a.pdf", read) as third:
         await third.documents(read, since)
     assert reads == 3
+
+
+async def test_a_reading_that_ends_after_a_failure_may_have_begun_before() -> None:
+    """What it shows may be older than the failed upload's document: it settles nothing."""
+    ledger, reads = Ledger(), 0
+    ledger.created(PATH)
+    loop = asyncio.get_running_loop()
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    async def read() -> Listed:
+        nonlocal reads
+        reads += 1
+        began.set()
+        await ends.wait()
+        return (_document(f"d{reads}", "a.pdf"),)
+
+    async with ledger.upload(PATH, "a.pdf", read) as one, ledger.upload(PATH, "b.pdf", read) as other:
+        first = asyncio.create_task(one.documents(read, loop.time()))
+        await began.wait()
+        await asyncio.sleep(0.01)
+        failed_at = loop.time()
+        await asyncio.sleep(0.01)
+        ends.set()
+        assert await first == (_document("d1", "a.pdf"),)
+        assert await other.documents(read, failed_at) == (_document("d2", "a.pdf"),)
 
 
 async def test_what_was_read_for_another_reason() -> None:
@@ -213,6 +244,50 @@ async def test_an_upload_that_was_cancelled_may_still_turn_up() -> None:
     ledger.looking(PATH)(found)
     async with ledger.upload(PATH, "a.pdf", _nothing) as upload:
         assert upload.settle((*found, _document("d2", "a"))) == Done(_document("d2", "a"))
+
+
+@pytest.mark.parametrize(
+    ("error", "checked", "lost"),
+    [
+        (OutcomeUnknown("x"), True, True),
+        (DecodeError("x"), True, True),
+        (KeyboardInterrupt(), True, True),
+        (ServerError("x", status=500), False, True),
+        (ServerError("x", status=500), True, False),
+        (BadRequest("x", status=400), False, False),
+        (ValueError("the source's own"), False, False),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, BaseException) else str(each),
+)
+async def test_which_failures_leave_a_document_to_come(error: BaseException, checked: bool, lost: bool) -> None:
+    """Those of which nobody knows what became of it: its document is then taken neither for another's, nor for odd."""
+    ledger = Ledger()
+    ledger.created(PATH)
+    found = (_document("d1", "a.pdf"),)
+    async with ledger.upload(PATH, "a.pdf", _nothing) as upload:
+        upload.failed(error, checked=checked)
+    async with ledger.upload(PATH, "a.pdf", _nothing) as same:
+        if lost:
+            with pytest.raises(Undecided, match="more than one upload"):
+                same.settle(found)
+        else:
+            assert same.settle(found) == Done(found[0])
+    async with ledger.upload(PATH, "b.pdf", _nothing) as other:
+        if lost:
+            assert other.settle(found) is None
+        else:
+            with pytest.raises(Undecided, match="another name"):
+                other.settle(found)
+
+
+async def test_two_documents_of_one_name() -> None:
+    """Which of them is the upload's cannot be told."""
+    ledger = Ledger()
+    ledger.created(PATH)
+    async with ledger.upload(PATH, "a.pdf", _nothing) as upload:
+        with pytest.raises(Undecided, match="more than one upload") as caught:
+            upload.settle((_document("d1", "a.pdf"), _document("d2", "A")))
+    assert [document.id for document in caught.value.known] == ["d1", "d2"]  # type: ignore[attr-defined]  # documents
 
 
 async def test_documents_of_other_names() -> None:
