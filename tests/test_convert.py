@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 import json
 import math
 import sys
@@ -93,6 +94,21 @@ def test_depth_that_somebody_could_mean_is_read(reader: str) -> None:
     with pytest.raises(Unreadable, match="nested too deeply"):
         parse(b"[" * 101 + b"]" * 101)
     assert parse(b'["%b", [], {}]' % (b"[" * 500)) == ["[" * 500, [], {}]
+
+
+@pytest.mark.parametrize("kinds", ["[", "{", "[{", "{{["])
+def test_levels_of_every_kind_count(reader: str, kinds: str) -> None:
+    """Lists and objects alike, and in whatever order."""
+
+    def nested(depth: int) -> bytes:
+        data: Any = 1
+        for kind in itertools.islice(itertools.cycle(kinds), depth):
+            data = [data] if kind == "[" else {"a": data}
+        return json.dumps(data).encode()
+
+    assert parse(nested(100)) == json.loads(nested(100))
+    with pytest.raises(Unreadable, match="nested too deeply"):
+        parse(nested(101))
 
 
 @pytest.mark.parametrize(
