@@ -780,6 +780,8 @@ async def test_what_is_no_text(path: Path, text: Any) -> None:
             await journal.claim(text)
         with pytest.raises(InvalidRequest, match="state: must be a text"):
             await journal.write(await taken(journal), text)
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            assert database.execute("SELECT key, state FROM packages").fetchall() == [("lease", None)]
 
 
 async def test_a_path_is_a_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -909,6 +911,25 @@ async def test_a_child_does_not_keep_what_its_dead_parent_had(path: Path) -> Non
         finally:
             process.kill()
             os.kill(child, signal.SIGKILL)
+
+
+async def test_a_fork_waits_for_what_is_being_written(path: Path) -> None:
+    """A connection is not taken away from under the writer."""
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+
+        def is_connected() -> bool:
+            return journal._connection is not None
+
+        with journal._in_use:
+            forking = threading.Thread(target=journal._before_fork)
+            forking.start()
+            await asyncio.sleep(0.05)
+            assert is_connected()
+        await asyncio.to_thread(forking.join)
+        assert not is_connected()
+        journal._after_fork(child=False)
+        await journal.write(claim, "one")
 
 
 async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
