@@ -153,7 +153,7 @@ class OpenPdf:
         if self.size > _BLOCK:
             return False
         block = memoryview(bytearray(self.size))
-        if not _read_now(self._content, block, self._start):
+        if not _read_now(self._content, block, self._start) or self._content.is_changed():
             return False
         self._content.close()
         self._content = block
@@ -163,6 +163,7 @@ class OpenPdf:
         """Read the file at once if it is small, to be run in a thread."""
         if isinstance(self._content, _File) and self.size <= _BLOCK:
             block = self._peek(0, self.size)
+            self._check_state()
             self._content.close()
             self._content = memoryview(block)
 
@@ -269,10 +270,13 @@ class OpenPdf:
 
     def _check_read(self, digest: hashlib._Hash | None) -> None:
         """All of it was read: was it one version, and the one that was meant?"""
-        if isinstance(self._content, _File) and _state(os.fstat(self._file.number)) != _state(self._file.status):
-            raise self._changed()
+        self._check_state()
         if digest is not None and digest.hexdigest() != self.sha256:
             raise InvalidRequest(f"source: {self.filename} has other content than its sha256 tells")
+
+    def _check_state(self) -> None:
+        if isinstance(self._content, _File) and self._content.is_changed():
+            raise self._changed()
 
     @property
     def _file(self) -> _File:
@@ -289,10 +293,10 @@ class _File:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.status: os.stat_result = os.fstat(number)
         self._users = 1
         self._closed = False
         self._lock = threading.Lock()
+        self.status: os.stat_result = os.fstat(number)
 
     def __enter__(self) -> int:
         """Use it in a thread that may outlive the upload."""
@@ -304,6 +308,14 @@ class _File:
 
     def __exit__(self, *_: object) -> None:
         self._leave()
+
+    def is_changed(self) -> bool:
+        """Whether it is another version than when it was opened, or the system cannot tell any more."""
+        try:
+            now = os.fstat(self.number)
+        except OSError:
+            return True
+        return now.st_mtime_ns != self.status.st_mtime_ns or now.st_size != self.status.st_size
 
     def close(self) -> None:
         if not self._closed:
@@ -473,10 +485,6 @@ def _read(file: _File, block: memoryview, at: int) -> bool:
         while block and (got := os.preadv(number, [block], at)):
             block, at = block[got:], at + got
     return not block
-
-
-def _state(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
 
 
 def _name_of(source: object) -> str:

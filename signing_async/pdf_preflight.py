@@ -14,7 +14,6 @@ from typing import Final, Literal, TypeAlias
 from .pdf_reader import (
     HEADER_WINDOW,
     OBJECT,
-    REGULAR,
     ROW,
     SPACE,
     START,
@@ -50,7 +49,7 @@ _OBJ = re.compile(rb"obj")
 # and dictionaries, and no escaped names as keys. What else there may be is left to the reader.
 _PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
 _NAME = rb"/%b*+" % _PLAIN
-_REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R(?!%b)" % (SPACE, SPACE, REGULAR)
+_REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R" % (SPACE, SPACE)
 _STRING = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)"
 _FLAT = rb"%b|\[(?:[^\[\]<>()%%]++|%b)*+\]|<<(?:[^\[\]<>()%%]++|%b)*+>>" % (_STRING, _STRING, _STRING)
 _GAP = rb"(?:%b++|%%[^\r\n]*+)*+" % SPACE
@@ -61,8 +60,8 @@ _TABLE = re.compile(
 _OTHER = rb"(?:(?!/Root|/Encrypt|/XRefStm)%b)*+" % _ENTRY
 # At the start of a line, where whoever rebuilds a damaged file finds it too.
 _PLAIN_TRAILER = re.compile(
-    rb"%b{1,65}+(?<=[\r\n])trailer%b*+<<%b*+%b/Root%b*+([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R(?!%b)%b%b>>"
-    % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, REGULAR, _GAP, _OTHER)
+    rb"%b{1,65}+(?<=[\r\n])trailer%b*+<<%b*+%b/Root%b*+([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R%b%b>>"
+    % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, _GAP, _OTHER)
 )
 _PLAIN_CATALOG = re.compile(
     rb"%b%b*+<<%b*+(?:(?!/AcroForm|/Perms)%b)*+>>%b{0,64}+endobj" % (OBJECT.pattern, SPACE, SPACE, _ENTRY, SPACE)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import gzip
+import hashlib
 import io
 import os
 import stat
@@ -604,32 +605,6 @@ async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path)
         assert body.failure is None
 
 
-@pytest.mark.parametrize("how", ["shrinks", "vanishes", "grows", "is written again"])
-async def test_a_file_that_changes_is_not_sent(tmp_path: Path, how: str) -> None:
-    """Half of one version and half of another make no document: the last block is held back."""
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(LARGE))
-    os.utime(path, ns=(0, 0))
-    out = bytearray()
-
-    def change(size: int) -> None:
-        if how == "grows":
-            with path.open("ab") as file:
-                file.write(b"more")
-        elif how == "is written again":
-            with path.open("r+b") as file:
-                file.write(make_pdf(LARGE, seed=1))
-        else:
-            os.truncate(path, LARGE - 1 if how == "shrinks" else 0)
-
-    with await PdfSource(path).open(MOST) as opened:
-        body = opened.body(change)
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$") as caught:
-            await body.write(writer(out))
-        assert body.failure is caught.value
-    assert len(out) < LARGE
-
-
 async def test_a_file_that_gives_less_than_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the file system says of its size, what cannot be read whole is not sent."""
     path = tmp_path / "lease.pdf"
@@ -667,7 +642,7 @@ async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, mo
 
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf())
-    monkeypatch.setattr(pdf.asyncio, "to_thread", refused)
+    monkeypatch.setattr(asyncio, "to_thread", refused)
     with await PdfSource(path).open(MOST) as opened:
         assert opened.size == len(make_pdf())
     with await PdfSource(make_pdf()).open(MOST) as opened:
@@ -693,7 +668,7 @@ async def test_a_large_file_is_glanced_at_without_a_thread(
         return real(handle, room, at, flags)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(pdf.asyncio, "to_thread", refused)
+    monkeypatch.setattr(asyncio, "to_thread", refused)
     for most in (MOST, None):
         with await PdfSource(path if kind == "path" else path.read_bytes()).open(most) as opened:
             assert opened.size == LARGE
@@ -774,8 +749,13 @@ async def test_a_full_disk_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("kind", ["path", "file", "stream", "pipe"])
 @pytest.mark.parametrize("data", [make_pdf(LARGE), b"x" * LARGE], ids=["pdf", "no pdf"])
-async def test_no_file_stays_open(tmp_path: Path, kind: str, data: bytes) -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_no_file_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, data: bytes, in_memory: bool
+) -> None:
     """Whether it was opened, refused, or cancelled at any moment."""
+    if not in_memory:
+        monkeypatch.setattr(pdf, "_READ_NOW", None)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
 
@@ -831,3 +811,248 @@ async def test_the_spool_is_private(tmp_path: Path) -> None:
     with await PdfSource(in_chunks(make_pdf(LARGE))).open() as opened:
         assert isinstance(opened._content, pdf._File)
         assert stat.S_IMODE(os.fstat(opened._content.number).st_mode) & 0o077 == 0
+
+
+# Versions
+
+
+def rewrite(path: Path, how: str) -> None:
+    """Make another version of the file, at its place, later than the one before."""
+    data = path.read_bytes()
+    if how == "grows":
+        with path.open("ab") as file:
+            file.write(b"more")
+    elif how == "shrinks":
+        os.truncate(path, len(data) - 1)
+    elif how == "vanishes":
+        os.truncate(path, 0)
+    elif how == "is written again":
+        with path.open("r+b") as file:
+            file.write(data[:9] + bytes(len(data) - 9))
+    elif how == "ends otherwise":
+        with path.open("r+b") as file:
+            file.seek(len(data) - 2)
+            file.write(b"F")
+    elif how == "is newer":
+        os.utime(path, ns=(0, 1))
+
+
+CHANGES = ["grows", "shrinks", "vanishes", "is written again", "ends otherwise", "is newer"]
+
+
+def digest(data: bytes) -> str:
+    """As `PdfSource` takes it."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("size", [1500, pdf._JOINED + 1, pdf._READ + 1, pdf._BLOCK])
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_file_that_fits_a_block_is_sent_as_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, size: int, in_memory: bool
+) -> None:
+    """Whatever becomes of it afterwards, each attempt sends the version that was looked through."""
+    if not in_memory:
+        monkeypatch.setattr(pdf, "_READ_NOW", None)
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    os.utime(path, ns=(0, 0))
+    for sha256 in (None, digest(make_pdf(size)).upper()):
+        path.write_bytes(make_pdf(size))
+        with await PdfSource(path, sha256=sha256).open(MOST) as opened:
+            rewrite(path, how)
+            assert await sent(opened) == await sent(opened) == make_pdf(size)
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("size", [pdf._BLOCK + 1, 3 * pdf._READ, LARGE])
+@pytest.mark.parametrize("moment", ["opened", "first block", "last block but one"])
+async def test_a_larger_file_that_changes_is_not_sent(tmp_path: Path, how: str, size: int, moment: str) -> None:
+    """Half of one version and half of another make no document: the last block is held back, in each attempt."""
+    path = tmp_path / "lease.pdf"
+    blocks = -(-size // pdf._READ)
+    for sha256 in (None, digest(make_pdf(size))):
+        path.write_bytes(make_pdf(size))
+        os.utime(path, ns=(0, 0))
+        out, told = bytearray(), 0
+
+        def change(size: int) -> None:
+            nonlocal told
+            told += 1
+            if told == {"opened": 0, "first block": 1, "last block but one": blocks - 1}[moment]:
+                rewrite(path, how)
+
+        with await PdfSource(path, sha256=sha256).open(MOST) as opened:
+            if moment == "opened":
+                rewrite(path, how)
+            body = opened.body(change)
+            with pytest.raises(
+                InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"
+            ) as caught:
+                await body.write(writer(out))
+            assert body.failure is caught.value
+            with pytest.raises(InvalidRequest, match=r"was changed while it was uploaded$"):
+                await sent(opened)
+        assert len(out) < (blocks - 1) * pdf._READ + 500
+        assert told < blocks
+
+
+async def test_a_file_that_is_replaced_is_sent_as_it_was_opened(tmp_path: Path) -> None:
+    """A new file under the same name is another file."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    (tmp_path / "new.pdf").write_bytes(make_pdf(LARGE, seed=1))
+    with await PdfSource(path).open(MOST) as opened:
+        (tmp_path / "new.pdf").replace(path)
+        assert await sent(opened) == make_pdf(LARGE)
+
+
+@pytest.mark.parametrize("size", [1500, pdf._JOINED + 1, pdf._READ, pdf._READ + 1, LARGE])
+@pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
+async def test_only_what_has_the_hash_is_sent(tmp_path: Path, size: int, kind: str) -> None:
+    """Anything else lacks its last block at least; the hash stays with the source that another is made of."""
+    data = make_pdf(size)
+    (tmp_path / "a.pdf").write_bytes(data)
+    kinds: dict[str, Callable[[], Any]] = {
+        "bytes": lambda: data,
+        "path": lambda: tmp_path / "a.pdf",
+        "stream": lambda: in_chunks(data),
+    }
+    with await PdfSource(PdfSource(kinds[kind](), sha256=digest(data).upper()), "a.pdf").open(MOST) as opened:
+        assert await sent(opened) == await sent(opened) == data
+    wrong = PdfSource(PdfSource(kinds[kind](), sha256=digest(data)), "a.pdf", sha256=digest(b"another"))
+    out = bytearray()
+    with await wrong.open(MOST) as opened:
+        body = opened.body(lambda size: None)
+        said = r"^source: a.pdf has other content than its sha256 tells$"
+        with pytest.raises(InvalidRequest, match=said) as caught:
+            await body.write(writer(out))
+        assert body.failure is caught.value
+    assert len(out) < (-(-size // pdf._READ) - 1) * pdf._READ + 500
+
+
+@pytest.mark.parametrize("sha256", ["", "abc", "g" * 64, "a" * 65, b"a" * 64, 5])
+def test_what_is_no_hash(sha256: Any) -> None:
+    """The error names the field and the value."""
+    with pytest.raises(InvalidRequest, match=rf"^sha256: must be 64 hexadecimal digits, not {sha256!r}$"):
+        PdfSource(b"", sha256=sha256)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "path", "file"])
+async def test_the_content_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Without sending it, the content can be gone through in a few blocks of memory; never half of it."""
+    data = make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(b"before" + data if kind == "file" else data)
+    with path.open("rb") as file:
+        file.seek(6)
+        sources: dict[str, Any] = {"bytes": data, "path": path, "file": file}
+        with await PdfSource(sources[kind]).open() as opened:
+            assert b"".join(map(bytes, opened.blocks())) == data
+            assert max(map(len, opened.blocks())) == pdf._BLOCK
+            if kind == "bytes":
+                return
+            os.truncate(path, LARGE - 1)
+            with pytest.raises(InvalidRequest, match=r"^source: a.pdf was changed while it was uploaded$"):
+                list(opened.blocks())
+            monkeypatch.setattr(os, "preadv", _broken)
+            with pytest.raises(InvalidRequest, match=r"^source: a.pdf cannot be read: Input/output error$"):
+                list(opened.blocks())
+
+
+def _broken(*_: object) -> Any:
+    raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("size", [1500, pdf._BLOCK])
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_small_file_that_is_written_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, in_memory: bool
+) -> None:
+    """Though all of its bytes came, they may be of two versions."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    os.utime(path, ns=(0, 0))
+    if not in_memory:
+        monkeypatch.setattr(pdf, "_READ_NOW", None)
+    real, before = os.preadv, open_files()
+
+    def preadv(*arguments: Any) -> int:
+        got = real(*arguments)
+        rewrite(path, "is written again")
+        return got
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    for most in (MOST, None):
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+            await PdfSource(path).open(most)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_a_file_that_the_system_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Where an open file cannot be asked for its state, that is told of the source, and nothing stays open."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    before = open_files()
+    with path.open("rb", buffering=0) as file:
+        stale(monkeypatch, size)
+        with pytest.raises(InvalidRequest, match=r"^source: '.*lease.pdf' cannot be opened: Stale file handle$"):
+            await PdfSource(path).open(MOST)
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf cannot be read: Stale file handle$"):
+            await PdfSource(file).open(MOST)
+    assert open_files() == before
+
+
+async def test_a_file_that_the_system_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be known to be one version is not sent; that is no failure of the connection."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    with await PdfSource(path).open(MOST) as opened:
+        stale(monkeypatch, LARGE)
+        body = opened.body(lambda size: None)
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$") as caught:
+            await body.write(writer(bytearray()))
+        assert body.failure is caught.value
+
+
+def stale(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """From now on the system knows nothing of open files of this size."""
+    real = os.fstat
+
+    def fstat(number: int) -> os.stat_result:
+        if real(number).st_size == size:
+            raise OSError(116, "Stale file handle")
+        return real(number)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_cancelled_while_a_thread_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """The file stays open for the thread alone, and is closed when that is done."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    real, before = os.preadv, open_files()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> int:
+        begun.set()
+        assert go_on.wait(20)
+        return real(*arguments)
+
+    async def once() -> None:
+        with await PdfSource(path).open() as opened:
+            await sent(opened)
+
+    monkeypatch.setattr(pdf, "_READ_NOW", None)
+    monkeypatch.setattr(os, "preadv", slow)
+    task = asyncio.create_task(once())
+    assert await asyncio.to_thread(begun.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert str(path) in open_files()
+    go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert open_files() == before

@@ -326,6 +326,26 @@ SKIA = b"\n/MarkInfo <</Type /MarkInfo\n/Marked true>>\n/ViewerPreferences <</Di
 LIBREOFFICE = b"\n/OpenAction[4 0 R /XYZ null null 0]\n/Lang(en-US)\n"
 
 
+def wounded(old: bytes, new: bytes) -> bytes:
+    """The simple file with its last `old` replaced."""
+    head, found, tail = simple().rpartition(old)
+    assert found
+    return head + new + tail
+
+
+ROOT_ROW = b"%010d 00000 n" % simple().index(b"1 0 obj")
+
+
+def updated(data: bytes, words: bytes, *, head: bytes = b"xref\n0 2\n", gap: bytes = b" \n") -> bytes:
+    """The file with one more table behind it, in which the root is the second."""
+    at = len(data) + head.index(b"xref")
+    rows = b"0000000000 65535 f \n" + ROOT_ROW + gap
+    return data + head + rows + b"trailer<<" + words + b">>\nstartxref\n%d\n%%%%EOF\n" % at
+
+
+OTHER_ROW = b"%010d 00000 n" % simple().index(b"2 0 obj")
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -341,9 +361,7 @@ LIBREOFFICE = b"\n/OpenAction[4 0 R /XYZ null null 0]\n/Lang(en-US)\n"
         pdfs.by_fpdf2,
         lambda: pdfs.rewritten(pdfs.by_fpdf2()),
         lambda: pdfs.rewritten(pdfs.by_fpdf2(), linearize=True),
-        lambda: pdfs.update(simple(), {0: b"null", 1: b"<</Type/Catalog/Pages 2 0 R>>"}, size=2).replace(
-            b"xref\n0 1\n0000000000 65535 f \n0 2\n", b"xref\n0 2\n"
-        ),
+        lambda: updated(simple(), b"/Size 9/Root 1 0 R/Prev %d" % simple().index(b"xref\n")),
     ],
 )
 def test_what_programs_write_takes_the_short_way(make: Callable[[], bytes]) -> None:
@@ -353,15 +371,6 @@ def test_what_programs_write_takes_the_short_way(make: Callable[[], bytes]) -> N
     assert preflight(make()) is None
 
 
-def wounded(old: bytes, new: bytes) -> bytes:
-    """The simple file with its last `old` replaced."""
-    head, found, tail = simple().rpartition(old)
-    assert found
-    return head + new + tail
-
-
-ROOT_ROW = b"%010d 00000 n" % simple().index(b"1 0 obj")
-OTHER_ROW = b"%010d 00000 n" % simple().index(b"2 0 obj")
 NOT_SIMPLE = {
     "another form": simple(catalog=b"/AcroForm 6 0 R"),
     "a form": simple(catalog=b"/AcroForm<</Fields[6 0 R]>>"),
@@ -375,9 +384,12 @@ NOT_SIMPLE = {
     "a form after a dictionary in a dictionary": simple(catalog=b"/A<</B<<>>/AcroForm<<>>>>"),
     "nested too deep": simple(catalog=b"/MarkInfo<</A<<>>>>"),
     "a string with an end in it": simple(catalog=rb"/A(\)/B(x)"),
+    "a string that does not end": simple(catalog=b"/A((x)"),
     "strings in strings": simple(catalog=b"/A((x))"),
+    "a form between brackets in comments": simple(catalog=b"/A[%(\n]/AcroForm 6 0 R%)]\n"),
+    "a form between dictionaries in comments": simple(catalog=b"/A<<%(\n>>/AcroForm 6 0 R%)>>\n"),
     "a form after a comment": simple(catalog=b"%x\n/AcroForm<<>>"),
-    "a form after a comment's carriage return": simple(catalog=b"%x\r/AcroForm<<>>"),
+    "a form after a comment's carriage return": simple(catalog=b"%x\r/AcroForm<<>>\n"),
     "a comment to the end": simple(catalog=b"%"),
     "encrypted": simple(b"/Encrypt 8 0 R"),
     "encrypted by a direct dictionary": simple(b"/Encrypt<</Filter/Standard>>"),
@@ -385,7 +397,7 @@ NOT_SIMPLE = {
     "encrypted, escaped in the middle": simple(b"/Enc#72ypt 8 0 R"),
     "encrypted before the root": wounded(b"/Root", b"/Encrypt 8 0 R/Root"),
     "encrypted after a comment": simple(b"%x\n/Encrypt 8 0 R"),
-    "encrypted after a comment's carriage return": simple(b"%x\r/Encrypt 8 0 R"),
+    "encrypted after a comment's carriage return": simple(b"%x\r/Encrypt 8 0 R\n"),
     "hidden objects": simple(b"/XRefStm 20"),
     "two roots": simple(b"/Root 6 0 R"),
     "two roots, one escaped": simple(b"/R#6fot 6 0 R"),
@@ -396,6 +408,11 @@ NOT_SIMPLE = {
     "a root of another generation": wounded(b"/Root 1 0 R", b"/Root 1 1 R"),
     "a root below the table": wounded(b"xref\n0 9", b"xref\n2 9"),
     "a root beyond the table": wounded(b"/Root 1 0 R", b"/Root 9 0 R"),
+    "a root whose row is in the trailer": wounded(
+        b"/Size 9/Root 1 0 R", b"/Size 9/A(%b)/Root 10 0 R" % ROOT_ROW
+    ).replace(b"\n1 0 obj", b"\n10 0 obj"),
+    "a root whose row is before the table": updated(simple(), b"/Root 1 0 R", head=ROOT_ROW.ljust(31) + b"xref\n3 2\n"),
+    "encrypted by an update": updated(simple(), b"/Size 9/Root 1 0 R/Encrypt 8 0 R"),
     "a root that is free": wounded(ROOT_ROW, ROOT_ROW[:-1] + b"f"),
     "a root whose row is of another generation": wounded(ROOT_ROW, ROOT_ROW.replace(b"00000 n", b"00001 n")),
     "a root at the beginning": wounded(ROOT_ROW, b"0000000000 00000 n"),
@@ -432,9 +449,7 @@ def test_what_is_not_so_simple_is_read(name: str) -> None:
 @pytest.mark.parametrize("gap", [b" \n", b"\n ", b"\r ", b" \r", b"  ", b"\n\0", b"\r\n", b" \t"])
 def test_an_encrypted_wreck_does_not_take_the_short_way(words: bytes, gap: bytes) -> None:
     """Of several trailers in a damaged file, one that others would not find is no proof."""
-    data = simple(b"/Encrypt 8 0 R")
-    table = b"xref\n0 2\n0000000000 65535 f \n" + ROOT_ROW + gap + b"trailer<<" + words + b">>"
-    takes_short_way(data + table + b"\nstartxref\n%d\n%%%%EOF\n" % len(data))
+    takes_short_way(updated(simple(b"/Encrypt 8 0 R"), words, gap=gap))
 
 
 def read(data: bytes) -> object:
@@ -689,3 +704,27 @@ def test_a_wreck_is_refused_only_when_all_of_it_agrees(wound: tuple[bytes, bytes
     assert preflight(WRECK.replace(b"trailer", b"trailer []\ntrailer")) == "protected"
     assert wound[0] in WRECK
     assert preflight(WRECK.replace(*wound)) is None
+
+
+def opened(data: bytes) -> pdf_reader.Document:
+    return pdf_reader.Document(pdf_reader.Text(data, pdf_reader.Budget(BUDGET)))
+
+
+def test_finds_what_only_the_oldest_revision_has() -> None:
+    """A signature is seen through any number of updates that do not speak of it."""
+    data = pdfs.with_signature_field(SIGNED_VALUE)
+    for number in (5, 9, 5):
+        data = pdfs.update(data, {number: pdfs.stream_object(b"")}, size=number + 1)
+    assert preflight(data) == judge(data) == "already_signed"
+
+
+def test_knows_the_revisions_of_a_file() -> None:
+    """Each has its place, the newest first; that a file is linearized makes no further one."""
+    first = pdfs.make_pdf()
+    second = pdfs.update(first, {9: b"null"})
+    tables = [at.start() for at in re.finditer(rb"xref\n0 ", second)]
+    assert opened(second).offsets() == tables[::-1]
+    assert opened(first).offsets() == tables[:1]
+    linearized = pdfs.rewritten(first, linearize=True)
+    assert linearized.count(b"trailer") == 2
+    assert len(opened(linearized).offsets()) == 1
