@@ -8,7 +8,7 @@ import email.utils
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -826,11 +826,12 @@ async def test_a_client_looks_at_its_own_connections_only() -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"id": "right"})
 
-    async with serving(answer, host="0.0.0.0") as server, aiohttp.ClientSession() as session:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(answer)) for _ in range(20)]
+        session = await stack.enter_async_context(aiohttp.ClientSession())
         assert isinstance(session.connector, aiohttp.TCPConnector)
         pool = session.connector._conns = _Pool(collections.deque, session.connector._conns)
-        port = server.origin.rpartition(":")[2]
-        clients = [SigningClient(f"http://127.0.0.{host}:{port}", "token", session=session) for host in range(1, 31)]
+        clients = [SigningClient(server.origin, "token", session=session) for server in servers]
         for _ in range(2):
             for client in clients:
                 await client.me()
