@@ -40,6 +40,7 @@ def _writer(error: BaseException | None = None, transport: object = None) -> Any
     "broken",
     [
         aiohttp.ClientConnectionResetError("Cannot write to closing transport"),
+        aiohttp.ClientConnectionError("Connection lost"),
         aiohttp.ClientOSError(32, "Broken pipe"),
         ConnectionResetError(),
         ssl.SSLError("protocol is shutdown"),
