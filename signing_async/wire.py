@@ -50,7 +50,10 @@ _CONNECTIONS = 100
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[Chunk], Awaitable[None]]
 Produce = Callable[[Write, Callable[[], int]], Awaitable[None]]
-"""Writes a body in chunks. The second says how many bytes still wait to be sent: their memory may not be used again."""
+"""Writes a body in chunks. The second says how many bytes still wait to be sent: their memory may not be used again.
+
+An `OSError` out of it is taken for the connection's: those of a source have to be told as something else.
+"""
 
 
 def check_origin(base_url: str) -> str:
