@@ -213,6 +213,24 @@ def test_a_body_that_stands_still_is_cut_off(key: str) -> None:
         piped.close()
 
 
+def test_a_connection_that_is_gone_by_itself() -> None:
+    """Cutting it off comes too late then, and makes no noise."""
+    others = set(threading.enumerate())
+
+    class Late(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            deadline = time.monotonic() + 20
+            while any(isinstance(one, threading.Timer) for one in set(threading.enumerate()) - others):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return b""
+
+    body = event_body("a")
+    with socket.socket() as never_connected:
+        environ = posted(body, **{"wsgi.input": Late(), "gunicorn.socket": never_connected})
+        assert answer(wsgi_app(receiver(body_timeout=0.05)), environ)[0] == "408 Request Timeout"
+
+
 def test_a_body_that_came_leaves_no_timer() -> None:
     """What would have cut it off is called off at once."""
     body = event_body("a")
