@@ -46,7 +46,7 @@ _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 
 # What the simplest files are made of, each read by one pattern: dictionaries that hold nothing nested but flat arrays
-# and dictionaries, and no escaped names as keys. What else there may be is left to the reader.
+# and dictionaries, and none of whose keys is escaped. What else there may be is left to the reader.
 _PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
 _NAME = rb"/%b*+" % _PLAIN
 _REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R" % (SPACE, SPACE)
@@ -60,7 +60,7 @@ _TABLE = re.compile(
 _OTHER = rb"(?:(?!/Root|/Encrypt|/XRefStm)%b)*+" % _ENTRY
 # At the start of a line, where whoever rebuilds a damaged file finds it too.
 _PLAIN_TRAILER = re.compile(
-    rb"%b{1,65}+(?<=[\r\n])trailer%b*+<<%b*+%b/Root%b*+([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R%b%b>>"
+    rb"%b{1,65}+(?<=[\r\n])trailer%b*+<<%b*+%b/Root%b++([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R%b%b>>"
     % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, _GAP, _OTHER)
 )
 _PLAIN_CATALOG = re.compile(

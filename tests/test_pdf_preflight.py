@@ -271,6 +271,7 @@ def test_a_glance_at_a_hostile_file_is_short(name: str) -> None:
     assert not (glance(reader, len(data)) and preflight(data))
     assert sum(reader.reads) < 4 * GLANCE_BUDGET
     assert len(reader.reads) < GLANCE_BUDGET // STEP
+    takes_short_way(data)
 
 
 def test_a_glance_reads_little_of_a_large_file() -> None:
@@ -402,6 +403,7 @@ NOT_SIMPLE = {
     "two roots": simple(b"/Root 6 0 R"),
     "two roots, one escaped": simple(b"/R#6fot 6 0 R"),
     "no root": wounded(b"/Root", b"/Boot"),
+    "a root that is another name": wounded(b"/Root 1", b"/Root1"),
     "a root that is a value": wounded(b"/Root", b"/A/Root"),
     "a root in a string": wounded(b"/Root 1 0 R", b"/A(/Root 1 0 R)"),
     "a root that is no reference": wounded(b"/Root 1 0 R", b"/Root 1 0 Rx"),
