@@ -117,7 +117,7 @@ def test_what_is_missing_is_named(name: str, value: Any) -> None:
 def test_settings_that_cannot_work(settings: dict[str, Any]) -> None:
     """The error names the setting and the value."""
     [(name, value)] = settings.items()
-    with pytest.raises(ConfigurationError, match=f"{name} must be .*, not {value!r}$"):
+    with pytest.raises(ConfigurationError, match=rf"^OAuth: {name} must be .*, not {value!r}$"):
         oauth_for(BASE, **settings)
 
 
