@@ -215,7 +215,7 @@ class Response:
                 raise Broken(Failure(Outcome.LOST, f"the answer is larger than {limit} bytes", passing=False))
             if self._response.content.at_eof():
                 break
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     async def start(self) -> bytes:
         """The start of a body that matters less than its status, as far as it comes soon; this never fails."""
@@ -251,8 +251,8 @@ class Response:
 
     def close(self) -> None:
         """Give the connection back if the body was read to its end, and close it if not."""
-        # At its end aiohttp has done that.
-        if not self._response.closed:
+        # At its end aiohttp has done that, unless the request is still being sent.
+        if not self._response.closed or self._response.connection is not None:
             self._response.close()
 
 

@@ -875,3 +875,6 @@ async def test_which_connections_are_a_clients_own(other: dict[str, Any]) -> Non
     closed.clear()
     sessions.drop_spoiled(session, url)
     assert closed == ["own"]
+    del pool[own]  # while all of them are in use
+    sessions.drop_spoiled(session, url)
+    assert own not in pool
