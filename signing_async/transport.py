@@ -130,7 +130,8 @@ class Undecided(Exception):  # stays inside the package: callers see OutcomeUnkn
         self.known: tuple[object, ...] = tuple(known)
 
 
-@attrs.frozen(slots=False)
+# Not frozen, as the request is not: to make frozen ones would take a fortieth of a small call's time.
+@attrs.define(eq=False)
 class Operation(Generic[T]):
     """One operation of the service: what is sent, what a repeat would do, and how its answer is read."""
 
@@ -392,8 +393,9 @@ class _Call(Generic[T]):
 
     async def _exchange(self) -> T | Trouble:
         """Send the request and read its answer, within what is left of the deadline."""
-        self._forget_answer()
-        self.body = None
+        if self.attempts > 1:
+            self._forget_answer()
+            self.body = None
         if not await self.shared.gate.passed(self.deadline):
             return self._gated()
         since = asyncio.get_running_loop().time()
