@@ -557,11 +557,11 @@ class Slow:
         self.lags = lags
         self.kept: list[memoryview] = []
         self.out = bytearray()
-        self.rooms: set[int] = set()
+        self.rooms: dict[int, object] = {}  # kept, so that no two have the same number
 
     async def write(self, chunk: wire.Chunk) -> None:
         self.kept.append(memoryview(chunk))
-        self.rooms.add(id(memoryview(chunk).obj))
+        self.rooms[id(memoryview(chunk).obj)] = memoryview(chunk).obj
         while self.get_write_buffer_size() > self.lags:
             too_many = self.get_write_buffer_size() - self.lags
             self.out += self.kept[0][:too_many]
@@ -819,9 +819,11 @@ async def test_the_spool_is_private(tmp_path: Path) -> None:
 def rewrite(path: Path, how: str) -> None:
     """Make another version of the file, at its place, later than the one before."""
     data = path.read_bytes()
-    if how == "grows":
+    if how.startswith("grows"):
         with path.open("ab") as file:
             file.write(b"more")
+        if how == "grows before the clock goes on":
+            os.utime(path, ns=(0, 0))
     elif how == "shrinks":
         os.truncate(path, len(data) - 1)
     elif how == "vanishes":
@@ -837,7 +839,15 @@ def rewrite(path: Path, how: str) -> None:
         os.utime(path, ns=(0, 1))
 
 
-CHANGES = ["grows", "shrinks", "vanishes", "is written again", "ends otherwise", "is newer"]
+CHANGES = [
+    "grows",
+    "grows before the clock goes on",
+    "shrinks",
+    "vanishes",
+    "is written again",
+    "ends otherwise",
+    "is newer",
+]
 
 
 def digest(data: bytes) -> str:
