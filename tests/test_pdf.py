@@ -930,15 +930,18 @@ async def test_only_what_has_the_hash_is_sent(tmp_path: Path, size: int, kind: s
     }
     with await PdfSource(PdfSource(kinds[kind](), sha256=digest(data).upper()), "a.pdf").open(MOST) as opened:
         assert await sent(opened) == await sent(opened) == data
-    wrong = PdfSource(PdfSource(kinds[kind](), sha256=digest(data)), "a.pdf", sha256=digest(b"another"))
-    out = bytearray()
-    with await wrong.open(MOST) as opened:
-        body = opened.body(lambda size: None)
-        said = r"^source: a.pdf has other content than its sha256 tells$"
-        with pytest.raises(InvalidRequest, match=said) as caught:
-            await body.write(writer(out))
-        assert body.failure is caught.value
-    assert len(out) < (-(-size // pdf._READ) - 1) * pdf._READ + 500
+    other = digest(b"another")
+    inherited = PdfSource(PdfSource(kinds[kind](), sha256=other), "a.pdf")
+    given = PdfSource(PdfSource(kinds[kind](), sha256=digest(data)), "a.pdf", sha256=other)
+    for wrong in (inherited, given):
+        out = bytearray()
+        with await wrong.open(MOST) as opened:
+            body = opened.body(lambda size: None)
+            said = r"^source: a.pdf has other content than its sha256 tells$"
+            with pytest.raises(InvalidRequest, match=said) as caught:
+                await body.write(writer(out))
+            assert body.failure is caught.value
+        assert len(out) < (-(-size // pdf._READ) - 1) * pdf._READ + 500
 
 
 @pytest.mark.parametrize("sha256", ["", "abc", "g" * 64, "a" * 65, b"a" * 64, 5])
