@@ -18,13 +18,15 @@ from signing_async import (
     MemoryTokenStore,
     OAuth,
     RefreshRejected,
+    RequestTimeout,
     RetryPolicy,
     StateMismatch,
     Token,
     TransportError,
+    wire,
 )
 from signing_async.oauth import _expired, _expiry, _read_callback
-from tests.oauth_servers import SECRET, Scripted, drops, grants, oauth_for, raw, says
+from tests.oauth_servers import SECRET, Scripted, drops, grants, hangs, oauth_for, raw, says
 
 NOW = 1_900_000_000.0
 
@@ -289,6 +291,23 @@ async def test_a_huge_error() -> None:
             await oauth.exchange("a-code")
         assert caught.value.status == 400
         assert len(server.token_requests) == 1
+
+
+async def test_a_timeout_in_a_later_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells which that was; and no attempt spends more than half of the time on connecting, so that another can."""
+    connects: list[float] = []
+    send = wire.send
+
+    async def watched(*arguments: Any, connect: float, **more: Any) -> Any:
+        connects.append(connect)
+        return await send(*arguments, connect=connect, **more)
+
+    monkeypatch.setattr(wire, "send", watched)
+    async with Scripted(raw(503), hangs) as server, oauth_for(server.base_url, timeout=1.5) as oauth:
+        with pytest.raises(RequestTimeout, match=r"no answer came within 1\.5 s") as caught:
+            await oauth.exchange("a-code")
+        assert caught.value.attempts == 2
+    assert connects == [0.75, 0.75]
 
 
 async def test_what_is_logged_of_a_token_request(
