@@ -98,17 +98,16 @@ def test_what_takes_too_long_ends(run: Run) -> None:
     run(main())
 
 
-def test_what_ends_in_time_is_left_alone(run: Run) -> None:
+def test_what_ends_in_time_is_left_alone(clockwork: Clockwork) -> None:
     """After a block that has ended in time nothing is cancelled, however long the task goes on."""
 
     async def main() -> None:
-        deadlines = Deadlines()
-        with deadlines.until(_soon()) as bound:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
+        with Deadlines().until(_soon(1.0)) as bound:
+            await asyncio.sleep(0.9)
+        await asyncio.sleep(10)
         assert not bound.expired
 
-    run(main())
+    clockwork.run_until_complete(main())
 
 
 def test_a_deadline_that_has_passed_already(run: Run) -> None:
@@ -253,29 +252,26 @@ def test_a_kind_of_cancellation_is_one(run: Run) -> None:
     run(main())
 
 
-def test_who_is_cancelled_is_cancelled(run: Run) -> None:
-    """A cancellation by somebody else comes out as that: before the deadline, and together with it."""
+@pytest.mark.parametrize("when", [0.5, 1.0, 2.0])
+def test_who_is_cancelled_is_cancelled(clockwork: Clockwork, when: float) -> None:
+    """A cancellation by somebody else comes out as that: before the deadline, with it, and after it."""
+
+    async def bounded() -> None:
+        with Deadlines().until(1.0):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                if when > 1.0:
+                    await asyncio.sleep(60)
 
     async def main() -> None:
-        deadlines = Deadlines()
-
-        async def bounded(when: float) -> None:
-            with deadlines.until(when):
-                await asyncio.sleep(60)
-
-        early = asyncio.create_task(bounded(_soon(60)))
-        await asyncio.sleep(0)
-        early.cancel()
+        task = asyncio.create_task(bounded())
+        clockwork.call_at(when, task.cancel)
         with pytest.raises(asyncio.CancelledError):
-            await early
-        both = asyncio.create_task(bounded(_soon()))
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_at(_soon(), both.cancel)
-        time.sleep(0.03)  # both timers are due now, and ring in one round
-        with pytest.raises(asyncio.CancelledError):
-            await both
+            await task
+        assert clockwork.now == pytest.approx(when, abs=0.001)
 
-    run(main())
+    clockwork.run_until_complete(main())
 
 
 def test_a_cancellation_from_before_does_not_count(run: Run) -> None:
