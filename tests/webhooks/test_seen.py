@@ -262,8 +262,9 @@ def claim_in_a_thread():
     print("waits" if claims[0].is_alive() else "goes on", flush=True)
 os.register_at_fork(before=claim_in_a_thread)  # what is registered first runs last, right before the fork
 from signing_async.webhooks import SQLiteSeenEvents
-guard = SQLiteSeenEvents(sys.argv[1])
+guard, other = SQLiteSeenEvents(sys.argv[1]), SQLiteSeenEvents(sys.argv[1] + ".other")
 guard.claim("before")
+other.claim("before")
 child = os.fork()
 signal.alarm(20)
 if child:
@@ -278,3 +279,31 @@ def test_no_thread_uses_sqlite_during_a_fork(tmp_path: Path) -> None:
     script = [sys.executable, "-c", FORKING, str(tmp_path / "seen.db")]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.split(), done.returncode) == (["waits", "new", "pending"], 0), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sqlite_is_not_closed_under_a_thread_that_uses_it(tmp_path: Path) -> None:
+    """Closing waits for a step that is under way."""
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(SQLiteSeenEvents):
+        def _open(self) -> sqlite3.Connection:
+            begun.set()
+            assert go.wait(30)
+            return super()._open()
+
+    guard = Slow(tmp_path / "seen.db")
+    claims: list[Claim] = []
+    claiming = threading.Thread(target=lambda: claims.append(guard.claim("a")))
+    claiming.start()
+    assert begun.wait(30)
+    closing = threading.Thread(target=guard.close)
+    closing.start()
+    closing.join(0.1)
+    waits = closing.is_alive()
+    go.set()
+    claiming.join(30)
+    closing.join(30)
+    assert waits
+    assert claims == [Claim.NEW]
+    guard.close()
