@@ -41,12 +41,12 @@ from .errors import (
     TransportError,
     Unauthorized,
 )
+from .files import sync_folder
 from .ledger import Ledger, Listed, Upload
 from .models import Document, Signing
 from .pdf import OpenPdf, PdfSource, Source
 from .retry import Repeat
 from .signings import reading, signing_path
-from .token_stores import sync_folder
 from .transport import Done, Operation, Read, Transport
 
 __all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]

@@ -23,7 +23,7 @@ import attrs
 
 from . import checks
 from .errors import ConfigurationError, InvalidRequest, JournalError
-from .token_stores import sync_folder
+from .files import sync_folder
 
 try:
     import fcntl

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from . import wire
 from .errors import InvalidRequest, PdfRejected
+from .files import open_regular
 
 if TYPE_CHECKING:
     from .pdf_preflight import Verdict
@@ -32,8 +33,6 @@ _READ = 120 * 1024
 _WRITTEN = 60 * 1024
 _JOINED = 64 * 1024
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
-# Opening a pipe for reading would wait for its writer. Not every system has all of these.
-_OPENED = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _one_at_a_time = threading.Lock()
 _REASONS = {
     "not_pdf": "it is not a PDF",
@@ -410,11 +409,11 @@ def _open_memory(source: bytes | bytearray | memoryview, filename: str) -> OpenP
 
 def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
     try:
-        file = _File(os.open(path, _OPENED))
+        number = open_regular(path)
+        file = None if number is None else _File(number)
     except (OSError, ValueError) as error:
         raise _unusable(f"{os.fspath(path)!r} cannot be opened", error) from None
-    if not stat.S_ISREG(file.status.st_mode):
-        file.close()
+    if file is None:
         raise InvalidRequest(f"source: {os.fspath(path)!r} is not a file")
     return OpenPdf(filename, file)
 

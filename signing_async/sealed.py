@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +18,7 @@ import attrs
 
 from .assumptions import Assumptions
 from .errors import InvalidRequest, PdfRejected
+from .files import open_regular
 from .pdf_reader import (
     HEADER_WINDOW,
     OBJECT,
@@ -143,13 +143,11 @@ def _read(path: str | os.PathLike[str], most: int) -> bytes:
     """The file as it is now. It is not mapped: one that is cut short meanwhile would end the process."""
     shown = repr(os.fspath(path))
     try:
-        # Opening a pipe for reading would wait for its writer.
-        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        number = open_regular(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidRequest(f"source: {shown} cannot be opened: {why}") from None
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
+    if number is None:
         raise InvalidRequest(f"source: {shown} is not a file")
     with os.fdopen(number, "rb") as file:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import glob
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from .errors import AuthError, ConfigurationError
+from .files import sync_folder
 from .models import Token
 
 try:
@@ -29,7 +29,6 @@ __all__ = [
     "MemoryTokenStore",
     "TokenStore",
     "carried_through",
-    "sync_folder",
     "token_from_json",
     "token_to_json",
 ]
@@ -205,15 +204,3 @@ class FileTokenStore:
         except OSError as error:
             raise AuthError(f"the lock beside {self.path} cannot be taken: {error.strerror}") from None
         return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the files are, as far as its file system has a way to."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(handle)

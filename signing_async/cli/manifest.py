@@ -25,9 +25,9 @@ from typing import IO, Any, Protocol, Self, TypeVar
 import attrs
 
 from ..errors import InvalidRequest, SigningError
+from ..files import open_regular, sync_folder
 from ..packages import NewRecipient, SigningPackage
 from ..pdf import PdfSource
-from ..token_stores import sync_folder
 from ..toml_files import closest
 
 __all__ = ["Entry", "Manifest", "Problem", "Report"]
@@ -107,15 +107,13 @@ class Manifest:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Opening a pipe would wait for its writer; and it could be read only once.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = open_regular(path)
         except OSError as error:
             raise InvalidRequest(f"{path}: cannot be opened: {error.strerror}") from None
-        self._status = os.fstat(descriptor)
-        if not stat.S_ISREG(self._status.st_mode):
-            os.close(descriptor)
+        if descriptor is None:
             raise InvalidRequest(f"{path}: is not a file")
         self._file = os.fdopen(descriptor, "rb")
+        self._status = os.fstat(descriptor)
         self.folder: Path = path.absolute().parent
         start = self._file.read(4096)
         self.format: _Format = Json() if start.removeprefix(_BOM).lstrip()[:1] == b"{" else Csv()
