@@ -233,6 +233,11 @@ def test_an_asyncio_queue_is_refused_where_threads_serve() -> None:
         receiver.receive_blocking(signed(body), body)
 
 
+async def test_drain_before_any_delivery() -> None:
+    """There is nothing to wait for."""
+    assert await Receiver(VERIFIER, print).drain(timeout=0.5)
+
+
 async def test_drain_waits_for_hand_offs_under_way() -> None:
     """A hand-off that has begun is finished and acknowledged, a new delivery is not begun."""
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -316,7 +321,7 @@ async def test_a_cancelled_hand_off_gives_its_claim_back() -> None:
 @pytest.mark.parametrize("hand_off", [None, "tasks.handle", []])
 def test_a_hand_off_is_a_callback_or_a_queue(hand_off: Any) -> None:
     """Anything else is told when the receiver is made, and not by the first delivery."""
-    with pytest.raises(ConfigurationError, match="hand_off must be a callback or a queue, not"):
+    with pytest.raises(ConfigurationError, match=r"^hand_off must be a callback or a queue, not "):
         Receiver(VERIFIER, hand_off)
 
 
