@@ -45,25 +45,38 @@ async def serving(handler: Handler, *, ssl: SSLContext | None = None, host: str 
 async def answering(
     raw: bytes, *, then: Callable[[asyncio.StreamWriter], Awaitable[None]] | None = None
 ) -> AsyncIterator[str]:
-    """A server that answers every request on a connection with these bytes; gives its origin."""
+    """A server that answers the first request on a connection with these bytes; gives its origin."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
+        await writer.drain()
+        if then is not None:
+            await then(writer)
+
+    async with talking(answer) as origin:
+        yield origin
+
+
+@asynccontextmanager
+async def talking(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """A server that does this on each connection, until that is gone or the test is over; gives its origin."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
         try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(raw)
-            await writer.drain()
-            if then is not None:
-                await then(writer)
+            await talk(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:

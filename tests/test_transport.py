@@ -44,7 +44,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Profile, Sandbox
 from tests.pdfs import make_pdf
-from tests.servers import answering, serving
+from tests.servers import answering, serving, talking
 
 QUICK = RetryPolicy(base_delay=0.01)
 
@@ -744,28 +744,16 @@ async def test_the_hook_is_not_told_of_an_earlier_answer(sandbox: Sandbox, clien
 @asynccontextmanager
 async def _talkative() -> AsyncIterator[str]:
     """A server that answers each request rightly, and a moment later says something that nobody asked for."""
-    tasks: set[asyncio.Task[None]] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while True:
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "right"}')
-                await asyncio.sleep(0.02)
-                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "wrong"}')
-        writer.close()
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "right"}')
+            await asyncio.sleep(0.02)
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "wrong"}')
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with talking(talk) as origin:
+        yield origin
 
 
 async def _spoiled(session: aiohttp.ClientSession) -> None:
