@@ -13,6 +13,7 @@ import secrets
 import stat
 import tempfile
 import threading
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,11 +28,13 @@ __all__ = ["OpenPdf", "PdfSource", "Source"]
 
 # A file of this size is read at once; more of a stream than this is not kept in memory.
 _BLOCK = 256 * 1024
-# What is read of a larger file at once, into buffers that stay in the processor's cache, and how much of that is
-# written at once: what fits into a packet of the loopback, and into four records of TLS. Both measured.
+# What is read of a larger file at once, and how much of that is written at once: what fits into a packet of the
+# loopback, and into four records of TLS. Both measured.
 _READ = 120 * 1024
 _WRITTEN = 60 * 1024
 _JOINED = 64 * 1024
+# Rooms for that which are free, the last one used first: it is in the processor's cache, where a new one is not.
+_rooms: deque[memoryview] = deque(maxlen=4)
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
 _one_at_a_time = threading.Lock()
 _REASONS = {
@@ -245,7 +248,7 @@ class OpenPdf:
             if isinstance(self._content, memoryview):
                 block = self._content[at : at + size]
             else:
-                room = room or memoryview(bytearray(_READ))
+                room = room or _take_room()
                 block = room[:size]
                 if not _read_now(self._file, block, self._start + at):
                     await self._fetch(block, self._start + at)
@@ -256,8 +259,13 @@ class OpenPdf:
                 self._check_read(digest)
             for start in range(0, size, _WRITTEN):
                 await write(block[start : start + _WRITTEN])
-            # What still waits to be sent must stay as it is: that is some of this block, and seldom of the one before.
-            room, spare = spare if waiting() <= size else None, room
+            left = waiting()
+            if left:
+                # What still waits to be sent must stay as it is: some of this block, and seldom of the one before.
+                room, spare = spare if left <= size else None, room
+            elif room is not None:
+                _rooms.append(room)
+                room = None
             sent(size)
 
     async def _fetch(self, block: memoryview, at: int) -> None:
@@ -466,6 +474,13 @@ def _read_aside(source: IO[bytes], filename: str, spool: _Spool) -> None:
             spool.flush()
         if not chunk:
             return
+
+
+def _take_room() -> memoryview:
+    try:
+        return _rooms.pop()
+    except IndexError:
+        return memoryview(bytearray(_READ))
 
 
 def _read_now(file: _File, block: memoryview, at: int) -> bool:

@@ -589,6 +589,18 @@ async def test_what_still_waits_to_be_sent_is_left_alone(tmp_path: Path, lags: i
     assert len(slow.rooms) <= 5 or lags > pdf._READ
 
 
+async def test_what_is_sent_at_once_needs_one_room(tmp_path: Path) -> None:
+    """However many files go out one after the other, all blocks of them are read into the same memory."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    quick = Slow(lags=0)
+    writer = SimpleNamespace(write=quick.write, transport=quick)
+    for _ in range(3):
+        with await PdfSource(path).open() as opened:
+            await opened.body(lambda size: None).write(writer)  # type: ignore[arg-type]  # as above
+    assert sum(len(room) == pdf._READ for room in quick.rooms.values() if isinstance(room, bytearray)) == 1
+
+
 async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path) -> None:
     """Only what the source raises counts as its failure."""
     path = tmp_path / "a.pdf"
