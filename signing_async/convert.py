@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _BOM = b"\xef\xbb\xbf"
 _DEEPEST = 100
+_SMALL = 2000
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,7 +88,8 @@ def _may_be_deep(body: bytes) -> bool:
 
     At a small part of what reading it costs: this looks at nothing but the brackets, a level at a time.
     """
-    if body.count(b"{") + body.count(b"[") <= _DEEPEST:
+    # For what is small this is quicker still.
+    if len(body) <= _SMALL and body.count(b"{") + body.count(b"[") <= _DEEPEST:
         return False
     brackets = body.translate(_ONE_KIND, _NO_BRACKETS)
     for _ in range(_DEEPEST):
