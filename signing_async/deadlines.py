@@ -6,39 +6,36 @@ import asyncio
 import math
 from types import TracebackType
 
-__all__ = ["Bound", "Deadlines"]
+__all__ = ["Bound", "until"]
 
 _PAUSE = 1e-6
 
 
-class Deadlines:
-    """Makes what `asyncio.timeout_at` makes, at a fifth of its cost: most of what is bounded ends long before its time.
+def until(when: float) -> Bound:
+    """A block that is cancelled at this time of the loop's clock, and then raises a `TimeoutError`. ::
 
-    One timer is set for the earliest deadline of all. When it rings it looks what is late, and is set for what is left.
-    """
-
-    def __init__(self) -> None:
-        self._watch: _Watch | None = None
-
-    def until(self, when: float) -> Bound:
-        """A block that is cancelled at this time of the loop's clock, and then raises a `TimeoutError`. ::
-
-        with deadlines.until(when) as bound:
+        with until(when) as bound:
             ...
-        """
-        loop = asyncio.get_running_loop()
-        watch = self._watch
-        if watch is None or watch.loop is not loop:
-            # What is under way in another loop keeps its own: that one may still run.
-            watch = self._watch = _Watch(loop)
-        return Bound(watch, when)
+
+    It does what `asyncio.timeout_at` does, at a third of its cost: most of what is bounded ends long before its time.
+    """
+    loop = asyncio.get_running_loop()
+    watch = _watches.get(loop)
+    if watch is None:
+        for ended in [other for other in tuple(_watches) if other.is_closed()]:
+            _watches.pop(ended, None)
+        watch = _watches[loop] = _Watch(loop)
+    return Bound(watch, when)
 
 
 class _Watch:
-    """The bounds of one loop, and their timer."""
+    """The bounds of one loop, and their timer.
+
+    It is set for the earliest deadline of all. When it rings it looks what is late, and is set for what is left.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+        self._loop = loop
         self.under_way: set[Bound] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = math.inf
@@ -51,11 +48,11 @@ class _Watch:
     def _set(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._rings_at = self.loop.call_at(when, self._ring), when
+        self._timer, self._rings_at = self._loop.call_at(when, self._ring), when
 
     def _ring(self) -> None:
         # A timer of a loop whose clock is coarse rings a little early.
-        now = max(self.loop.time(), self._rings_at)
+        now = max(self._loop.time(), self._rings_at)
         self._timer, self._rings_at = None, math.inf
         try:
             for late in [bound for bound in self.under_way if bound.when <= now]:
@@ -106,3 +103,7 @@ class Bound:
         # Who was asked to stop by somebody else as well is stopped.
         if self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from error
+
+
+_watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
+"""Those of the loops that still run: thousands of clients share one timer."""

@@ -31,6 +31,7 @@ from . import wire
 from .answers import record, request_id
 from .bulk import Progress, Results, Tally, Teller
 from .convert import Unreadable, structure
+from .deadlines import until
 from .errors import (
     ClientClosed,
     DecodeError,
@@ -117,7 +118,7 @@ class Documents:
         deadline = transport.deadline(transfer=True)
         try:
             with (
-                transport.shared.deadlines.until(deadline) as preparing,
+                until(deadline) as preparing,
                 await PdfSource(source, filename).open(most if preflight else None) as pdf,
             ):
                 sending = _Sending(pdf, teller)

@@ -16,7 +16,7 @@ from . import errors, retry, wire
 from .answers import error_from, request_id
 from .assumptions import Assumptions
 from .convert import Unreadable, parse
-from .deadlines import Deadlines
+from .deadlines import until
 from .models import Token
 from .redaction import redact
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
@@ -176,7 +176,6 @@ class Shared:
         self.let_through = 0
         """How many requests were answered otherwise than with a 429."""
         self.budget: Budget = Budget()
-        self.deadlines: Deadlines = Deadlines()
 
 
 class Transport:
@@ -350,7 +349,7 @@ class _Call(Generic[T]):
     async def _check(self) -> Done[T] | None:
         assert self.operation.check is not None
         try:
-            with self.shared.deadlines.until(self.deadline):
+            with until(self.deadline):
                 return await self.operation.check(self._read, self.failed_at)
         except Undecided as error:
             unknown = self._unknown(str(error), "", known=error.known)
@@ -404,7 +403,7 @@ class _Call(Generic[T]):
         if self.operation.repeat is Repeat.CHECKED and self.options.retry.max_attempts > 1:
             limit -= min((self.deadline - since) * _CHECK_SHARE, _CHECK_MOST)
         try:
-            with self.shared.deadlines.until(limit) as bound:
+            with until(limit) as bound:
                 while True:
                     token = await self.shared.auth.token()
                     self.body = self.operation.body() if self.operation.body is not None else None

@@ -16,7 +16,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signing_async.deadlines import Deadlines
+from signing_async.deadlines import until
 
 Loop = asyncio.AbstractEventLoop
 Run = Callable[[Awaitable[Any]], Any]
@@ -76,7 +76,6 @@ def test_what_takes_too_long_ends(run: Run) -> None:
     """At its deadline a block is cancelled where it waits, and a TimeoutError comes out of it."""
 
     async def main() -> None:
-        deadlines = Deadlines()
         cancelled = []
 
         async def slow() -> None:
@@ -86,7 +85,7 @@ def test_what_takes_too_long_ends(run: Run) -> None:
                 cancelled.append(True)
                 raise
 
-        with pytest.raises(TimeoutError) as caught, deadlines.until(_soon()) as bound:
+        with pytest.raises(TimeoutError) as caught, until(_soon()) as bound:
             await slow()
         assert cancelled
         assert bound.expired
@@ -102,7 +101,7 @@ def test_what_ends_in_time_is_left_alone(clockwork: Clockwork) -> None:
     """After a block that has ended in time nothing is cancelled, however long the task goes on."""
 
     async def main() -> None:
-        with Deadlines().until(_soon(1.0)) as bound:
+        with until(_soon(1.0)) as bound:
             await asyncio.sleep(0.9)
         await asyncio.sleep(10)
         assert not bound.expired
@@ -114,9 +113,8 @@ def test_a_deadline_that_has_passed_already(run: Run) -> None:
     """A block that is entered too late ends as soon as it has to wait."""
 
     async def main() -> None:
-        deadlines = Deadlines()
         for late in (-1.0, 0.0):
-            with pytest.raises(TimeoutError), deadlines.until(_soon(late)):
+            with pytest.raises(TimeoutError), until(_soon(late)):
                 await asyncio.sleep(60)
 
     run(main())
@@ -126,8 +124,7 @@ def test_a_loop_that_was_blocked(run: Run) -> None:
     """What is late because the loop stood still ends at the first wait after that; what waits for nothing does not."""
 
     async def main() -> None:
-        deadlines = Deadlines()
-        with deadlines.until(_soon()) as bound:
+        with until(_soon()) as bound:
             time.sleep(0.03)
         assert not bound.expired
 
@@ -135,7 +132,7 @@ def test_a_loop_that_was_blocked(run: Run) -> None:
             time.sleep(0.03)
             await asyncio.sleep(60)
 
-        with pytest.raises(TimeoutError), deadlines.until(_soon()):
+        with pytest.raises(TimeoutError), until(_soon()):
             await block()
 
     run(main())
@@ -145,11 +142,11 @@ def test_what_is_ready_in_the_same_moment_is_late(clockwork: Clockwork) -> None:
     """Whatever comes first of result and deadline in one round of the loop, no cancellation is left over after it."""
 
     async def main(first: bool) -> bool:
-        deadlines, result = Deadlines(), clockwork.create_future()
+        result = clockwork.create_future()
         if first:
             clockwork.call_at(clockwork.now + 1.0, result.set_result, None)
         try:
-            with deadlines.until(clockwork.now + 1.0):
+            with until(clockwork.now + 1.0):
                 if not first:
                     clockwork.call_at(clockwork.now + 1.0, result.set_result, None)
                 await result
@@ -171,10 +168,10 @@ def test_who_leaves_in_the_round_of_the_deadline_is_left_alone(clockwork: Clockw
     """A task that leaves its block in the very round in which the timer rings, just before, is not cancelled."""
 
     async def main() -> None:
-        deadlines, gone = Deadlines(), asyncio.Event()
+        gone = asyncio.Event()
 
         async def other() -> None:
-            with deadlines.until(5.0):
+            with until(5.0):
                 await asyncio.sleep(4.0)
                 # The timer is ready to ring while this still runs.
                 clockwork.now = 6.0
@@ -192,8 +189,7 @@ def test_what_swallows_its_cancellation_goes_on(run: Run) -> None:
     """A block that takes no notice ends as it likes, and what comes after it is not cancelled."""
 
     async def main() -> None:
-        deadlines = Deadlines()
-        with deadlines.until(_soon()) as bound:
+        with until(_soon()) as bound:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
@@ -211,8 +207,7 @@ def test_an_error_of_the_blocks_own_stays_it(run: Run) -> None:
     """What a block raises when it is cancelled, or before, is what comes out of it."""
 
     async def main() -> None:
-        deadlines = Deadlines()
-        with pytest.raises(KeyError), deadlines.until(_soon()) as early:
+        with pytest.raises(KeyError), until(_soon()) as early:
             raise KeyError
         assert not early.expired
 
@@ -222,11 +217,11 @@ def test_an_error_of_the_blocks_own_stays_it(run: Run) -> None:
             finally:
                 raise KeyError
 
-        with pytest.raises(KeyError), deadlines.until(_soon()) as late:
+        with pytest.raises(KeyError), until(_soon()) as late:
             await fail()
         assert late.expired
         await asyncio.sleep(0.03)
-        with pytest.raises(TimeoutError, match="its own"), deadlines.until(_soon(60)) as own:
+        with pytest.raises(TimeoutError, match="its own"), until(_soon(60)) as own:
             raise TimeoutError("its own")
         assert not own.expired
 
@@ -246,7 +241,7 @@ def test_a_kind_of_cancellation_is_one(run: Run) -> None:
             except asyncio.CancelledError:
                 raise Gone from None
 
-        with pytest.raises(TimeoutError), Deadlines().until(_soon()):
+        with pytest.raises(TimeoutError), until(_soon()):
             await go()
 
     run(main())
@@ -257,7 +252,7 @@ def test_who_is_cancelled_is_cancelled(clockwork: Clockwork, when: float) -> Non
     """A cancellation by somebody else comes out as that: before the deadline, with it, and after it."""
 
     async def bounded() -> None:
-        with Deadlines().until(1.0):
+        with until(1.0):
             try:
                 await asyncio.sleep(60)
             finally:
@@ -278,14 +273,13 @@ def test_a_cancellation_from_before_does_not_count(run: Run) -> None:
     """Who was cancelled before and cleans up now can still be late with that."""
 
     async def main() -> None:
-        deadlines = Deadlines()
 
         async def cleaning_up() -> str:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 try:
-                    with deadlines.until(_soon()):
+                    with until(_soon()):
                         await asyncio.sleep(60)
                 except TimeoutError:
                     return "late"
@@ -304,7 +298,7 @@ def test_a_deadline_that_is_lifted(run: Run) -> None:
     """From then on the block may take as long as it wants."""
 
     async def main() -> None:
-        with Deadlines().until(_soon()) as bound:
+        with until(_soon()) as bound:
             bound.lift()
             await asyncio.sleep(0.05)
         assert not bound.expired
@@ -321,7 +315,7 @@ def test_a_deadline_that_passed_cannot_be_lifted(run: Run) -> None:
                 await asyncio.sleep(60)
             bound.lift()
 
-        bound = Deadlines().until(_soon())
+        bound = until(_soon())
         with pytest.raises(TimeoutError), bound:
             await swallow()
 
@@ -332,22 +326,21 @@ def test_blocks_within_blocks(run: Run) -> None:
     """The inner block's end is not the outer's; where both are late together, it is the outer one that ends."""
 
     async def main() -> None:
-        deadlines = Deadlines()
-        with deadlines.until(_soon(60)) as outer, pytest.raises(TimeoutError), deadlines.until(_soon()) as inner:
+        with until(_soon(60)) as outer, pytest.raises(TimeoutError), until(_soon()) as inner:
             await asyncio.sleep(60)
         assert (outer.expired, inner.expired) == (False, True)
         ended = []
 
         async def inner_block() -> None:
             try:
-                with deadlines.until(_soon()):
+                with until(_soon()):
                     time.sleep(0.03)
                     await asyncio.sleep(60)
             except BaseException as error:
                 ended.append(type(error))
                 raise
 
-        with pytest.raises(TimeoutError), deadlines.until(_soon()):
+        with pytest.raises(TimeoutError), until(_soon()):
             await inner_block()
         assert ended == [asyncio.CancelledError]
 
@@ -453,14 +446,12 @@ def _asyncios() -> Until:
 
 
 def _ours() -> Until:
-    deadlines = Deadlines()
-
     @contextlib.asynccontextmanager
-    async def until(when: float) -> Any:
-        with deadlines.until(when) as bound:
+    async def ours(when: float) -> Any:
+        with until(when) as bound:
             yield lambda: bound.expired
 
-    return until
+    return ours
 
 
 @settings(max_examples=300, deadline=None)
@@ -477,17 +468,16 @@ def test_many_with_deadlines_of_all_kinds(clockwork: Clockwork) -> None:
     """Each ends at its own time, in whatever order they began; those that end early keep nothing up."""
     ended: list[tuple[float, float]] = []
 
-    async def bounded(deadlines: Deadlines, when: float, takes: float) -> None:
+    async def bounded(when: float, takes: float) -> None:
         try:
-            with deadlines.until(when):
+            with until(when):
                 await asyncio.sleep(takes)
         except TimeoutError:
             ended.append((when, clockwork.now))
 
     async def main() -> None:
-        deadlines = Deadlines()
-        late = [bounded(deadlines, when, 1000) for when in (50.0, 10.0, 30.0, 70.0, 20.0, 20.0)]
-        early = [bounded(deadlines, when, 1.0) for when in (5.0, 15.0, 60.0)]
+        late = [bounded(when, 1000) for when in (50.0, 10.0, 30.0, 70.0, 20.0, 20.0)]
+        early = [bounded(when, 1.0) for when in (5.0, 15.0, 60.0)]
         await asyncio.gather(*late, *early)
 
     clockwork.run_until_complete(main())
@@ -499,9 +489,8 @@ def test_calls_that_go_well_set_one_timer(clockwork: Clockwork) -> None:
     """Ten thousand blocks, one after the other and each with the same time, need a timer for all of that time."""
 
     async def main() -> None:
-        deadlines = Deadlines()
         for _ in range(10_000):
-            with deadlines.until(clockwork.now + 60):
+            with until(clockwork.now + 60):
                 await asyncio.sleep(0)
         assert clockwork.timers == 1
         await asyncio.sleep(120)  # and with nothing left to watch the timer is not set again
@@ -513,14 +502,13 @@ def test_calls_that_go_well_set_one_timer(clockwork: Clockwork) -> None:
 def test_many_that_end_one_after_the_other_are_looked_at_seldom(clockwork: Clockwork) -> None:
     """In an outage thousands of deadlines pass within a second: not each of them is worth a look at all."""
 
-    async def bounded(deadlines: Deadlines, when: float) -> None:
-        with pytest.raises(TimeoutError), deadlines.until(when):
+    async def bounded(when: float) -> None:
+        with pytest.raises(TimeoutError), until(when):
             await asyncio.Event().wait()
         assert when <= clockwork.now < when + 0.01
 
     async def main() -> None:
-        deadlines = Deadlines()
-        await asyncio.gather(*(bounded(deadlines, 10 + number / 10_000) for number in range(5_000)))
+        await asyncio.gather(*(bounded(10 + number / 10_000) for number in range(5_000)))
 
     clockwork.run_until_complete(main())
     assert clockwork.timers < 1_000
@@ -532,7 +520,7 @@ def test_a_clock_that_ticks_coarsely(clockwork: Clockwork) -> None:
 
     async def main() -> None:
         clockwork.now = 1.0
-        with pytest.raises(TimeoutError), Deadlines().until(1.01):
+        with pytest.raises(TimeoutError), until(1.01):
             await asyncio.Event().wait()
         assert clockwork.time() < 1.01
 
@@ -550,16 +538,16 @@ def test_a_task_that_cannot_be_cancelled_keeps_no_other_from_it() -> None:
                 raise RuntimeError("no")
             return super().cancel()
 
-    async def bounded(deadlines: Deadlines, when: float, what: Awaitable[object]) -> None:
-        with deadlines.until(when):
+    async def bounded(when: float, what: Awaitable[object]) -> None:
+        with until(when):
             await what
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: failed.append(context["exception"]))
-        deadlines, when = Deadlines(), _soon()
-        stubborn = [asyncio.create_task(bounded(deadlines, when, Stubborn())) for _ in range(2)]
-        others = [asyncio.create_task(bounded(deadlines, when, asyncio.sleep(60))) for _ in range(20)]
+        when = _soon()
+        stubborn = [asyncio.create_task(bounded(when, Stubborn())) for _ in range(2)]
+        others = [asyncio.create_task(bounded(when, asyncio.sleep(60))) for _ in range(20)]
         await asyncio.sleep(0)
         assert all(isinstance(each, TimeoutError) for each in await asyncio.gather(*others, return_exceptions=True))
         for task in stubborn:
@@ -575,12 +563,11 @@ def test_a_task_that_cannot_be_cancelled_keeps_no_other_from_it() -> None:
 
 def test_a_loop_after_another(run: Run) -> None:
     """What a loop left behind when it was closed keeps no later one from its deadlines, nor is it kept itself."""
-    deadlines = Deadlines()
     left: list[weakref.ref[Any]] = []
 
     async def leave_behind() -> None:
         async def forever() -> None:
-            with deadlines.until(_soon(60)):
+            with until(_soon(60)):
                 await asyncio.sleep(60)
 
         task = asyncio.create_task(forever())
@@ -594,7 +581,7 @@ def test_a_loop_after_another(run: Run) -> None:
     del loop
 
     async def main() -> None:
-        with pytest.raises(TimeoutError), deadlines.until(_soon()):
+        with pytest.raises(TimeoutError), until(_soon()):
             await asyncio.sleep(60)
 
     run(main())
@@ -605,12 +592,11 @@ def test_a_loop_after_another(run: Run) -> None:
 
 def test_two_loops_at_once() -> None:
     """In two threads, each loop ends what is late in it, whatever the other one does meanwhile."""
-    deadlines = Deadlines()
     entered, more = threading.Barrier(2, timeout=30), threading.Barrier(2, timeout=30)
     ended: list[bool] = []
 
     async def bounded(when: float) -> None:
-        with deadlines.until(when) as bound:
+        with until(when) as bound:
             try:
                 await asyncio.sleep(60)
             finally:
@@ -643,14 +629,42 @@ def test_two_loops_at_once() -> None:
     assert ended == [True] * 4
 
 
+def test_a_loop_that_is_closed_is_let_go() -> None:
+    """By the next one that has deadlines: no timer of a minute keeps it."""
+
+    async def main() -> None:
+        with until(_soon(60)):
+            await asyncio.sleep(0)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    gone = weakref.ref(loop)
+    del loop
+    asyncio.run(main())
+    gc.collect()
+    assert gone() is None
+
+
+def test_clients_share_one_timer(clockwork: Clockwork) -> None:
+    """Whatever bounds a block, in one loop: ten thousand clients do not keep as many timers waiting."""
+
+    async def main() -> None:
+        for number in range(100):
+            with until(60.0 + number):
+                await asyncio.sleep(0)
+        timers = [each for each in clockwork._scheduled if not each.cancelled()]  # type: ignore[attr-defined]  # asyncio's own
+        assert len(timers) == 1
+
+    clockwork.run_until_complete(main())
+
+
 def test_nothing_is_kept_of_what_is_over(run: Run) -> None:
     """A task whose block has ended is gone, long before the timer would have rung for it."""
 
     async def main() -> None:
-        deadlines = Deadlines()
-
         async def bounded() -> None:
-            with deadlines.until(_soon(60)):
+            with until(_soon(60)):
                 await asyncio.sleep(0)
 
         task = asyncio.create_task(bounded())
