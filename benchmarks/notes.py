@@ -15,14 +15,14 @@ _HTTPX = (
     "of what httpx takes for everything. Without them this package takes less than half of what httpx does."
 )
 _FORM = (
-    "the barest payload that aiohttp can send, without check, count or repeat, is itself but 2.0 (TLS) to 2.3 times "
+    "the barest payload that aiohttp can send, without check, count or repeat, is itself but 2.0 (TLS) to 2.5 times "
     "as fast as FormData with open files, which is what the system's own copying leaves: the rest of the distance is "
     "the look through the file and the call around it (together 0.1 ms of CPU time). sendfile was tried and is not "
     "used: it takes no less CPU time here, waits for a slow disk in the event loop, and hands out the file's own "
     "memory, in which what is written to the file meanwhile goes out."
 )
 _MANY = (
-    "see the uploads of 1 MB: the barest payload that aiohttp can send has but 2.3 times FormData's speed, and above "
+    "see the uploads of 1 MB: the barest payload that aiohttp can send has but 2.3 to 2.5 times FormData's speed, and above "
     "it are the look through each file and what makes a repeat safe."
 )
 _CALL = (
