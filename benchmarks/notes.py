@@ -22,8 +22,8 @@ _FORM = (
     "memory, in which what is written to the file meanwhile goes out."
 )
 _MANY = (
-    "see the uploads of 1 MB: the barest payload that aiohttp can send has but 2.3 to 2.5 times FormData's speed, and above "
-    "it are the look through each file and what makes a repeat safe."
+    "see the uploads of 1 MB: the barest payload that aiohttp can send has but 2.3 to 2.5 times FormData's speed, and "
+    "above it are the look through each file and what makes a repeat safe."
 )
 _CALL = (
     "a call is bounded by one deadline, passes a gate, is counted in a budget, and looks at the connections that wait; "
