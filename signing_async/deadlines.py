@@ -71,8 +71,8 @@ class Bound:
     __slots__ = ("_cancelling", "_task", "_watch", "expired", "when")
 
     def __init__(self, watch: _Watch, when: float) -> None:
-        self._watch = watch
-        self.when = when
+        self._watch: _Watch = watch
+        self.when: float = when
         self.expired: bool = False
 
     def expire(self) -> None:
