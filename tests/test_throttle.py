@@ -395,7 +395,8 @@ async def test_calls_behind_hanging_ones_time_out_unsent(sandbox: Sandbox) -> No
     # On a slow machine some do not even get a connection.
     unsent = [end for end in ends if type(end) in (RequestTimeout, TransportError)]
     assert all(isinstance(end, TransportError) for end in ends)
-    assert len(unsent) == 60 - len(sandbox.requests_of("signings.send"))
+    # What was cut off on its way may not have arrived; nothing that did arrive is called unsent.
+    assert len(unsent) <= 60 - len(sandbox.requests_of("signings.send"))
     assert unsent
 
 
