@@ -16,10 +16,10 @@ _HTTPX = (
 )
 _FORM = (
     "the barest payload that aiohttp can send, without check, count or repeat, is itself but 2.0 (TLS) to 2.5 times "
-    "as fast as FormData with open files, which is what the system's own copying leaves: the rest of the distance is "
-    "the look through the file and the call around it (together 0.1 ms of CPU time). sendfile was tried and is not "
-    "used: it takes no less CPU time here, waits for a slow disk in the event loop, and hands out the file's own "
-    "memory, in which what is written to the file meanwhile goes out."
+    "as fast as FormData with open files: the rest of the distance is the look through the file and the call around "
+    "it (together 0.1 ms of CPU time). sendfile, with which the raw sockets send plain files, is not used: it waits "
+    "for a slow disk in the event loop, and it hands out the file's own memory, in which what is written to the file "
+    "meanwhile goes out unseen."
 )
 _MANY = (
     "see the uploads of 1 MB: the barest payload that aiohttp can send has but 2.3 to 2.5 times FormData's speed, and "
