@@ -111,6 +111,16 @@ class Assumptions:
     )
     """Fields of a recipient, any of which is filled in once the recipient has finished."""
 
+    document_size_fields: tuple[str, ...] = attrs.field(
+        default=("size", "file_size", "size_bytes"), converter=_names, validator=_check_names
+    )
+    """Fields of a document that hold the size of the uploaded file in bytes."""
+
+    document_sha256_fields: tuple[str, ...] = attrs.field(
+        default=("sha256", "checksum", "hash"), converter=_names, validator=_check_names
+    )
+    """Fields of a document that may hold the sha256 of the uploaded file in hexadecimal."""
+
     request_id_headers: tuple[str, ...] = attrs.field(
         default=("request_id", "X-Request-Id", "Request-Id"), converter=_names, validator=_check_names
     )

@@ -16,10 +16,10 @@ from .assumptions import Assumptions
 from .convert import structure
 from .documents import Documents
 from .errors import ConfigurationError
-from .ledger import Ledger
 from .models import Signing, User
 from .oauth import OAuth
 from .recipients import Recipients
+from .reconcile import Tracker
 from .retry import Repeat, RetryPolicy
 from .signings import Signings
 from .throttle import Gate
@@ -82,16 +82,16 @@ class SigningClient:
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):
             bearer.lend(sessions)
-        self._set_up(Shared(origin, bearer, sessions, gate), Ledger(), options)
+        self._set_up(Shared(origin, bearer, sessions, gate), Tracker(), options)
         self._owns = True
 
-    def _set_up(self, shared: Shared, ledger: Ledger, options: Options) -> None:
+    def _set_up(self, shared: Shared, tracker: Tracker, options: Options) -> None:
         self._shared = shared
-        self._ledger = ledger
+        self._tracker = tracker
         self._transport = Transport(shared, options)
-        self.signings: Signings = Signings(self._transport, ledger)
-        self.documents: Documents = Documents(self._transport, ledger)
-        self.recipients: Recipients = Recipients(self._transport, ledger)
+        self.signings: Signings = Signings(self._transport, tracker)
+        self.documents: Documents = Documents(self._transport, tracker)
+        self.recipients: Recipients = Recipients(self._transport, tracker)
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
@@ -127,7 +127,7 @@ class SigningClient:
         view = object.__new__(type(self))
         view._set_up(
             self._shared,
-            self._ledger,
+            self._tracker,
             _options(
                 now.retry if retry is None else retry,
                 now.timeouts if timeout is None else timeout,
@@ -185,7 +185,7 @@ class SigningClient:
         # Imported by those who dispatch: it takes a tenth of the time that all the rest does, and needs SQLite.
         from .dispatch import Dispatcher
 
-        return Dispatcher(self._transport, self._ledger)
+        return Dispatcher(self._transport, self._tracker)
 
     @property
     def closed(self) -> bool:

@@ -20,9 +20,9 @@ import attrs
 from .bulk import Progress, Results, Teller
 from .errors import InvalidRequest
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
-from .ledger import Ledger
 from .models import Signing
 from .packages import NewRecipient, Prepared, SigningPackage, prepare
+from .reconcile import Tracker
 from .sending import Room, Sending, Steps, journaled
 from .transport import Transport, log
 
@@ -50,8 +50,8 @@ class DispatchResult:
 class Dispatcher:
     """``client.dispatch`` and ``client.dispatch_many``."""
 
-    def __init__(self, transport: Transport, ledger: Ledger) -> None:
-        self._steps = Steps(transport, ledger)
+    def __init__(self, transport: Transport, tracker: Tracker) -> None:
+        self._steps = Steps(transport, tracker)
 
     async def one(self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None) -> Signing:
         """Send one package; where another run is at work on it, wait for that."""

@@ -33,22 +33,22 @@ from .bulk import Progress, Results, Tally, Teller
 from .convert import Unreadable, structure
 from .deadlines import until
 from .errors import (
+    AuthError,
     ClientClosed,
     DecodeError,
     InvalidRequest,
     NotYetSigned,
-    RefreshRejected,
     RequestTimeout,
     TransportError,
     Unauthorized,
 )
 from .files import sync_folder
-from .ledger import Ledger, Listed, Upload
 from .models import Document, Signing
 from .pdf import OpenPdf, PdfSource, Source
+from .reconcile import Creation, DocumentMatch, Listed, Tracker
 from .retry import Repeat
 from .signings import reading, signing_path
-from .transport import Done, Operation, Read, Transport
+from .transport import Operation, Transport
 
 __all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]
 
@@ -63,8 +63,8 @@ _HEAD = b"%PDF-"
 _END = b"%%EOF"
 _END_WITHIN = 1024
 _AT_ONCE = 1024 * 1024
-# Errors that every other upload of the client would end with as well.
-_FATAL = (ClientClosed, RefreshRejected, Unauthorized)
+# Not transient, and not of one file: every other upload of the client would end with it as well.
+_OF_THE_CLIENT = (AuthError, ClientClosed, Unauthorized)
 
 
 @attrs.frozen
@@ -90,9 +90,9 @@ class SealedFile:
 class Documents:
     """``client.documents``."""
 
-    def __init__(self, transport: Transport, ledger: Ledger) -> None:
+    def __init__(self, transport: Transport, tracker: Tracker) -> None:
         self._transport = transport
-        self._ledger = ledger
+        self._tracker = tracker
 
     async def upload(
         self,
@@ -105,9 +105,8 @@ class Documents:
     ) -> Document:
         """Upload one PDF to a draft, and return its record.
 
-        After a 5xx or an answer that was lost it is not uploaded again before the signing was read; where that does not
-        settle whether the document arrived, `OutcomeUnknown` is raised. (A service that takes it in only after the
-        reading has shown nothing cannot be seen through.) Uploads of one name to one signing take turns.
+        After a 5xx or a lost response the signing is read before the file is sent again; if that cannot tell whether
+        the document arrived, `OutcomeUnknown` is raised. Uploads of one name to one signing take turns.
         ``preflight=False`` leaves the check of the file to the service. ::
 
             document = await client.documents.upload(signing, "contract.pdf")
@@ -121,15 +120,9 @@ class Documents:
                 until(deadline) as preparing,
                 await PdfSource(source, filename).open(most if preflight else None) as pdf,
             ):
-                sending = _Sending(pdf, teller)
-                async with self._ledger.upload(
-                    path, pdf.filename, lambda: transport.call(self._listing(path), deadline)
-                ) as upload:
-                    # From here on the call keeps the deadline itself, and tells what was sent.
-                    preparing.lift()
-                    document = await self._send(path, upload, sending, deadline)
-                sending.done()
-                return document
+                # From here on the call keeps the deadline itself, and its errors say what was sent.
+                preparing.lift()
+                return await self._send(path, pdf, _Sending(pdf, teller), deadline)
         except TimeoutError:
             if not preparing.expired:
                 raise
@@ -199,26 +192,31 @@ class Documents:
         measuring = many.measuring(sources) if tally is not None and isinstance(sources, Sequence) else None
         return Results(sources, many.upload, concurrency, around=measuring)
 
-    async def _send(self, path: str, upload: Upload, sending: _Sending, deadline: float) -> Document:
-        async def check(read: Read, since: float) -> Done[Document] | None:
-            return upload.settle(await upload.documents(lambda: read(self._listing(path)), since))
-
+    async def _send(self, path: str, pdf: OpenPdf, sending: _Sending, deadline: float) -> Document:
+        signing = self._tracker.signing(path)
+        creation = Creation(
+            _UPLOAD,
+            deadline,
+            signing,
+            signing.documents,
+            DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions),
+            lambda read: read(self._listing(path)),
+            lambda: self._transport.call(self._listing(path), deadline),
+        )
         operation = Operation(
             _UPLOAD,
             "POST",
             f"{path}/documents",
-            Repeat.CHECKED,
+            Repeat.RECONCILED,
             decode=self._decode,
-            check=check,
+            effect=creation,
             body=sending.body,
             transfer=True,
         )
-        try:
+        async with creation:
             document = await self._transport.call(operation, deadline)
-        except BaseException as error:
-            upload.failed(error, checked=self._transport.options.retry.max_attempts > 1)
-            raise
-        upload.done(document)
+            creation.note_created(document)
+        sending.done()
         return document
 
     async def download_signed(
@@ -356,7 +354,7 @@ class _Many:
                 document = await self._upload(item, share.listen if share is not None else None)
             except Exception as raised:
                 error = raised
-                if isinstance(raised, _FATAL):
+                if isinstance(raised, _OF_THE_CLIENT) and not raised.transient:
                     self._fatal = raised
         else:
             # Each gets one to itself: raised in many places, one object would gather all their tracebacks.

@@ -33,14 +33,16 @@
         ├── InvalidSignature     the delivery is not from the holder of the secret
         └── MalformedEvent       the delivery is genuine, and no event can be read from it
 
-Each of them survives ``pickle`` and ``copy``, and none of them keeps a token, a secret or a code in its text.
+Every error knows whether repeating the call may help (``error.transient``), and whether the request may have taken
+effect (``error.effect``). Each of them survives ``pickle`` and ``copy``, and none of them keeps a token, a secret or a
+code in its text.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 __all__ = [
     "APIError",
@@ -90,6 +92,14 @@ class SigningError(Exception):
     """Base of every exception that this package raises on purpose.
 
     ``str(error)`` is a sentence for a person; the attributes are for code.
+    """
+
+    transient: bool = False
+    """Whether the same call may succeed later: after a network failure, a 429, a 5xx, or a failing token endpoint."""
+    effect: Literal["none", "unknown"] = "none"
+    """``"unknown"`` if the request may have taken effect: repeating the call could do the same thing twice.
+
+    A draft that `create` may have left behind does not count: it notifies nobody.
     """
 
     def __init__(self, message: str) -> None:
@@ -150,6 +160,8 @@ class TransportError(SigningError):
     ``attempts`` counts the requests that were tried; ``status`` and ``request_id`` belong to an answer that broke off.
     """
 
+    transient = True
+
     def __init__(
         self,
         message: str,
@@ -171,10 +183,13 @@ class RequestTimeout(TransportError, TimeoutError):
 
 
 class OutcomeUnknown(TransportError):
-    """The request may or may not have taken effect, and reading the service back did not settle it.
+    """The request may or may not have taken effect, and reading the service could not tell.
 
-    Nothing was repeated. ``known`` holds what was found (records, or nothing), for a person to decide by.
+    ``known`` holds the records that were found, for a person to decide by.
     """
+
+    transient = False
+    effect = "unknown"
 
     def __init__(
         self,
@@ -182,7 +197,7 @@ class OutcomeUnknown(TransportError):
         *,
         operation: str | None = None,
         attempts: int = 1,
-        known: Sequence[object] = (),
+        known: Iterable[object] = (),
     ) -> None:
         super().__init__(message, operation=operation, attempts=attempts)
         self.known: tuple[object, ...] = tuple(known)
@@ -278,9 +293,13 @@ class RateLimited(APIError):
     ``retry_after`` says in how many seconds it makes sense to come back, when the service told.
     """
 
+    transient = True
+
 
 class ServerError(APIError):
     """5xx: the service failed, and went on failing for as long as the retry policy allowed."""
+
+    transient = True
 
 
 class AuthError(SigningError):
@@ -303,6 +322,7 @@ class AuthError(SigningError):
         self.status = status
         self.request_id = request_id
         self.retry_after = retry_after
+        self.transient = status is not None and (status == 429 or status >= 500)
 
 
 class StateMismatch(AuthError):
@@ -343,6 +363,8 @@ class JournalError(SigningError):
 
     What the journal holds stays true: the next run goes on from there.
     """
+
+    transient = True
 
 
 class SigningCancelled(SigningError):

@@ -425,8 +425,9 @@ class _TokenRequest:
     def _decide(self, trouble: Trouble) -> retry.Decision:
         if not trouble.passing:
             return retry.Decision(None)
-        self._lost += trouble.outcome is Outcome.LOST
-        if self._lost > 1 and retry.step(trouble.outcome, Repeat.TOKEN) is Step.AGAIN_ONCE:
+        following = retry.step(trouble.outcome, Repeat.TOKEN)
+        self._lost += following is Step.RETRY_ONCE
+        if self._lost > 1 and following is Step.RETRY_ONCE:
             return retry.Decision(None)
         policy = self._oauth._retry
         decision = retry.decide(

@@ -16,8 +16,9 @@ from .answers import look_up, request_id
 from .assumptions import Assumptions
 from .convert import Unreadable, structure_all
 from .errors import DecodeError, InvalidRequest
+from .reconcile import Read
 from .retry import Repeat
-from .transport import Operation, Read, Transport
+from .transport import Operation, Transport
 
 __all__ = ["Page", "Pager"]
 

@@ -217,6 +217,13 @@ class OpenPdf:
                 raise self._changed()
             yield room[:size]
 
+    def digest(self) -> str:
+        """Return the sha256 of the file; it is read for that."""
+        found = hashlib.sha256()
+        for block in self.blocks():
+            found.update(block)
+        return found.hexdigest()
+
     def body(self, sent: Callable[[int], None]) -> wire.Body:
         """The form with this file as ``selected_file``, made anew for each attempt; ``sent`` is told of its bytes."""
         boundary = secrets.token_hex(16)

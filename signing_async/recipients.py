@@ -13,15 +13,16 @@ from . import wire
 from .answers import record
 from .convert import structure
 from .errors import InvalidRequest, SigningError
-from .ledger import Ledger, normalized
 from .models import Recipient, Signing, SigningMethod
 from .pagination import Pager
+from .reconcile import Creation, Read, RecipientMatch, Tracker
 from .retry import Repeat
 from .signings import signing_path
-from .transport import Done, Operation, Read, Transport, Undecided
+from .transport import Operation, Transport
 
 __all__ = ["Recipients", "RemindResult", "check_recipient"]
 
+_ADD = "recipients.add"
 _FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 
 
@@ -36,9 +37,9 @@ class RemindResult:
 class Recipients:
     """``client.recipients``."""
 
-    def __init__(self, transport: Transport, ledger: Ledger) -> None:
+    def __init__(self, transport: Transport, tracker: Tracker) -> None:
         self._transport = transport
-        self._ledger = ledger
+        self._tracker = tracker
 
     async def add(
         self,
@@ -53,8 +54,9 @@ class Recipients:
     ) -> Recipient:
         """Add a recipient to a draft, once: before it is ever repeated, the recipients are read.
 
-        The effect is recognised by the fields that were given, whatever their case and punctuation, and those that this
-        client has added before do not count; where only ``extra`` differs it is `OutcomeUnknown`.
+        The recipient is recognized by the given fields, ignoring case and punctuation. Recipients that this client
+        added before do not count; if only ``extra`` differs, `OutcomeUnknown` is raised. Calls for one address take
+        turns.
         ``extra`` holds the fields that the specification does not name, such as a phone number for BankID. ::
 
             await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg",
@@ -70,25 +72,27 @@ class Recipients:
         check_recipient(named, extra)
         fields = {**{name: value for name, value in named.items() if value is not None}, **extra}
         content = _encoded(fields)
-        added = self._ledger.added(signing_path(signing_id))
+        signing = self._tracker.signing(signing_path(signing_id))
 
-        async def check(read: Read, since: float) -> Done[Recipient] | None:
-            everyone = [recipient async for recipient in self.list(signing_id).through(read)]
-            return _settle([recipient for recipient in everyone if recipient.id not in added], named, extra)
+        async def list_all(read: Read) -> tuple[Recipient, ...]:
+            return tuple([recipient async for recipient in self.list(signing_id).through(read)])
 
-        recipient = await self._transport.call(
-            Operation(
-                "recipients.add",
-                "POST",
-                _folder(signing_id),
-                Repeat.CHECKED,
-                decode=self._decode,
-                check=check,
-                body=lambda: wire.bytes_body(content, "application/json"),
-            )
+        match = RecipientMatch(named, extra)
+        deadline = self._transport.deadline()
+        creation = Creation(_ADD, deadline, signing, signing.recipients, match, list_all)
+        operation = Operation(
+            _ADD,
+            "POST",
+            _folder(signing_id),
+            Repeat.RECONCILED,
+            decode=self._decode,
+            effect=creation,
+            body=lambda: wire.bytes_body(content, "application/json"),
         )
-        added.add(recipient.id)
-        return recipient
+        async with creation:
+            recipient = await self._transport.call(operation, deadline)
+            creation.note_created(recipient)
+            return recipient
 
     async def remind(self, signing_id: str | Signing, recipient_id: str | Recipient) -> None:
         """Send a reminder.
@@ -152,43 +156,3 @@ def check_recipient(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         problems += [f"extra: {field} is an argument of its own" for field in extra if field in _FIELDS]
     if problems:
         raise InvalidRequest("; ".join(problems), problems=problems)
-
-
-def _settle(
-    others: builtins.list[Recipient], named: Mapping[str, Any], extra: Mapping[str, Any]
-) -> Done[Recipient] | None:
-    """Whether one of these is the recipient that was to be added; `Undecided` if that cannot be told."""
-    if not all(recipient.email for recipient in others):
-        raise Undecided("the service does not give the recipients' e-mail addresses", others)
-    found = [recipient for recipient in others if _is_same(recipient, named)]
-    if len(found) > 1:
-        raise Undecided("there is more than one recipient with these fields", found)
-    if found and not _carries(found[0].extra, extra):
-        raise Undecided("there is a recipient with these fields, whose extra fields are others", found)
-    return Done(found[0]) if found else None
-
-
-def _is_same(recipient: Recipient, named: Mapping[str, Any]) -> bool:
-    if recipient.email.strip().casefold() != named["email"].strip().casefold():
-        return False
-    return _carries(attrs.asdict(recipient), {field: named[field] for field in _FIELDS if field != "email"})
-
-
-def _carries(given: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
-    """Whether these fields are those that were sent; one that the service does not give back does not count."""
-    return all(
-        _alike(given[field], value)
-        for field, value in sent.items()
-        if value is not None and given.get(field) not in (None, "")
-    )
-
-
-def _alike(given: Any, sent: Any) -> bool:
-    """Services tidy up what they are given: case, spaces and punctuation do not tell two people apart."""
-    if isinstance(given, str | int) and isinstance(sent, str | int):
-        return _bare(str(given)) == _bare(str(sent))
-    return bool(given == sent)
-
-
-def _bare(text: str) -> str:
-    return "".join(character for character in normalized("NFKC", text).casefold() if character.isalnum())

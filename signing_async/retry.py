@@ -1,15 +1,15 @@
-"""What is repeated, when, and how often: pure decisions, and the one runner that carries them out.
+"""What is retried, when, and how often: pure decisions, and the one runner that carries them out.
 
-======================================  =======  ============  ========  ========  =============
-outcome                                 reads    checked       create    remind    token request
-======================================  =======  ============  ========  ========  =============
-nothing was sent                        again    again         again     again     again
-429                                     again    again         again     again     again
-5xx                                     again    check, again  again     again     again
-the answer was lost after sending       again    check, again  again     unknown   again, once
-======================================  =======  ============  ========  ========  =============
+======================================  =======  ================  ========  ========  =============
+outcome                                 reads    reconciled        create    remind    token request
+======================================  =======  ================  ========  ========  =============
+nothing was sent                        retry    retry             retry     retry     retry
+429                                     retry    retry             retry     retry     retry
+5xx                                     retry    reconcile, retry  retry     retry     retry
+the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once
+======================================  =======  ================  ========  ========  =============
 
-Checked are `send`, `upload` and `add`: the service knows no idempotency keys, so the state is read before the repeat.
+`send`, `upload` and `add` are reconciled: the service has no idempotency keys, so its state is read before a retry.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import email.utils
 import math
 import re
+import sys
 from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC
 from enum import Enum
@@ -38,10 +39,13 @@ __all__ = [
     "decide",
     "read_retry_after",
     "run",
+    "settle_time",
     "step",
 ]
 
 T = TypeVar("T")
+
+_MAX_DATE = 64
 
 
 def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
@@ -56,32 +60,39 @@ def _check_attempts(instance: object, attribute: attrs.Attribute[int], value: An
 
 @attrs.frozen
 class RetryPolicy:
-    """How a call that failed for a passing reason is tried again.
+    """How a call that failed for a transient reason is retried.
 
     A delay is random between 0 and ``base_delay`` doubled for each attempt, at most ``max_delay``, and never shorter
     than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends the call
     with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if nothing of the
     client's was let through since the call's last attempt: a busy service is waited for until the deadline.
+
+    ``settle`` is how long an ambiguous `send`, `upload` or `add` is read before it is repeated: so many seconds after a
+    502, a 504 or a lost response, where a backend may still carry the request out, and a tenth of that after a 500 or
+    503 with the service's own error, and where an idle connection was closed as the request went out.
     """
 
     max_attempts: int = attrs.field(default=5, validator=_check_attempts)
     base_delay: float = attrs.field(default=0.5, validator=_check_seconds)
     max_delay: float = attrs.field(default=30.0, validator=_check_seconds)
     max_retry_after: float = attrs.field(default=60.0, validator=_check_seconds)
+    settle: float = attrs.field(default=5.0, validator=_check_seconds)
 
     @classmethod
     def none(cls) -> RetryPolicy:
-        """One request a call, whatever comes of it."""
+        """One request for each call. An ambiguous failure is `OutcomeUnknown`, without a reading."""
         return cls(max_attempts=1)
 
 
 class Outcome(Enum):
-    """How an attempt failed for a reason that may pass."""
+    """How an attempt failed for a reason that may be transient."""
 
     UNSENT = "nothing was sent"
     THROTTLED = "429"
-    FAILED = "5xx"
-    LOST = "the answer was lost after sending"
+    FAILED = "500 or 503 with the service's own error: it is done with the request"
+    GATEWAY = "any other 5xx: a backend may still be working on the request"
+    CUT = "an idle connection was closed as the request went out"
+    LOST = "the response was lost after sending"
 
 
 @attrs.frozen
@@ -92,14 +103,14 @@ class Trouble:
     error: SigningError
     retry_after: float | None = None
     passing: bool = True
-    """Whether it makes sense to try again."""
+    """Whether another attempt makes sense."""
 
 
 class Repeat(Enum):
-    """What repeating an operation would do, should the first attempt have taken effect."""
+    """What repeating an operation would do if the first attempt took effect."""
 
     READ = "nothing"
-    CHECKED = "harm, so it is checked first"
+    RECONCILED = "harm, so the service is read first"
     CREATE = "leave a spare draft"
     REMIND = "remind twice"
     TOKEN = "use a refresh token twice"
@@ -108,23 +119,33 @@ class Repeat(Enum):
 class Step(Enum):
     """What follows a failed attempt."""
 
-    AGAIN = "again"
-    CHECK = "check, then again"
-    AGAIN_ONCE = "again, once"
+    RETRY = "retry"
+    RECONCILE = "reconcile, then retry"
+    RETRY_ONCE = "retry once"
     UNKNOWN = "give up: the outcome is unknown"
 
 
-_STEPS = {
-    (Outcome.FAILED, Repeat.CHECKED): Step.CHECK,
-    (Outcome.LOST, Repeat.CHECKED): Step.CHECK,
-    (Outcome.LOST, Repeat.REMIND): Step.UNKNOWN,
-    (Outcome.LOST, Repeat.TOKEN): Step.AGAIN_ONCE,
-}
+_AMBIGUOUS = frozenset({Outcome.FAILED, Outcome.GATEWAY, Outcome.CUT, Outcome.LOST})
+_NO_RESPONSE = frozenset({Outcome.CUT, Outcome.LOST})
+# The effect of these shows at once, or never.
+_PROMPT = frozenset({Outcome.FAILED, Outcome.CUT})
+_PROMPT_SHARE = 0.1
 
 
 def step(outcome: Outcome, repeat: Repeat) -> Step:
-    """The table above."""
-    return _STEPS.get((outcome, repeat), Step.AGAIN)
+    """Return the entry of the table above."""
+    if repeat is Repeat.RECONCILED and outcome in _AMBIGUOUS:
+        return Step.RECONCILE
+    if outcome in _NO_RESPONSE and repeat is Repeat.REMIND:
+        return Step.UNKNOWN
+    if outcome in _NO_RESPONSE and repeat is Repeat.TOKEN:
+        return Step.RETRY_ONCE
+    return Step.RETRY
+
+
+def settle_time(policy: RetryPolicy, outcome: Outcome) -> float:
+    """Return how long the effect of an ambiguous attempt may take to show."""
+    return policy.settle * (_PROMPT_SHARE if outcome in _PROMPT else 1.0)
 
 
 @attrs.frozen
@@ -136,16 +157,25 @@ class Decision:
 
 
 def decide(
-    policy: RetryPolicy, *, attempt: int, retry_after: float | None, remaining: float, chance: float
+    policy: RetryPolicy,
+    *,
+    attempt: int,
+    retry_after: float | None,
+    remaining: float,
+    chance: float,
+    at_least: float = 0.0,
 ) -> Decision:
-    """Whether the ``attempt``-th failure is followed by another attempt; ``chance`` is a random number from 0 to 1."""
+    """Decide whether the ``attempt``-th failure is followed by another attempt.
+
+    ``chance`` is a random number from 0 to 1; ``at_least`` is the shortest delay besides the Retry-After.
+    """
     if attempt >= policy.max_attempts:
         return Decision(None, f"{attempt} attempts were made" if attempt > 1 else "no retry is allowed")
     if retry_after is not None and retry_after > policy.max_retry_after:
         return Decision(None, f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s")
     # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
     ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempt - 1, 60))
-    delay = max(chance * ceiling, retry_after or 0.0)
+    delay = max(chance * ceiling, retry_after or 0.0, at_least)
     if delay >= remaining:
         return Decision(None, "its deadline leaves no time to wait")
     return Decision(delay)
@@ -156,11 +186,11 @@ def read_retry_after(value: str | None, *, date: str | None = None, now: Callabl
 
     A date is taken against the answer's own ``Date`` where it has one, so that a wrong clock on this side does no harm.
     """
-    if value is None or len(value) > 64:
+    if value is None:
         return None
     text = value.strip()
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
-        return float(text)
+    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
+        return min(float(text), sys.float_info.max)
     when = _read_date(text)
     if when is None:
         return None
@@ -169,6 +199,8 @@ def read_retry_after(value: str | None, *, date: str | None = None, now: Callabl
 
 
 def _read_date(text: str) -> float | None:
+    if len(text) > _MAX_DATE:
+        return None
     try:
         moment = email.utils.parsedate_to_datetime(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -16,8 +15,6 @@ from attrs import validators
 from .bulk import Progress, Results
 from .documents import Documents
 from .errors import (
-    APIError,
-    AuthError,
     CannotBeSent,
     ConfigurationError,
     InvalidRequest,
@@ -27,13 +24,13 @@ from .errors import (
     SigningError,
 )
 from .journal import Claim, ClaimLost, Journal, JournalError
-from .ledger import Ledger
 from .models import Document, Language, Recipient, Signing, SigningOrder
 from .packages import Prepared
 from .recipients import Recipients
+from .reconcile import TrackedSigning, Tracker
 from .retry import RetryPolicy
 from .signings import Signings, signing_path
-from .transport import Attempt, Transport, log
+from .transport import Transport, log
 
 __all__ = ["Room", "Sending", "Steps", "journaled"]
 
@@ -44,8 +41,6 @@ Told = Callable[[int, Progress], None]
 _DRAFT, _SENDING, _SENT = "draft", "sending", "sent"
 _LONGEST_ERROR = 1000
 _NOTHING = Progress(0, 1, 0, None)
-# Answers of the service itself, which is done with the request, and not of a gateway that has given up on it.
-_ENDED = (500, 501, 503)
 # Seconds after each reading of a signing that was sent and still shows as a draft.
 _LAGS = (0.1, 0.4, 1.5, 0.0)
 
@@ -110,74 +105,19 @@ def _read(claim: Claim, content: str, service: str) -> _State:
     raise OutcomeUnknown("what the journal holds for this package cannot be read: it is not known whether it was sent")
 
 
-# What became of each request
-
-
-_tries: ContextVar[list[Attempt] | None] = ContextVar("attempts of the step under way", default=None)
-
-
-def _note(listener: Callable[[Attempt], None] | None, attempt: Attempt) -> None:
-    tries = _tries.get()
-    if tries is not None:
-        tries.append(attempt)
-    if listener is not None:
-        listener(attempt)
-
-
-class _Tries:
-    """The attempts of one step: whether one of them may have taken effect, or still may, apart from the outcome."""
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-        self._all: list[Attempt] = []
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        token = _tries.set(self._all)
-        try:
-            yield
-        finally:
-            _tries.reset(token)
-
-    @property
-    def were_in_doubt(self) -> bool:
-        return any(attempt.error is not None and attempt.status != 429 for attempt in self._mine)
-
-    @property
-    def may_come_late(self) -> bool:
-        """Whether an attempt before the last one may still be on its way, or at work, and take effect as well."""
-        return any(attempt.in_doubt and attempt.status not in _ENDED for attempt in self._mine[:-1])
-
-    def had_no_effect(self, error: Exception) -> bool:
-        """Whether it is sure that the step with this outcome has had no effect, and will have none."""
-        if isinstance(error, OutcomeUnknown):
-            return False
-        if not self._mine:
-            return isinstance(error, SigningError)
-        refused = isinstance(error, AuthError) or (isinstance(error, APIError) and error.status < 500)
-        return refused and not any(attempt.delay is not None and attempt.status != 429 for attempt in self._mine)
-
-    @property
-    def _mine(self) -> list[Attempt]:
-        # A check's own requests are none of the step's.
-        return [attempt for attempt in self._all if attempt.operation == self._operation]
-
-
 class Steps:
-    """What a client does, watched attempt by attempt."""
+    """What a client does to send a package."""
 
-    def __init__(self, transport: Transport, ledger: Ledger) -> None:
-        options = attrs.evolve(transport.options, on_attempt=partial(_note, transport.options.on_attempt))
-        watched = Transport(transport.shared, options)
-        once = Transport(transport.shared, attrs.evolve(options, retry=RetryPolicy.none()))
+    def __init__(self, transport: Transport, tracker: Tracker) -> None:
+        once = Transport(transport.shared, attrs.evolve(transport.options, retry=RetryPolicy.none()))
         self.service: str = transport.shared.origin
-        self.ledger = ledger
-        self.signings: Signings = Signings(watched, ledger)
-        self.documents: Documents = Documents(watched, ledger)
-        self.recipients: Recipients = Recipients(watched, ledger)
-        self.read_once: Callable[[str], Awaitable[Signing]] = Signings(once, ledger).get
+        self.tracker = tracker
+        self.signings: Signings = Signings(transport, tracker)
+        self.documents: Documents = Documents(transport, tracker)
+        self.recipients: Recipients = Recipients(transport, tracker)
+        self.read_once: Callable[[str], Awaitable[Signing]] = Signings(once, tracker).get
         self.redacted: Callable[[str], str] = transport.redacted
-        self.most: int = options.assumptions.max_pdf_bytes
+        self.most: int = transport.options.assumptions.max_pdf_bytes
 
 
 class Room:
@@ -201,8 +141,7 @@ class Sending:
         self._room = room
         self._tell = tell
         self._state = _State(prepared.content, steps.service)
-        self._unsure = False
-        """Whether what the draft holds has to be read before it is sent."""
+        self._unconfirmed: list[tuple[dict[str, str | None], str, str]] = []
         self._changes = self._saved = 0
         self._turn = asyncio.Lock()
 
@@ -294,7 +233,7 @@ class Sending:
         if self._state.signing is not None:
             log.warning("package %s: the draft %s is abandoned: %s", self.shown, self._state.signing, why)
         self._state.start_over()
-        self._unsure = False
+        self._unconfirmed.clear()
         for number in range(len(self._package.documents)):
             self._tell(number, _NOTHING)
 
@@ -320,12 +259,12 @@ class Sending:
             return False
         if state.in_doubt:
             return False
-        return not (resumed or self._unsure) or await self._is_right()
+        return not (resumed or self._tracked.ambiguities.total()) or await self._is_right()
 
     def _remember(self) -> None:
         """What an earlier run has added must not be taken for what this one adds."""
         ids = self._state.recipients.values()
-        self._steps.ledger.added(signing_path(self._id)).update(one for one in ids if one is not None)
+        self._tracked.recipients.ids.update(one for one in ids if one is not None)
 
     async def _create(self) -> None:
         await self._save()
@@ -345,7 +284,7 @@ class Sending:
         async def upload(number: int) -> None:
             async with self._room.turn:
                 waiting.discard(number)
-                await self._step("documents.upload", documents, number, partial(self._upload, number))
+                await self._step(documents, number, partial(self._upload, number))
             # The last one is written down with what follows.
             if None in documents.values():
                 await self._save()
@@ -378,22 +317,21 @@ class Sending:
                 recipients[str(number)] = None
                 await self._save()
                 add = partial(self._steps.recipients.add, self._id, **fields)
-                await self._step("recipients.add", recipients, number, add)
+                await self._step(recipients, number, add)
 
-    async def _step(
-        self, operation: str, ids: dict[str, str | None], number: int, call: Callable[[], Awaitable[Made]]
-    ) -> None:
-        tries = _Tries(operation)
+    async def _step(self, ids: dict[str, str | None], number: int, call: Callable[[], Awaitable[Made]]) -> None:
         try:
-            with tries.watched():
-                made = await call()
-        except Exception as error:
-            if tries.had_no_effect(error):
+            made = await call()
+        except SigningError as error:
+            if error.effect == "none" and not self._tracked.may_change_late:
                 del ids[str(number)]
             raise
-        if not tries.may_come_late:
-            ids[str(number)] = made.id
-        self._unsure |= tries.were_in_doubt
+        self._unconfirmed.append((ids, str(number), made.id))
+        # While an earlier request may still take effect, ids stay unknown: a draft that is left so is abandoned.
+        if not self._tracked.may_change_late:
+            for each, name, identity in self._unconfirmed:
+                each[name] = identity
+            self._unconfirmed.clear()
 
     async def _is_right(self) -> bool:
         """Whether the draft is still one, and holds just what it should."""
@@ -413,6 +351,10 @@ class Sending:
         return sorted(documents) == _known(state.documents) and sorted(recipients) == _known(state.recipients)
 
     @property
+    def _tracked(self) -> TrackedSigning:
+        return self._steps.tracker.signing(signing_path(self._id))
+
+    @property
     def _id(self) -> str:
         assert self._state.signing is not None
         return self._state.signing
@@ -424,14 +366,14 @@ class Sending:
         if not begun_before:
             state.status = _SENDING
             await self._save()
-        tries = _Tries("signings.send")
+        ambiguous_before = self._tracked.ambiguities.total()
         try:
-            with tries.watched():
-                await self._steps.signings.send(self._id)
+            await self._steps.signings.send(self._id)
         except SigningError as error:
             if isinstance(error, CannotBeSent) and (await self._look()).is_draft is False:
                 return await self._was_sent()
-            if not begun_before and tries.had_no_effect(error):
+            was_ambiguous = error.effect == "unknown" or self._tracked.ambiguities.total() > ambiguous_before
+            if not begun_before and not was_ambiguous:
                 state.status = _DRAFT
             raise
         return await self._was_sent()
@@ -496,7 +438,9 @@ async def _readable(reading: Awaitable[T]) -> T:
     try:
         return await reading
     except SigningError as error:
-        raise OutcomeUnknown(f"it is not known whether this was sent, and it cannot be read: {error}") from error
+        unknown = OutcomeUnknown(f"it is not known whether this was sent, and it cannot be read: {error}")
+        unknown.transient = error.transient
+        raise unknown from error
 
 
 def _known(ids: dict[str, str | None]) -> list[str]:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 _SECRETS = frozenset({"access_token", "client_secret", "webhook_secret"})
 _PASSWORD = re.compile(r"://[^@]*:[^@]*@|[?&](?:ssl)?password=", re.IGNORECASE)
 _OF_THE_TENANT = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
-_RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after")
+_RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")
 _TIMEOUTS = {"timeout": "call", "transfer_timeout": "transfer", "connect_timeout": "connect"}
 
 

@@ -12,26 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from . import wire
 from .answers import one_line, record
 from .convert import Unreadable, structure
-from .errors import (
-    AuthError,
-    InvalidRequest,
-    RateLimited,
-    ServerError,
-    SigningCancelled,
-    SigningError,
-    TransportError,
-    WaitTimeout,
-)
-from .ledger import Ledger
+from .errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
 from .models import Language, Signing, SigningOrder, SigningState
 from .pagination import Pager
+from .reconcile import Read, Sent, Tracker
 from .retry import Repeat
-from .transport import Done, Operation, Read, Transport, Undecided, log
+from .transport import Operation, Transport, log
 
 if TYPE_CHECKING:
     from .webhooks import Wakeups
 
-__all__ = ["Signings", "check_signing", "may_pass", "reading", "signing_path"]
+__all__ = ["Signings", "check_signing", "reading", "signing_path"]
 
 T = TypeVar("T")
 
@@ -53,9 +44,9 @@ def reading(path: str, decode: Callable[[Any, wire.Response], T]) -> Operation[T
 class Signings:
     """``client.signings``."""
 
-    def __init__(self, transport: Transport, ledger: Ledger) -> None:
+    def __init__(self, transport: Transport, tracker: Tracker) -> None:
         self._transport = transport
-        self._ledger = ledger
+        self._tracker = tracker
 
     async def create(
         self,
@@ -78,13 +69,13 @@ class Signings:
 
         operation = Operation("signings.create", "POST", _PATH, Repeat.CREATE, decode=self._decode, body=body)
         signing = await self._transport.call(operation)
-        self._ledger.created(signing_path(signing))
+        self._tracker.note_created(signing_path(signing))
         return signing
 
     async def get(self, signing_id: str | Signing) -> Signing:
         """One signing with its documents."""
         path = signing_path(signing_id)
-        note = self._ledger.looking(path)
+        note = self._tracker.observe(path)
         signing = await self._transport.call(reading(path, self._decode))
         note(signing.documents)
         return signing
@@ -102,19 +93,16 @@ class Signings:
         """
         path = signing_path(signing_id)
 
-        async def check(read: Read, since: float) -> Done[None] | None:
-            signing: Signing = await read(reading(path, self._decode))
-            if signing.is_draft is None:
-                raise Undecided("the service does not say whether the signing is still a draft", [signing])
-            return None if signing.is_draft else Done(None)
+        def get(read: Read) -> Awaitable[Signing]:
+            return read(reading(path, self._decode))
 
         await self._transport.call(
             Operation(
                 "signings.send",
                 "POST",
                 f"{path}/send",
-                Repeat.CHECKED,
-                check=check,
+                Repeat.RECONCILED,
+                effect=Sent(self._tracker.signing(path), get),
                 body=wire.bytes_body,
             )
         )
@@ -164,7 +152,7 @@ class Signings:
         try:
             return await self.get(signing_id)
         except SigningError as error:
-            if not may_pass(error):
+            if not error.transient:
                 raise
             log.warning("waiting for signing %s goes on: %s", _shown(signing_id), error)
             return last
@@ -175,13 +163,6 @@ class Signings:
             signing_path(signing)
             return signing
         raise Unreadable(f"expected an id, got {signing.id!r}", "id")
-
-
-def may_pass(error: SigningError) -> bool:
-    """Whether it is of an outage: of the way to the service, of the service itself, or of its token endpoint."""
-    if isinstance(error, AuthError):
-        return error.status == 429 or (error.status or 0) >= 500
-    return isinstance(error, ServerError | RateLimited | TransportError)
 
 
 @contextmanager

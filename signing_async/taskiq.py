@@ -44,12 +44,11 @@ from .errors import (
     ConfigurationError,
     InvalidRequest,
     OutcomeUnknown,
-    RateLimited,
-    ServerError,
+    SigningError,
     TransportError,
     WaitTimeout,
 )
-from .journal import Journal, JournalError, SqliteJournal
+from .journal import Journal, SqliteJournal
 from .models import Signing
 from .packages import Prepared, prepare
 from .pdf import PdfSource
@@ -80,7 +79,8 @@ _BLOCK = 1.0
 _ANSWER = 2.0
 _FROM_THE_FIRST = (b"0-0", "0-0")
 _CONTEXT: Any = TaskiqDepends()
-_PASSING = (JournalError, TransportError, RateLimited, ServerError, AuthError, ClientClosed)
+# A client that is closed, or needs a new login, concerns the worker: the message waits.
+_OF_THE_WORKER = (AuthError, ClientClosed)
 
 
 @attrs.frozen
@@ -297,11 +297,9 @@ async def _tried(message: dict[str, Any], state: TaskiqState) -> Signing | Excep
     return signing
 
 
-def _is_passing(error: BaseException | None) -> bool:
-    """Whether it may be gone a little later, so that the same message can do."""
-    if isinstance(error, OutcomeUnknown):
-        return _is_passing(error.__cause__)
-    return isinstance(error, _PASSING)
+def _is_passing(error: Exception) -> bool:
+    """Return whether the same message may succeed later."""
+    return isinstance(error, _OF_THE_WORKER) or (isinstance(error, SigningError) and error.transient)
 
 
 def _read(message: dict[str, Any]) -> SigningPackage:

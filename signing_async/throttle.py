@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from .limit import Limit
 
-__all__ = ["Budget", "Gate", "LocalGate", "Pause"]
+__all__ = ["Budget", "Gate", "LocalGate", "Pause", "ResponseTimes"]
 
 
 @runtime_checkable
@@ -218,3 +218,23 @@ class Budget:
     @property
     def _room(self) -> float:
         return self._MOST + self._BROUGHT * self._under_way
+
+
+class ResponseTimes:
+    """How long the responses to each operation took lately: the slowest, forgotten slowly."""
+
+    _UNSEEN = 1.0
+    _KEPT = 0.9
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def note(self, operation: str, seconds: float) -> None:
+        """Record one response."""
+        kept = self._seconds.get(operation, seconds)
+        self._seconds[operation] = max(seconds, kept + (seconds - kept) * (1 - self._KEPT))
+
+    def expected(self, operation: str) -> float:
+        """Return the seconds to reserve for a response."""
+        found = self._seconds.get(operation)
+        return max(self._seconds.values(), default=self._UNSEEN) if found is None else found

@@ -1,4 +1,4 @@
-"""One call: gate, token, attempts, check before repeat, errors."""
+"""One call: rate limiter, token, attempts, reconciliation, errors."""
 
 from __future__ import annotations
 
@@ -18,34 +18,32 @@ from .assumptions import Assumptions
 from .convert import Unreadable, parse
 from .deadlines import until
 from .models import Token
+from .reconcile import Effect, Found, Reconciler, Undecidable
 from .redaction import redact
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
-from .throttle import Budget, Gate, LocalGate
+from .throttle import Budget, Gate, LocalGate, ResponseTimes
 
 __all__ = [
     "Attempt",
     "Auth",
     "Bearer",
-    "Done",
     "Operation",
     "Options",
-    "Read",
     "Shared",
     "Timeouts",
     "Transport",
-    "Undecided",
     "log",
 ]
 
 T = TypeVar("T")
-Read = Callable[["Operation[Any]"], Awaitable[Any]]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 _BUDGET_SPENT = "too many calls are failing: the retry budget is used up"
-_CHECK_SHARE, _CHECK_MOST = 0.25, 5.0
+# Of the time that is left, at most this share is kept for readings and for the response.
+_RESERVED_SHARE = 0.25
 
 
 def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
@@ -115,21 +113,6 @@ class Bearer:
         return (self._token.access_token,)
 
 
-@attrs.frozen
-class Done(Generic[T]):
-    """A check found that the request in doubt did take effect, and this is what the call returns."""
-
-    value: T
-
-
-class Undecided(Exception):  # stays inside the package: callers see OutcomeUnknown
-    """A check cannot tell; ``known`` is what it found."""
-
-    def __init__(self, words: str, known: Iterable[object] = ()) -> None:
-        super().__init__(words)
-        self.known: tuple[object, ...] = tuple(known)
-
-
 # Not frozen, as the request is not: to make frozen ones would take a fortieth of a small call's time.
 @attrs.define(eq=False)
 class Operation(Generic[T]):
@@ -143,11 +126,8 @@ class Operation(Generic[T]):
     """From the parsed answer, and the response for its headers; without it the answer's body does not matter."""
     receive: Callable[[wire.Response], Awaitable[T]] | None = None
     """Reads the answer's body itself, for what is no JSON."""
-    check: Callable[[Read, float], Awaitable[Done[T] | None]] | None = None
-    """For `Repeat.CHECKED`: whether the request in doubt took effect; None if not.
-
-    It is given what to read through, and when the request failed, by the loop's clock.
-    """
+    effect: Effect[T] | None = None
+    """For `Repeat.RECONCILED`: how the effect is recognized."""
     params: Mapping[str, str] = {}
     body: Callable[[], wire.Body] | None = None
     """Makes the body anew for each attempt."""
@@ -176,6 +156,7 @@ class Shared:
         self.let_through = 0
         """How many requests were answered otherwise than with a 429."""
         self.budget: Budget = Budget()
+        self.response_times: ResponseTimes = ResponseTimes()
 
 
 class Transport:
@@ -191,8 +172,12 @@ class Transport:
         if deadline is None:
             deadline = self.deadline(transfer=operation.transfer)
         self.shared.budget.bring()
+        call = _Call(self, operation, deadline)
         try:
-            return await retry.run(_Call(self, operation, deadline).attempt)
+            return await retry.run(call.attempt)
+        except BaseException:
+            call.abandon()
+            raise
         finally:
             self.shared.budget.leave()
 
@@ -223,9 +208,7 @@ class _Call(Generic[T]):
     """Attempts that do not count, since others were let through meanwhile: the service is there, and busy."""
     let_through = 0
     trouble: Trouble | None = None
-    failed_at = 0.0
-    in_doubt = False
-    was_in_doubt = False
+    retry_at = 0.0
     may_renew = True
     taken = 0
     # Of the last answer:
@@ -243,8 +226,12 @@ class _Call(Generic[T]):
         self.options = transport.options
         self.operation = operation
         self.deadline = deadline
-        # A check is no call of its own: all of its requests are the call's that it is made for.
+        # A reading is no call of its own: its requests belong to the call that is reconciled.
         self.payer = payer
+        self.reconciler: Reconciler[T] | None = None
+        if operation.effect is not None:
+            self.reconciler = Reconciler(operation.effect, self._read, deadline)
+        self.started = asyncio.get_running_loop().time()
 
     @property
     def request_id(self) -> str | None:
@@ -253,12 +240,13 @@ class _Call(Generic[T]):
         # A server may echo anything in it.
         return self.rejected_as or (None if found is None else self.transport.redacted(found))
 
+    @property
+    def was_ambiguous(self) -> bool:
+        return self.reconciler is not None and self.reconciler.was_ambiguous
+
     async def attempt(self) -> T:
-        if self.in_doubt:
-            done = await self._check()
-            if done is not None:
-                return self._succeed(done.value)
-            self.in_doubt = False
+        if self.was_ambiguous and (found := await self._reconcile(self.retry_at)) is not None:
+            return self._succeed(found.value)
         self._pay()
         self.attempts += 1
         began = time.perf_counter()
@@ -266,35 +254,52 @@ class _Call(Generic[T]):
             answer = await self._exchange()
         except errors.SigningError as error:
             self._report(began, None, str(error))
-            if self.was_in_doubt and isinstance(error, errors.APIError):
+            if self.was_ambiguous and isinstance(error, errors.APIError):
                 # Refused perhaps because an earlier attempt took effect late.
-                self.failed_at = asyncio.get_running_loop().time()
-                return await self._settle(error)
+                return await self._reconcile_or_raise(error, Outcome.FAILED)
             raise
         if isinstance(answer, Trouble):
             return await self._go_on(answer, began)
+        if isinstance(answer, Found):
+            return self._succeed(answer.value)
         self._report(began, None, None)
+        if self.was_ambiguous:
+            await self._verify(answer)
         return self._succeed(answer)
 
     async def _go_on(self, trouble: Trouble, began: float) -> T:
         """After a failed attempt: ask for another one, find that it took effect after all, or raise."""
+        policy = self.options.retry
         following = retry.step(trouble.outcome, self.operation.repeat)
         decision = self._decide(trouble, following)
-        in_doubt = following in (Step.CHECK, Step.UNKNOWN)
-        self._report(began, decision.delay, str(trouble.error), in_doubt=in_doubt)
+        self._report(began, decision.delay, str(trouble.error), in_doubt=following in (Step.RECONCILE, Step.UNKNOWN))
         self.trouble = trouble
-        self.failed_at = asyncio.get_running_loop().time()
-        self.in_doubt = following is Step.CHECK
-        self.was_in_doubt |= self.in_doubt
+        if following is Step.UNKNOWN:
+            raise self._unknown(f"{trouble.error}; {decision.why}")
+        if following is Step.RECONCILE:
+            assert self.reconciler is not None
+            self.reconciler.note(trouble.outcome, retry.settle_time(policy, trouble.outcome))
+            if policy.max_attempts == 1:
+                raise self._unknown(trouble.error)
+        # From here on the reconciler knows what the attempt may have done.
+        self.body = None
         if decision.delay is not None:
-            raise retry.Again(decision.delay)
-        unchecked = self.in_doubt and self.options.retry.max_attempts == 1
-        if following is Step.UNKNOWN or (unchecked and trouble.outcome is Outcome.LOST):
-            raise self._unknown(trouble.error, decision.why)
+            self.retry_at = asyncio.get_running_loop().time() + decision.delay
+            # An ambiguous call spends the delay on readings.
+            raise retry.Again(0.0 if following is Step.RECONCILE else decision.delay)
         error = self._finally(trouble.error, decision.why)
-        if self.in_doubt and not unchecked:
-            return await self._settle(error)
+        if following is Step.RECONCILE:
+            return await self._reconcile_or_raise(error)
         raise error
+
+    def abandon(self) -> None:
+        """The call ends with an exception: the effect that it may have had stays unresolved."""
+        if self.reconciler is None:
+            return
+        sent = self.body is not None and self.body.started
+        refused = self.status is not None and not 200 <= self.status < 300
+        if self.reconciler.ambiguous or (sent and not refused):
+            self.reconciler.note_unresolved()
 
     def _succeed(self, value: T) -> T:
         if self.taken:
@@ -312,73 +317,109 @@ class _Call(Generic[T]):
         if throttled:
             self.spared += self.shared.let_through > self.let_through
         attempt = max(1, self.attempts - self.spared)
-        if throttled and trouble.retry_after and attempt == 1:
-            # The gate spreads those that wait for it.
-            chance = 0.0
-        else:
-            # Before a check more than a moment has to pass: what is still under way should show by then.
-            chance = random.uniform(0.5, 1.0) if following is Step.CHECK else random.random()
+        # The limiter spreads the calls that wait for it.
+        spread = throttled and trouble.retry_after and attempt == 1
+        reconciles = following is Step.RECONCILE
         decision = retry.decide(
             self.options.retry,
             attempt=attempt,
             retry_after=trouble.retry_after,
-            remaining=self.deadline - asyncio.get_running_loop().time(),
-            chance=chance,
+            remaining=self._last_start() - asyncio.get_running_loop().time(),
+            chance=0.0 if spread else random.random(),
+            at_least=retry.settle_time(self.options.retry, trouble.outcome) if reconciles else 0.0,
         )
         if throttled:
-            # Every call of the client waits, this one's own delay included.
-            wait = decision.delay if decision.delay is not None else trouble.retry_after
-            self.shared.gate.close(min(wait or 0.0, self.options.retry.max_retry_after))
-        elif decision.delay is not None and not self.shared.budget.any_left:
+            # Every call of the client waits, this one's own delay included. A wait beyond the policy's cap may be of
+            # this endpoint alone: then the limiter slows down as after any 429.
+            wait = decision.delay if decision.delay is not None else trouble.retry_after or 0.0
+            self.shared.gate.close(wait if wait <= self.options.retry.max_retry_after else 0.0)
+        elif decision.delay is not None and self.payer is None and not self.shared.budget.any_left:
             return retry.Decision(None, _BUDGET_SPENT)
         return decision
 
     def _pay(self) -> None:
-        """Every request beyond a call's first is paid from the budget, but not after a 429: the gate holds that."""
-        throttled = self.trouble is not None and self.trouble.outcome is Outcome.THROTTLED
-        if throttled or (self.attempts == 0 and self.payer is None):
-            return
-        if self.shared.budget.take():
-            (self.payer or self).taken += 1
-            return
-        error = self.trouble.error if self.trouble is not None else errors.TransportError(self.operation.name)
-        raise self._finally(error, _BUDGET_SPENT)
+        """Withdraw from the retry budget for a repeat, but not after a 429, which the rate limiter holds.
 
-    # Checking what became of a request
+        A reading is free: it is what makes the repeat safe, or needless.
+        """
+        if self.trouble is None or self.trouble.outcome is Outcome.THROTTLED or self.payer is not None:
+            return
+        if not self.shared.budget.take():
+            raise self._finally(self.trouble.error, _BUDGET_SPENT)
+        self.taken += 1
 
-    async def _check(self) -> Done[T] | None:
-        assert self.operation.check is not None
+    # Reconciling
+
+    async def _reconcile(self, retry_at: float) -> Found[T] | None:
+        """Return the effect of an earlier attempt; None if a repeat is safe."""
+        assert self.reconciler is not None
         try:
             with until(self.deadline):
-                return await self.operation.check(self._read, self.failed_at)
-        except Undecided as error:
-            unknown = self._unknown(str(error), "", known=error.known)
+                return await self.reconciler.settle(retry_at, reading_time=self._reading_time())
+        except Undecidable as error:
+            unknown = self._unknown(str(error), known=error.known)
         except TimeoutError:
-            unknown = self._unknown("its deadline left no time to check", "")
+            said = "no response came" if self.trouble is None else str(self.trouble.error)
+            unknown = self._unknown(f"{said}; its deadline left no time to find out", timed_out=True)
         except errors.SigningError as error:
-            unknown = self._unknown(f"and it could not be checked: {error}", "")
+            unknown = self._unknown(f"the service could not be read: {error}")
         raise unknown
 
-    async def _settle(self, error: errors.SigningError) -> T:
-        """No repeat follows: raise the error, unless the request did take effect."""
-        done = await self._check()
-        if done is not None:
-            return self._succeed(done.value)
-        if isinstance(error, errors.RequestTimeout):
-            raise self._unknown(error, "so far it has not taken effect, and it still may")
+    async def _reconcile_or_raise(self, error: errors.SigningError, outcome: Outcome | None = None) -> T:
+        """No attempt follows: return the effect of an earlier one, or raise the error if there is none."""
+        assert self.reconciler is not None
+        if outcome is not None:
+            self.reconciler.note(outcome, retry.settle_time(self.options.retry, outcome))
+        found = await self._reconcile(asyncio.get_running_loop().time())
+        if found is not None:
+            return self._succeed(found.value)
         raise error
+
+    async def _verify(self, value: T) -> None:
+        """After an earlier ambiguous attempt: raise `OutcomeUnknown` if that one took effect as well."""
+        assert self.reconciler is not None
+        unverified = "the request succeeded, and it could not be verified that no earlier attempt took effect as well"
+        try:
+            with until(self.deadline):
+                others = await self.reconciler.verify(value)
+            if not others:
+                return
+            words = f"the service holds {len(others) + 1} records of it: an earlier attempt took effect late"
+            unknown = self._unknown(words, known=(value, *others))
+        except Undecidable as error:
+            unknown = self._unknown(f"{unverified}: {error}", known=(value, *error.known))
+        except TimeoutError:
+            unknown = self._unknown(f"{unverified}: its deadline left no time", known=(value,), timed_out=True)
+        except errors.SigningError as error:
+            unknown = self._unknown(f"{unverified}: {error}", known=(value,))
+        raise unknown
 
     async def _read(self, operation: Operation[Any]) -> Any:
         return await retry.run(_Call(self.transport, operation, self.deadline, payer=self).attempt)
 
+    def _reading_time(self) -> float:
+        assert self.operation.effect is not None
+        return self.shared.response_times.expected(self.operation.effect.reading)
+
+    def _last_start(self) -> float:
+        """The time until which a request may start, so that its response and one reading are back at the deadline."""
+        needed = self.shared.response_times.expected(self.operation.name)
+        if self.operation.effect is not None:
+            needed += self._reading_time()
+        return self.deadline - min(needed, _RESERVED_SHARE * max(0.0, self.deadline - self.started))
+
     def _unknown(
-        self, said: errors.SigningError | str, why: str, known: Iterable[object] = ()
+        self, said: errors.SigningError | str, known: Iterable[object] = (), *, timed_out: bool = False
     ) -> errors.OutcomeUnknown:
         text = str(said).removeprefix(f"{self.operation.name}: ")
-        text = f"{self.operation.name}: it is not known whether this took effect: {text}" + (f"; {why}" if why else "")
-        late = asyncio.get_running_loop().time() >= self.deadline or isinstance(said, errors.RequestTimeout)
-        kind = errors.OutcomeUnknownTimeout if late else errors.OutcomeUnknown
-        return kind(text, operation=self.operation.name, attempts=self.attempts, known=tuple(known))
+        timed_out |= isinstance(said, errors.RequestTimeout) or asyncio.get_running_loop().time() >= self.deadline
+        kind = errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown
+        return kind(
+            f"{self.operation.name}: it is not known whether this took effect: {text}",
+            operation=self.operation.name,
+            attempts=self.attempts,
+            known=known,
+        )
 
     def _finally(self, error: errors.SigningError, why: str) -> errors.SigningError:
         if why and isinstance(error, errors.APIError | errors.TransportError):
@@ -390,26 +431,37 @@ class _Call(Generic[T]):
 
     # One attempt
 
-    async def _exchange(self) -> T | Trouble:
-        """Send the request and read its answer, within what is left of the deadline."""
-        if self.attempts > 1:
-            self._forget_answer()
-            self.body = None
-        if not await self.shared.gate.passed(self.deadline):
+    async def _exchange(self) -> T | Trouble | Found[T]:
+        """Make one attempt; once more if the token was rejected and could be renewed."""
+        while True:
+            result = await self._request()
+            if not isinstance(result, _Renewed):
+                return result
+            if self.was_ambiguous and (found := await self._reconcile(asyncio.get_running_loop().time())) is not None:
+                return found
+
+    async def _request(self) -> T | Trouble | _Renewed:
+        """Send the request and read its response, within what is left of the deadline."""
+        self._forget_answer()
+        self.body = None
+        if not await self.shared.gate.passed(self._last_start()):
             return self._gated()
-        since = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        since = loop.time()
         self.let_through = self.shared.let_through
         limit = self.deadline
-        if self.operation.repeat is Repeat.CHECKED and self.options.retry.max_attempts > 1:
-            limit -= min((self.deadline - since) * _CHECK_SHARE, _CHECK_MOST)
+        if self.operation.effect is not None and self.options.retry.max_attempts > 1:
+            # If no response comes there must be time to see what the request did.
+            limit -= min((limit - since) * _RESERVED_SHARE, self.options.retry.settle + self._reading_time())
         try:
             with until(limit) as bound:
-                while True:
-                    token = await self.shared.auth.token()
-                    self.body = self.operation.body() if self.operation.body is not None else None
-                    result = await self._once(token, limit)
-                    if not isinstance(result, _Renewed):
-                        return result
+                token = await self.shared.auth.token()
+                self.body = self.operation.body() if self.operation.body is not None else None
+                sent_at = loop.time()
+                result = await self._once(token, limit)
+                if self.status is not None:
+                    self.shared.response_times.note(self.operation.name, loop.time() - sent_at)
+                return result
         except TimeoutError:
             if not bound.expired:
                 raise
@@ -446,12 +498,13 @@ class _Call(Generic[T]):
         if wait <= 0:
             # No limit is known of: those that went out before are not answered.
             return self._timed_out()
-        raise errors.RateLimited(
+        error = errors.RateLimited(
             "the service asked all calls to wait for longer than this call may take; nothing was sent",
             status=429,
             operation=self.operation.name,
             retry_after=wait,
         )
+        return Trouble(Outcome.THROTTLED, error, wait, passing=False)
 
     async def _once(self, token: Token, limit: float) -> T | Trouble | _Renewed:
         """One request with this token."""
@@ -476,7 +529,7 @@ class _Call(Generic[T]):
                     self.may_renew = False
                     rejection = await self._rejection(response)
                     response.close()
-                    # It was refused: nothing is in doubt while the token is renewed.
+                    # It was refused: nothing is ambiguous while the token is renewed.
                     self.body = None
                     if await self.shared.auth.renewed(token):
                         return _Renewed()
@@ -509,6 +562,7 @@ class _Call(Generic[T]):
             status=self.status,
             request_id=self.request_id,
         )
+        error.transient = failure.passing
         return Trouble(failure.outcome, error, passing=failure.passing)
 
     async def _receive(self, response: wire.Response) -> T | Trouble:
@@ -516,10 +570,16 @@ class _Call(Generic[T]):
         if not response.ok:
             error = await self._rejection(response)
             self.rejected_as = error.request_id
-            if response.status != 429 and not 500 <= response.status < 600:
-                raise error
-            outcome = Outcome.THROTTLED if response.status == 429 else Outcome.FAILED
-            return Trouble(outcome, error, error.retry_after)
+            if response.status == 429:
+                return Trouble(Outcome.THROTTLED, error, error.retry_after)
+            if 500 <= response.status < 600:
+                # A 502 or 504, and any page of a proxy, says nothing of the service behind it.
+                own = response.status in (500, 503) and error.code is not None
+                return Trouble(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
+            if response.status < 400 and operation.method != "GET":
+                # Somebody has taken the request, and where it went is not known.
+                return Trouble(Outcome.LOST, error, passing=False)
+            raise error
         if operation.decode is None and operation.receive is None:
             # The status says it all: an answer that breaks off or hangs after it changes nothing.
             if not _is_page(await response.start(), response):
@@ -536,7 +596,10 @@ class _Call(Generic[T]):
             return operation.decode(self.data, response)
         except Unreadable as error:
             problem = str(error)
-        raise self.transport.unreadable(operation.name, problem, response.status, self.request_id)
+        unreadable = self.transport.unreadable(operation.name, problem, response.status, self.request_id)
+        if operation.repeat is not Repeat.READ:
+            unreadable.effect = "unknown"
+        raise unreadable
 
     async def _rejection(self, response: wire.Response) -> errors.APIError:
         headers = response.headers

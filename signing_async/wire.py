@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
@@ -46,6 +46,8 @@ __all__ = [
 _START = 64 * 1024
 _PATIENCE = 2.0
 _CONNECTIONS = 100
+# On top of a round trip: the event loop may be busy when a connection is closed.
+_ROUND_TRIP_SLACK = 0.02
 
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[Chunk], Awaitable[None]]
@@ -122,11 +124,18 @@ class Body(aiohttp.Payload):
         self._produce = produce
         self._size = size
         self.started: bool = False
+        self.started_at: float = 0.0
+        self.idle_connections: Collection[object] = ()
+        """The connections in the pool when the request was made."""
+        self.on_reused_connection: bool = False
         self.failure: Exception | None = None
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Called by aiohttp with the connection in hand: what goes before the first chunk are the headers."""
         self.started = True
+        self.started_at = asyncio.get_running_loop().time()
+        if self.idle_connections:
+            self.on_reused_connection = cast("StreamWriter", writer).protocol in self.idle_connections
         transport = cast("StreamWriter", writer).transport
         try:
             await self._produce(writer.write, lambda: 0 if transport is None else transport.get_write_buffer_size())
@@ -266,6 +275,8 @@ class Sessions:
         self._pooled_as: Any = None
         """What aiohttp's pool keeps the origin's connections under, once that is known."""
         self.closed: bool = False
+        self.fastest_response: float = 0.0
+        """Seconds; an upper bound of the round trip to the service. 0.0 before the first response."""
 
     def get(self) -> aiohttp.ClientSession:
         if self.closed:
@@ -288,22 +299,28 @@ class Sessions:
             )
         return self._made
 
-    def drop_spoiled(self, session: aiohttp.ClientSession, url: URL) -> None:
-        """Close connections that wait in the pool and on which more came than was asked for.
+    def drop_spoiled(self, session: aiohttp.ClientSession, url: URL) -> Collection[object]:
+        """Close connections that wait in the pool and on which more came than was asked for; return the others.
 
         aiohttp would take that for the answer to the next request, and it may be somebody else's.
         """
         waiting = getattr(session.connector, "_conns", {})  # aiohttp has no public way to look into its pool
         if self._pooled_as is not None:
-            _drop_spoiled(waiting.get(self._pooled_as, ()))
-            return
+            return _drop_spoiled(waiting.get(self._pooled_as, ()))
+        idle: list[object] = []
         # Of a session that thousands of clients share this looks at all hosts, until the client's own one is known.
         host, port = url.raw_host, url.port
         for key in [key for key in waiting if key.host == host and key.port == port]:
-            _drop_spoiled(waiting[key])
+            idle += _drop_spoiled(waiting[key])
             # A caller's own requests to this host may have other keys: another proxy, say, or a server name.
             if key[2:4] == (url.scheme == "https", True) and not any(key[4:]):
                 self._pooled_as = key
+        return idle
+
+    def note_response(self, seconds: float) -> None:
+        """Record how long the head of a response took."""
+        if not self.fastest_response or seconds < self.fastest_response:
+            self.fastest_response = seconds
 
     async def close(self) -> None:
         """Close what was made here; the caller's session stays open."""
@@ -319,11 +336,15 @@ class Sessions:
             )
 
 
-def _drop_spoiled(connections: Iterable[tuple[Any, float]]) -> None:
+def _drop_spoiled(connections: Iterable[tuple[Any, float]]) -> list[object]:
+    usable: list[object] = []
     # Of a copy: nobody says that closing one leaves the pool as it is.
     for protocol, _ in tuple(connections):
         if protocol.should_close:
             protocol.close()
+        else:
+            usable.append(protocol)
+    return usable
 
 
 async def send(
@@ -341,18 +362,23 @@ async def send(
     refused: ClientClosed | ConfigurationError | None = None
     session = sessions.get()
     url = request.url
-    sessions.drop_spoiled(session, url)
+    body = request.body
+    idle = sessions.drop_spoiled(session, url)
+    if body is not None:
+        body.idle_connections = idle
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     try:
         response = await session.request(
             request.method,
             url,
-            data=request.body,
+            data=body,
             # Written here and nowhere bound to a name, so that no traceback that shows variables shows the token.
             headers=_headers()
             if token is None
             else {**_headers(), hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
             # A request without a body gets no type from aiohttp; an empty body would.
-            skip_auto_headers=None if request.body is None or request.body.size else ("Content-Type",),
+            skip_auto_headers=None if body is None or body.size else ("Content-Type",),
             allow_redirects=False,
             raise_for_status=False,
             timeout=_timeout(connect, silence),
@@ -363,21 +389,36 @@ async def send(
         return Failure(Outcome.UNSENT, _words(error, "no connection could be made"))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         # A request without body goes out with its headers; one with a body sends nothing before the body's first bytes.
-        lost = request.body is None or request.body.started
-        failure = Failure(
-            Outcome.LOST if lost else Outcome.UNSENT,
-            _words(error, "the connection was closed before an answer came"),
-        )
+        outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
+        if body is not None and body.started and _was_cut(error, body, sessions.fastest_response):
+            outcome = Outcome.CUT
+        failure = Failure(outcome, _words(error, "the connection was closed before an answer came"))
     except (RuntimeError, ValueError) as error:
         refused = ClientClosed("the session was closed") if session.closed else ConfigurationError(f"session: {error}")
     else:
+        sessions.note_response(loop.time() - began)
         return Response(response)
     # Out here the aiohttp exception is no longer the context of what is raised.
     if refused is not None:
         raise refused
-    if request.body is not None and request.body.failure is not None:
-        raise request.body.failure
+    if body is not None and body.failure is not None:
+        raise body.failure
     return failure
+
+
+def _was_cut(error: BaseException, body: Body, fastest_response: float) -> bool:
+    """Return whether the server closed an idle connection while the request was on its way.
+
+    That is so on a reused connection, without a byte of a response, within a round trip.
+    """
+    elapsed = asyncio.get_running_loop().time() - body.started_at
+    return (
+        body.on_reused_connection
+        and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+        # aiohttp's message holds the start of a response if there was one.
+        and isinstance(getattr(error, "message", ""), str)
+        and elapsed <= fastest_response + _ROUND_TRIP_SLACK
+    )
 
 
 @lru_cache(maxsize=1)

@@ -40,7 +40,9 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 @pytest.fixture
 async def client(sandbox: Sandbox) -> AsyncIterator[SigningClient]:
     """A client of the sandbox that retries without waiting long."""
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01)) as ready:
+    async with SigningClient(
+        sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01, settle=0.1)
+    ) as ready:
         yield ready
 
 

@@ -16,7 +16,7 @@ from signing_async import MemoryTokenStore, OAuth, RetryPolicy, Token
 
 SECRET = "the-client-secret-7f3a"
 REDIRECT = "https://app.example.com/callback"
-QUICK = RetryPolicy(base_delay=0.01)
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 
 @dataclass

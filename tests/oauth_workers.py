@@ -81,7 +81,7 @@ async def call(path: str, base_url: str, client_id: str, client_secret: str, sec
         store=FileTokenStore(path),
     )
     until = time.monotonic() + float(seconds)
-    async with oauth, SigningClient(base_url, oauth, retry=RetryPolicy(base_delay=0.01)) as client:
+    async with oauth, SigningClient(base_url, oauth, retry=RetryPolicy(base_delay=0.01, settle=0.1)) as client:
         print("ready", flush=True)
         sys.stdin.readline()
         while time.monotonic() < until:

@@ -189,7 +189,7 @@ async def work(task: Task) -> None:
     async with (
         STORES[task.kind](task.where) as store,
         task.oauth(store) as oauth,
-        SigningClient(task.base_url, oauth, retry=RetryPolicy(base_delay=0.01)) as client,
+        SigningClient(task.base_url, oauth, retry=RetryPolicy(base_delay=0.01, settle=0.1)) as client,
     ):
         for _ in range(task.calls):
             try:

@@ -33,7 +33,10 @@ def test_they_are_a_value() -> None:
 
 
 _NAME = ("cursor_param", "limit_param")
-_NAMES = ("item_paths", "next_paths", "has_more_paths", "record_paths", "recipient_done_fields", "request_id_headers")
+_NAMES = (
+    *("item_paths", "next_paths", "has_more_paths", "record_paths", "recipient_done_fields", "request_id_headers"),
+    *("document_size_fields", "document_sha256_fields"),
+)
 _NUMBERS = ("expires_in_seconds", "refresh_margin")
 _COUNTS = ("max_pdf_bytes", "max_sealed_bytes", "max_answer_bytes")
 

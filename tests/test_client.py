@@ -37,7 +37,7 @@ from signing_async.webhooks import Receiver, Wakeups, WebhookVerifier, aiohttp_h
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
-QUICK = RetryPolicy(base_delay=0.01)
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 
 # Settings

@@ -38,7 +38,7 @@ from tests.pdfs import make_pdf
 from tests.servers import Web, answering, serving
 from tests.test_pdf import LARGE, open_files
 
-QUICK = RetryPolicy(base_delay=0.01)
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 OLD = b"what was here before"
 
 Read = Callable[[SigningClient, Path], Coroutine[Any, Any, Any]]

@@ -566,7 +566,10 @@ async def test_a_redirect_takes_the_token_nowhere_else(location: str, tmp_path: 
             async with connected(server) as client:
                 error = await outcome(operate, client, tmp_path)
             assert isinstance(error, SigningError)
-            assert len(server.heads) <= (1 if location.startswith(FOREIGN) else 6)
+            # An ambiguous write is followed by one reading.
+            reads = [head for head in server.heads if head.startswith(b"GET ")]
+            assert len(server.heads) - len(reads) <= 1
+            assert len(reads) <= (1 if location.startswith(FOREIGN) else 6)
             host = server.origin.removeprefix("http://").encode()
             assert all(b"\r\nHost: %s\r\n" % host in head for head in server.heads)
         assert other.heads == []

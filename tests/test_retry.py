@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import math
+import sys
 
 import pytest
 from hypothesis import given
@@ -19,15 +20,17 @@ NOW = 1_800_000_000.0
 @pytest.mark.parametrize(
     ("outcome", "row"),
     [
-        (Outcome.UNSENT, [Step.AGAIN, Step.AGAIN, Step.AGAIN, Step.AGAIN, Step.AGAIN]),
-        (Outcome.THROTTLED, [Step.AGAIN, Step.AGAIN, Step.AGAIN, Step.AGAIN, Step.AGAIN]),
-        (Outcome.FAILED, [Step.AGAIN, Step.CHECK, Step.AGAIN, Step.AGAIN, Step.AGAIN]),
-        (Outcome.LOST, [Step.AGAIN, Step.CHECK, Step.AGAIN, Step.UNKNOWN, Step.AGAIN_ONCE]),
+        (Outcome.UNSENT, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
+        (Outcome.THROTTLED, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
+        (Outcome.FAILED, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY]),
+        (Outcome.GATEWAY, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY]),
+        (Outcome.CUT, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE]),
+        (Outcome.LOST, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE]),
     ],
 )
 def test_the_table(outcome: Outcome, row: list[Step]) -> None:
-    """What follows each outcome, for reads, checked writes, create, remind and token requests."""
-    kinds = [Repeat.READ, Repeat.CHECKED, Repeat.CREATE, Repeat.REMIND, Repeat.TOKEN]
+    """What follows each outcome, for reads, reconciled writes, create, remind and token requests."""
+    kinds = [Repeat.READ, Repeat.RECONCILED, Repeat.CREATE, Repeat.REMIND, Repeat.TOKEN]
     assert [step(outcome, kind) for kind in kinds] == row
 
 
@@ -117,7 +120,9 @@ def test_a_policy_refuses_nonsense(field: str, value: object) -> None:
         ("-1", None),
         ("1e9", None),
         ("soon", None),
-        ("9" * 100, None),
+        ("1000000000", 1e9),
+        ("9" * 1000, sys.float_info.max),
+        ("Fri, 31 Dec 2026 23:59:59 GMT" + " " * 100 + "x", None),
         ("٣", None),
         ("Fri, 31 Dec 9999 23:59:59 GMT", 253402300799.0 - NOW),
         ("Fri, 99 Dec 2026 23:59:59 GMT", None),

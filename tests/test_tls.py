@@ -37,7 +37,7 @@ from tests.servers import serving
 
 MARK = "S3CR3T"
 TOKEN = f"{MARK}-token-0123456789"
-QUICK = RetryPolicy(base_delay=0.01)
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 
 @pytest.fixture(scope="module")

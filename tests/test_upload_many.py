@@ -19,12 +19,12 @@ from signing_async import (
     MemoryTokenStore,
     NotFound,
     OAuth,
+    OutcomeUnknown,
     PdfRejected,
     PdfSource,
     Progress,
     RefreshRejected,
     RetryPolicy,
-    ServerError,
     Signing,
     SigningClient,
     Token,
@@ -356,7 +356,7 @@ async def test_a_file_that_failed_is_done_with_all_of_its_bytes(sandbox: Sandbox
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
         signing = await client.signings.create(name="Leases", language="EN")
         results = await drain(client.documents.upload_many(signing, named(3), on_progress=told.append))
-    assert all(isinstance(result.error, ServerError) for result in results)
+    assert all(isinstance(result.error, OutcomeUnknown) for result in results)
     assert told[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
 
 

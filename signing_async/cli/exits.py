@@ -10,7 +10,6 @@ from ..errors import (
     ConfigurationError,
     Forbidden,
     InvalidRequest,
-    OutcomeUnknown,
     SigningCancelled,
     Unauthorized,
     WaitTimeout,
@@ -64,7 +63,7 @@ _FACTS = (
 
 def code_of(error: BaseException) -> int:
     """The exit code for an error."""
-    if isinstance(error, OutcomeUnknown):
+    if getattr(error, "effect", "none") == "unknown":
         return UNKNOWN
     if isinstance(error, ConfigurationError | InvalidRequest):
         return USAGE

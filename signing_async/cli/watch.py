@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SigningCancelled, SigningError, WaitTimeout
-from ..signings import may_pass
 from .command import Seconds, State, command
 from .output import iso, on_one_line
 from .records import document_facts, is_done, parts_of, recipient_facts, signing_facts
@@ -62,7 +61,7 @@ async def _follow(state: State, client: SigningClient, signing_id: str, poll: fl
             signing = await client.signings.get(signing_id)
             recipients = [recipient async for recipient in client.recipients.list(signing_id)]
         except SigningError as error:
-            if not seen or not may_pass(error):
+            if not seen or not error.transient:
                 raise
             state.out.warn(f"watching goes on: {error}")
         else:

@@ -268,7 +268,7 @@ def test_a_report_elsewhere(
     office(2)
     (tmp_path / "out").mkdir()
     monkeypatch.setenv("SIGNING_JOURNAL", "the.journal")
-    service.do(service.sandbox.faults.add, "documents.upload", "503")
+    service.do(service.sandbox.faults.add, "signings.create", "503")
     ran = run("dispatch", "leases.csv", "--failures", "out/failed.csv", "--json")
     assert ran.code == 1
     assert ran.lines[-1]["summary"]["failures"] == "out/failed.csv"

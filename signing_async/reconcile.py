@@ -1,0 +1,492 @@
+"""Did it take effect? The one home of check-before-repeat.
+
+The service has no idempotency keys. After an ambiguous attempt (a 5xx, or a lost response) a `Reconciler` reads the
+service until the effect shows, or until it had enough time to show; only then may the request be repeated. An `Effect`
+recognizes what one call does: a draft that is sent, a document or a recipient that is created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import unicodedata
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+
+import attrs
+
+from .assumptions import Assumptions
+from .deadlines import until
+from .errors import RequestTimeout, SigningError
+from .models import Document, Recipient, Signing
+from .retry import Outcome
+
+__all__ = [
+    "Creation",
+    "DocumentMatch",
+    "Effect",
+    "Found",
+    "Listed",
+    "Match",
+    "Read",
+    "RecipientMatch",
+    "Reconciler",
+    "Sent",
+    "TrackedSigning",
+    "Tracker",
+    "Undecidable",
+    "normalized",
+]
+
+T = TypeVar("T")
+Record = TypeVar("Record", bound=Document | Recipient)
+
+Read = Callable[[Any], Awaitable[Any]]
+"""Carries out a reading operation as a part of the call that is reconciled."""
+Listed = tuple[Document, ...] | None
+"""The documents in a response; None if the response does not list them."""
+
+_MAX_SIGNINGS = 10_000
+_MAX_NAME = 1000
+_FIRST_PAUSE = 0.2
+_NEVER = -math.inf
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@attrs.frozen
+class Found(Generic[T]):
+    """The effect of the call, as the service shows it; ``value`` is what the call returns."""
+
+    value: T
+
+
+class Undecidable(Exception):  # stays inside the package: callers see OutcomeUnknown
+    """A reading cannot tell whether the call took effect; ``known`` is what the reading found."""
+
+    def __init__(self, message: str, known: Iterable[object] = ()) -> None:
+        super().__init__(message)
+        self.known: tuple[object, ...] = tuple(known)
+
+
+class Effect(Protocol[T]):
+    """Recognizes the effect of one call."""
+
+    reading: str
+    """The operation that `find` reads with."""
+
+    async def find(self, read: Read, since: float) -> Found[T] | None:
+        """Return the effect if a reading that began after ``since`` shows it; raise `Undecidable` if it cannot tell."""
+
+    async def find_others(self, read: Read, since: float, value: T) -> Sequence[object]:
+        """Return further effects of the call, besides the ``value`` that it returned."""
+
+    def note_ambiguous(self, outcome: Outcome, count: int) -> None:
+        """Count an ambiguous attempt of the call; a negative count takes one back, since its effect was found."""
+
+    def note_unresolved(self) -> None:
+        """The call ended, and its effect may still show."""
+
+
+class Reconciler(Generic[T]):
+    """The ambiguity of one call: whether its attempts so far may have taken effect.
+
+    Times are of the event loop's clock. A call is ambiguous from an attempt that may have taken effect until a reading
+    has shown the effect, or a reading that began after the settle time has not.
+    """
+
+    def __init__(self, effect: Effect[T], read: Read, deadline: float) -> None:
+        self._effect = effect
+        self._read = read
+        self._deadline = deadline
+        self._settled_at = _NEVER
+        self._outcome: Outcome | None = None
+        self.ambiguous: bool = False
+        self.was_ambiguous: bool = False
+
+    def note(self, outcome: Outcome, settle: float) -> None:
+        """Record an ambiguous attempt, whose effect may take ``settle`` seconds to show."""
+        self.ambiguous = self.was_ambiguous = True
+        self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle)
+        self._outcome = outcome
+        self._effect.note_ambiguous(outcome, 1)
+
+    async def settle(self, retry_at: float, *, reading_time: float) -> Found[T] | None:
+        """Read with growing pauses until the effect shows; None if it did not show in time, so a repeat is safe.
+
+        The last reading begins at ``retry_at`` or later. Raises `TimeoutError` if the deadline comes before, and a
+        reading's own error if that reading cannot be made.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time() if self.ambiguous else retry_at
+        pause = _FIRST_PAUSE
+        last = max(self._settled_at, retry_at)
+        # The last reading must come back before the deadline, even if the settle time ends after it.
+        closing = min(last, self._deadline - reading_time)
+        while True:
+            await asyncio.sleep(due - loop.time())
+            try:
+                found = await self._effect.find(self._read, due)
+            except SigningError as error:
+                if not error.transient or due >= closing:
+                    raise
+            else:
+                if found is not None or due >= last:
+                    self._resolve(is_found=found is not None)
+                    return found
+            if due >= closing:
+                raise TimeoutError
+            due = max(min(due + pause, closing), loop.time())
+            pause *= 2
+
+    def _resolve(self, *, is_found: bool) -> None:
+        self.ambiguous = False
+        # Of several ambiguous attempts one is accounted for.
+        if is_found and self._outcome is not None:
+            self._effect.note_ambiguous(self._outcome, -1)
+            self._outcome = None
+
+    async def verify(self, value: T) -> Sequence[object]:
+        """Return effects besides ``value``: those of earlier attempts that showed too late."""
+        return await self._effect.find_others(self._read, asyncio.get_running_loop().time(), value)
+
+    def note_unresolved(self) -> None:
+        """Record that the call ended, and that its effect may still show."""
+        self._effect.note_unresolved()
+
+
+class _SharedReading(Generic[T]):
+    """A reading of the service that concurrent calls share."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._began_at = _NEVER
+        self._value: T | None = None
+
+    async def since(self, moment: float, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the value of a reading that began after ``moment``: the latest one, or a new one."""
+        async with self._lock:
+            if self._began_at <= moment:
+                began_at = asyncio.get_running_loop().time()
+                self._value = await read()
+                self._began_at = began_at
+            return cast("T", self._value)
+
+    def forget(self) -> None:
+        self._began_at, self._value = _NEVER, None
+
+
+class _Collection:
+    """The documents or the recipients of one signing, as far as this client knows them."""
+
+    def __init__(self, known: set[str] | None) -> None:
+        self.known = known
+        """Ids that are not the effect of a pending call; None before the first reading."""
+        self.pending: Counter[str] = Counter()
+        self.unresolved: Counter[str] = Counter()
+        """Calls whose outcome is unknown; their records may still appear."""
+        self.started = 0
+        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.first_reading: asyncio.Lock = asyncio.Lock()
+        self.reading: _SharedReading[Any] = _SharedReading()
+
+    @property
+    def ids(self) -> set[str]:
+        """The known ids; a call is pending, so there was a first reading."""
+        assert self.known is not None
+        return self.known
+
+    def leave(self, key: str) -> None:
+        self.pending[key] -= 1
+        if not self.pending[key]:
+            del self.pending[key]
+            self.locks.pop(key, None)
+        if not self.pending:
+            self.reading.forget()
+
+
+class TrackedSigning:
+    """What this client knows of one signing."""
+
+    def __init__(self, documents: set[str] | None) -> None:
+        self.documents = _Collection(documents)
+        self.recipients = _Collection(set())
+        self.state: _SharedReading[Signing] = _SharedReading()
+        self.ambiguities: Counter[Outcome] = Counter()
+        """Ambiguous attempts of calls on this signing whose effect was not found, by how they ended."""
+
+    @property
+    def may_change_late(self) -> bool:
+        """Whether a request that somebody in between gave up on may still take effect."""
+        return self.ambiguities.total() > self.ambiguities[Outcome.FAILED]
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.documents.pending or self.recipients.pending)
+
+
+class Tracker:
+    """Tracks the documents and recipients this client has created, so that an ambiguous request can be reconciled.
+
+    Signings are known by their paths; the least recently used ones are forgotten first.
+    """
+
+    def __init__(self, max_signings: int = _MAX_SIGNINGS) -> None:
+        self._signings: OrderedDict[str, TrackedSigning] = OrderedDict()
+        self._max_signings = max_signings
+
+    def signing(self, path: str) -> TrackedSigning:
+        """Return the signing's entry."""
+        return self._entry(path, None)
+
+    def note_created(self, path: str) -> None:
+        """A signing that was just created has no documents."""
+        self._entry(path, set())
+
+    def observe(self, path: str) -> Callable[[Iterable[Document]], None]:
+        """Return a function that marks the documents of a reading that begins now as known.
+
+        If an upload is pending at any time during the reading, the function does nothing: the document of a pending
+        upload must not count as known.
+        """
+        signing = self._signings.get(path)
+        if signing is None or signing.documents.pending:
+            return lambda documents: None
+        collection = signing.documents
+        started = collection.started
+
+        def note(documents: Iterable[Document]) -> None:
+            if collection.started == started and collection.known is not None:
+                for document in documents:
+                    collection.known.add(document.id)
+                    collection.unresolved.pop(_stem(document.name), None)
+
+        return note
+
+    def _entry(self, path: str, documents: set[str] | None) -> TrackedSigning:
+        signing = self._signings.get(path)
+        if signing is None:
+            signing = self._signings[path] = TrackedSigning(documents)
+        self._signings.move_to_end(path)
+        if len(self._signings) > self._max_signings:
+            idle = next((key for key, entry in self._signings.items() if not entry.is_busy), path)
+            if idle != path:
+                del self._signings[idle]
+        return signing
+
+
+# Sending
+
+
+class Sent:
+    """The effect of `send`: the signing is no longer a draft."""
+
+    reading = "signings.get"
+
+    def __init__(self, signing: TrackedSigning, get: Callable[[Read], Awaitable[Signing]]) -> None:
+        self._signing = signing
+        self._get = get
+
+    async def find(self, read: Read, since: float) -> Found[None] | None:
+        signing = await self._signing.state.since(since, lambda: self._get(read))
+        if signing.is_draft is None:
+            raise Undecidable("the service does not say whether the signing is still a draft", [signing])
+        return None if signing.is_draft else Found(None)
+
+    async def find_others(self, read: Read, since: float, value: None) -> Sequence[object]:
+        # The service sends a draft only: a second `send` is refused, and no reading would show it.
+        return ()
+
+    def note_ambiguous(self, outcome: Outcome, count: int) -> None:
+        self._signing.ambiguities[outcome] += count
+
+    def note_unresolved(self) -> None:
+        """Nothing to track: every later `send` reads the signing itself."""
+
+
+# Creating documents and recipients
+
+
+class Match(Protocol[Record]):
+    """Compares records of the service with what one call sent."""
+
+    key: str
+    """Calls with the same key on one signing cannot be told apart: they take turns."""
+
+    async def select(self, unknown: Sequence[Record], expected: Counter[str]) -> tuple[list[Record], list[Record]]:
+        """Return the records that may be the call's effect, and those of them that nothing speaks against.
+
+        ``expected`` counts the keys of all pending and unresolved calls. Raises `Undecidable` if it cannot tell.
+        """
+
+
+class Creation(Generic[Record]):
+    """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent. ::
+
+    async with creation:
+        creation.note_created(await transport.call(...))
+    """
+
+    reading = "signings.get"
+
+    def __init__(
+        self,
+        operation: str,
+        deadline: float,
+        signing: TrackedSigning,
+        collection: _Collection,
+        match: Match[Record],
+        list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
+        read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
+    ) -> None:
+        self._operation = operation
+        self._deadline = deadline
+        self._signing = signing
+        self._collection = collection
+        self._match = match
+        self._list = list_records
+        self._read_first = read_first
+
+    async def __aenter__(self) -> None:
+        """Wait until it is this call's turn; raise `RequestTimeout` if the deadline passes before."""
+        try:
+            with until(self._deadline) as waiting:
+                await self._wait_for_turn()
+                return
+        except TimeoutError:
+            if not waiting.expired:
+                raise
+        # Out here the exception that ended the wait is not the context of this one.
+        text = f"{self._operation}: its deadline passed before anything was sent"
+        raise RequestTimeout(text, operation=self._operation, attempts=0)
+
+    async def _wait_for_turn(self) -> None:
+        collection, key = self._collection, self._match.key
+        collection.pending[key] += 1
+        collection.started += 1
+        try:
+            if collection.known is None:
+                await self._read_known()
+            await collection.locks[key].acquire()
+        except BaseException:
+            collection.leave(key)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._collection.locks[self._match.key].release()
+        self._collection.leave(self._match.key)
+
+    async def _read_known(self) -> None:
+        async with self._collection.first_reading:
+            if self._collection.known is None:
+                assert self._read_first is not None
+                self._collection.known = {record.id for record in await self._read_first() or ()}
+
+    async def find(self, read: Read, since: float) -> Found[Record] | None:
+        unknown = await self._read_unknown(read, since)
+        candidates, fitting = await self._select(unknown)
+        if len(fitting) == 1 and not self._collection.unresolved[self._match.key]:
+            return Found(fitting[0])
+        if not candidates:
+            return None
+        if len(candidates) == 1 and not fitting:
+            raise Undecidable("a record that resembles it differs in size, content or extra fields", unknown)
+        raise Undecidable("more than one request may have created what the service shows", unknown)
+
+    async def find_others(self, read: Read, since: float, value: Record) -> Sequence[object]:
+        unknown = await self._read_unknown(read, since)
+        return (await self._select([record for record in unknown if record.id != value.id]))[1]
+
+    async def _read_unknown(self, read: Read, since: float) -> list[Record]:
+        records = await self._collection.reading.since(since, lambda: self._list(read))
+        if records is None:
+            raise Undecidable("the service does not list the signing's documents")
+        return [record for record in records if record.id not in self._collection.ids]
+
+    async def _select(self, unknown: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+        return await self._match.select(unknown, self._collection.pending + self._collection.unresolved)
+
+    def note_created(self, record: Record) -> None:
+        """The call returned this record."""
+        self._collection.ids.add(record.id)
+
+    def note_ambiguous(self, outcome: Outcome, count: int) -> None:
+        self._signing.ambiguities[outcome] += count
+
+    def note_unresolved(self) -> None:
+        self._collection.unresolved[self._match.key] += 1
+
+
+class DocumentMatch:
+    """Compares documents by name, and by size and sha256 where the service reports them."""
+
+    def __init__(self, filename: str, size: int, sha256: Callable[[], str], assumptions: Assumptions) -> None:
+        self.key = _stem(filename)
+        self._size = size
+        self._sha256 = sha256
+        self._assumptions = assumptions
+
+    async def select(
+        self, unknown: Sequence[Document], expected: Counter[str]
+    ) -> tuple[list[Document], list[Document]]:
+        named = [document for document in unknown if _stem(document.name) == self.key]
+        if not named and Counter(_stem(document.name) for document in unknown) - expected:
+            # The service may have renamed the file.
+            raise Undecidable("there is a document of another name that was not there before", unknown)
+        return named, [document for document in named if await self._fits(document)]
+
+    async def _fits(self, document: Document) -> bool:
+        sizes = (document.extra.get(field) for field in self._assumptions.document_size_fields)
+        if any(type(size) is int and size != self._size for size in sizes):
+            return False
+        hashes = [document.extra.get(field) for field in self._assumptions.document_sha256_fields]
+        given = [text.lower() for text in hashes if isinstance(text, str) and _SHA256.fullmatch(text)]
+        return not given or given == [await asyncio.to_thread(self._sha256)] * len(given)
+
+
+class RecipientMatch:
+    """Compares recipients by the fields that were given. A field that the service does not return does not count."""
+
+    def __init__(self, named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        self.key = named["email"].strip().casefold()
+        self._named = {field: value for field, value in named.items() if field != "email"}
+        self._extra = extra
+
+    async def select(
+        self, unknown: Sequence[Recipient], expected: Counter[str]
+    ) -> tuple[list[Recipient], list[Recipient]]:
+        if not all(recipient.email for recipient in unknown):
+            raise Undecidable("the service does not give the recipients' e-mail addresses", unknown)
+        same = [recipient for recipient in unknown if recipient.email.strip().casefold() == self.key]
+        same = [recipient for recipient in same if _agrees(attrs.asdict(recipient), self._named)]
+        return same, [recipient for recipient in same if _agrees(recipient.extra, self._extra)]
+
+
+def _stem(name: str) -> str:
+    """The part of a file name that is compared: without ``.pdf``, case-folded, in normal form."""
+    return normalized("NFC", name).strip().casefold().removesuffix(".pdf")
+
+
+def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """Return the text in this normal form; unchanged if it is longer than any name, since that takes quadratic time."""
+    return unicodedata.normalize(form, text) if len(text) <= _MAX_NAME else text
+
+
+def _agrees(returned: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
+    return all(
+        _alike(returned[field], value)
+        for field, value in sent.items()
+        if value is not None and returned.get(field) not in (None, "")
+    )
+
+
+def _alike(returned: Any, sent: Any) -> bool:
+    """Compare without case, spaces and punctuation, which services tidy up."""
+    if isinstance(returned, str | int) and isinstance(sent, str | int):
+        return _bare(str(returned)) == _bare(str(sent))
+    return bool(returned == sent)
+
+
+def _bare(text: str) -> str:
+    return "".join(character for character in normalized("NFKC", text).casefold() if character.isalnum())

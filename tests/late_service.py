@@ -1,0 +1,192 @@
+"""A small signing service whose effects show late: a gateway gives up, and the backend carries the request out later.
+
+What happens to the requests of one call (one signing that is sent, one file name, one e-mail address) follows a script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+from aiohttp import web
+
+
+@attrs.frozen
+class Fate:
+    """What happens to one request: what the caller sees, and when the backend carries it out (None: never)."""
+
+    kind: str
+    """ok, 504, 502, html, 503 (the service's own), drop, silent-drop, 429, 401, 303, refuse (no connection)."""
+    effect_after: float | None = None
+
+
+OK = Fate("ok", 0.0)
+
+
+@attrs.define
+class Held:
+    """What the service holds of one call."""
+
+    effects: list[float] = attrs.field(factory=list)
+    """When they took place, by the loop's clock."""
+    requests: int = 0
+
+
+class LateService:
+    """The service's state, and what it does with requests."""
+
+    def __init__(self) -> None:
+        self.origin = ""
+        self.scripts: defaultdict[str, list[Fate]] = defaultdict(list)
+        self.held: defaultdict[str, Held] = defaultdict(Held)
+        self.documents: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.recipients: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.sent: set[str] = set()
+        self.readings = 0
+        self.response_seconds = 0.0
+        self.refresh_seconds = 0.0
+        self.pending: set[asyncio.Task[None]] = set()
+        self._runner: web.AppRunner | None = None
+        self._site: web.TCPSite | None = None
+        self._port = 0
+
+    # Requests
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/api/oauth/token":
+            await asyncio.sleep(self.refresh_seconds)
+            return web.json_response({"access_token": "new", "expires_in": 3600, "token_type": "Bearer"})
+        if request.path == "/api/1.0/me":
+            return web.Response(status=429, headers={"Retry-After": "3"})
+        signing = request.path.split("/")[4]
+        await asyncio.sleep(self.response_seconds)
+        if request.method == "GET":
+            self.readings += 1
+            if request.path.endswith("/recipients"):
+                return web.json_response(self.recipients[signing])
+            return web.json_response(
+                {"id": signing, "is_draft": signing not in self.sent, "documents": self.documents[signing]}
+            )
+        body = await request.read()
+        key, carry_out = self._understand(request.path, signing, body)
+        self.held[key].requests += 1
+        script = self.scripts[key]
+        fate = script.pop(0) if script else OK
+        record = {}
+        if fate.effect_after == 0.0:
+            record = carry_out()
+        elif fate.effect_after is not None:
+            self._later(fate.effect_after, carry_out)
+        if script and script[0].kind == "refuse":
+            script.pop(0)
+            await self._stop_listening()
+            self._later(0.15, None)
+        return self._respond(request, fate, record)
+
+    def _understand(self, path: str, signing: str, body: bytes) -> tuple[str, Any]:
+        loop = asyncio.get_running_loop()
+        if path.endswith("/send"):
+            key = signing
+
+            def carry_out() -> dict[str, Any]:
+                self.held[key].effects.append(loop.time())
+                self.sent.add(signing)
+                return {}
+
+            return key, carry_out
+        if path.endswith("/documents"):
+            found = re.search(rb'filename="([^"]+)"', body)
+            assert found is not None
+            key, records, fields = found[1].decode(), self.documents[signing], {"name": found[1].decode()}
+        else:
+            fields = json.loads(body)
+            key, records = fields["email"], self.recipients[signing]
+
+        def create() -> dict[str, Any]:
+            self.held[key].effects.append(loop.time())
+            records.append({"id": f"{key}-{len(self.held[key].effects)}", **fields})
+            return records[-1]
+
+        return key, create
+
+    def _later(self, seconds: float, work: Any) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            if work is None:
+                await self._listen()
+            else:
+                work()
+
+        task = asyncio.create_task(wait())
+        self.pending.add(task)
+        task.add_done_callback(self.pending.discard)
+
+    def _respond(self, request: web.Request, fate: Fate, record: dict[str, Any]) -> web.StreamResponse:
+        response = {
+            "ok": lambda: web.json_response(record, status=201),
+            "504": lambda: web.Response(status=504),
+            "502": lambda: web.Response(status=502),
+            "html": lambda: web.Response(status=500, text="<html>Oops</html>", content_type="text/html"),
+            "503": lambda: web.json_response({"code": "unavailable", "message": "busy"}, status=503),
+            "429": lambda: web.Response(status=429, headers={"Retry-After": "0"}),
+            "1-s-429": lambda: web.Response(status=429, headers={"Retry-After": "1"}),
+            "long-429": lambda: web.Response(status=429, headers={"Retry-After": "86400"}),
+            "401": lambda: web.Response(status=401),
+            "403": lambda: web.Response(status=403),
+            "303": lambda: web.Response(status=303, headers={"Location": "/elsewhere"}),
+        }.get(fate.kind)
+        if response is None:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response(status=200)
+        answer = response()
+        if self._site is None:
+            answer.force_close()
+        return answer
+
+    # Connections
+
+    async def _listen(self) -> None:
+        assert self._runner is not None
+        if self._site is None:
+            site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+            await site.start()
+            self._site = site
+            self._port = self._runner.addresses[0][1]
+
+    async def _stop_listening(self) -> None:
+        if self._site is not None:
+            site, self._site = self._site, None
+            await site.stop()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[LateService]:
+        app = web.Application(client_max_size=2**20)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        try:
+            await self._listen()
+            self.origin = f"http://127.0.0.1:{self._port}"
+            yield self
+        finally:
+            for task in tuple(self.pending):
+                task.cancel()
+            await asyncio.gather(*self.pending, return_exceptions=True)
+            await self._runner.cleanup()
+
+    async def calm(self) -> None:
+        """Wait until every effect has taken place."""
+        while self.pending:
+            await asyncio.wait(tuple(self.pending))
+
+
+def script(*fates: Fate | str) -> Sequence[Fate]:
+    """Return fates; a plain kind has no effect, except for ok."""
+    return [fate if isinstance(fate, Fate) else OK if fate == "ok" else Fate(fate) for fate in fates]

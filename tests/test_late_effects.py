@@ -1,0 +1,267 @@
+"""Effects that show late: never two of them silently, and never a definite error for what took effect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from signing_async import (
+    MemoryTokenStore,
+    OAuth,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
+    RateLimited,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    Token,
+)
+from tests.late_service import OK, Fate, LateService, script
+from tests.pdfs import make_pdf
+
+SETTLE = 0.5
+POLICY = RetryPolicy(max_attempts=4, base_delay=0.02, settle=SETTLE)
+# The service's own error and an idle connection that is closed settle sooner.
+PROMPT = 0.1 * SETTLE
+WRITES = ["send", "upload", "add"]
+Write = Callable[[SigningClient, str], Awaitable[Any]]
+
+
+def _call(client: SigningClient, write: str, number: int = 0) -> tuple[str, Awaitable[Any]]:
+    """A call, and the key of its script."""
+    if write == "send":
+        return f"s{number}", client.signings.send(f"s{number}")
+    if write == "upload":
+        return f"{number}.pdf", client.documents.upload("s", make_pdf(), f"{number}.pdf")
+    return f"{number}@example.com", client.recipients.add("s", email=f"{number}@example.com", first_name="Anna")
+
+
+async def _outcome(call: Awaitable[Any]) -> tuple[SigningError | None, float]:
+    try:
+        await call
+    except SigningError as error:
+        return error, asyncio.get_running_loop().time()
+    return None, asyncio.get_running_loop().time()
+
+
+def _judge(service: LateService, key: str, error: SigningError | None, ended_at: float) -> None:
+    """Compare what the caller was told with what the service did while the call lasted."""
+    seen = [at for at in service.held[key].effects if at < ended_at - 0.02]
+    if error is None:
+        assert len(seen) <= 1, f"{len(seen)} silent effects"
+        assert service.held[key].effects, "a success without an effect"
+    elif error.effect == "none":
+        assert not seen, f"a definite {error!r} for what took effect"
+    else:
+        assert isinstance(error, OutcomeUnknown)
+
+
+FIRST = ["504", "502", "html", "drop"]
+FOLLOWING = ["ok", "504", "503", "429", "long-429", "401", "403", "303", "drop", "refuse"]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize("first", FIRST)
+async def test_effect_within_the_settle_time_is_the_result(write: str, first: str, following: str) -> None:
+    """Whatever the next request would have met: it is never made, since the effect shows before."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        delay = 0.02 if first == "drop" else 0.25
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate(first, delay), following)
+        error, _ = await _outcome(call)
+        assert error is None
+        await service.calm()
+        assert len(service.held[key].effects) == 1
+        assert service.held[key].requests == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize("first", ["504", "html"])
+async def test_effect_after_the_settle_time_is_never_silent(write: str, first: str, following: str) -> None:
+    """If it shows while the call lasts, the call says so."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate(first, SETTLE + 0.1), following)
+        error, ended_at = await _outcome(call)
+        await service.calm()
+        _judge(service, key, error, ended_at)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_retry_after_a_wait_is_preceded_by_a_fresh_reading(write: str) -> None:
+    """The settle time has passed without an effect, and a 429 asks for patience: meanwhile the effect shows."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("504", SETTLE + 0.3), "1-s-429", "ok")
+        error, _ = await _outcome(call)
+        assert error is None
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_retry_with_a_new_token_is_preceded_by_a_fresh_reading(write: str) -> None:
+    """The effect shows while the token is refreshed."""
+    async with LateService().running() as service:
+        service.refresh_seconds = 0.6
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
+            key, call = _call(client, write)
+            service.scripts[key] += script(Fate("504", SETTLE + 0.3), "401", "ok")
+            error, _ = await _outcome(call)
+        assert error is None
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_call_that_would_start_too_late_is_rate_limited_at_once(write: str) -> None:
+    """A paused call keeps the time for its response and one reading, as long as those took before."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.response_seconds = 0.5
+        await _call(client, write)[1]
+        with pytest.raises(RateLimited):
+            await client.with_options(retry=RetryPolicy.none()).me()
+        key, call = _call(client.with_options(timeout=3.6), write, 1)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(RateLimited) as caught:
+            await call
+        assert asyncio.get_running_loop().time() - began < 2
+        assert caught.value.effect == "none"
+        assert caught.value.retry_after is not None
+        assert service.held[key].requests == 0
+
+
+@pytest.mark.parametrize("write", ["upload", "add"])
+async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) -> None:
+    """The retry succeeds slowly, and meanwhile the first request takes effect."""
+
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        respond = service._respond
+
+        def late_respond(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+            if fate is OK:
+                # The backend of the first request gets done at this very moment.
+                _, carry_out = service._understand(request.path, "s", service_body[0])
+                carry_out()
+            return respond(request, fate, record)
+
+        service_body: list[bytes] = []
+        handle = service._understand
+
+        def understand(path: str, signing: str, body: bytes) -> Any:
+            service_body[:] = [body]
+            return handle(path, signing, body)
+
+        service._understand = understand  # type: ignore[method-assign]  # the race is arranged here
+        service._respond = late_respond  # type: ignore[method-assign]
+        service.scripts[key] += script("504", "ok")
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert "holds 2 records" in str(error)
+        assert len({record.id for record in error.known}) == 2  # type: ignore[attr-defined]  # records
+        assert error.effect == "unknown"
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("first", FIRST)
+async def test_twenty_five_calls_at_once(write: str, first: str) -> None:
+    """Each one's effect shows late, each is found, and the calls on one signing share their readings."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        delay = 0.02 if first == "drop" else 0.25
+        calls = [_call(client, write, number) for number in range(25)]
+        for key, _ in calls:
+            service.scripts[key] += script(Fate(first, delay))
+        outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+        assert [error for error, _ in outcomes] == [None] * 25
+        await service.calm()
+        assert [len(service.held[key].effects) for key, _ in calls] == [1] * 25
+        if write != "send":
+            assert service.readings < 100
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_lost_response_costs_one_reading(write: str) -> None:
+    """The effect shows at once: nothing is waited for."""
+    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
+        for number in range(2):
+            key, call = _call(client, write, number)
+            before = service.readings
+            service.scripts[key] += script(Fate("drop", 0.0))
+            await call
+            known = 1 if write == "upload" and not number else 0
+            assert service.readings - before == 1 + known
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_idle_connection_that_the_server_closes_settles_quickly(write: str) -> None:
+    """With the default policy the call succeeds in well under the settle time of a lost response."""
+    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
+        await client.signings.get("s")
+        key, call = _call(client, write)
+        service.scripts[key] += script("drop", "ok")
+        async with asyncio.timeout(RetryPolicy().settle * 0.8):
+            await call
+        assert len(service.held[key].effects) == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(write: str) -> None:
+    """Not a guess."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", timeout=0.5) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("504", 1.0))
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknownTimeout)
+        await service.calm()
+        assert service.held[key].requests == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_last_attempt_is_settled_before_its_error_is_raised(write: str) -> None:
+    """Its effect shows a while after its 504."""
+    twice = RetryPolicy(max_attempts=2, base_delay=0.01, settle=SETTLE)
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=twice) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script("503", Fate("504", 0.3))
+        assert await _outcome(call)
+        assert len(service.held[key].effects) == 1
+        assert service.held[key].requests == 2
+
+
+fates = st.builds(
+    Fate,
+    st.sampled_from(["504", "502", "html", "503", "drop", "303"]),
+    st.sampled_from([None, 0.0, 0.02, 0.1, 0.3]),
+) | st.sampled_from(script("ok", "429", "long-429", "401", "403", "refuse"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    write=st.sampled_from(WRITES),
+    sequences=st.lists(st.lists(fates, max_size=4), min_size=1, max_size=8),
+    attempts=st.integers(1, 4),
+)
+def test_any_sequence_of_outcomes(write: str, sequences: list[list[Fate]], attempts: int) -> None:
+    """Several calls at once, each with a history of its own: the caller is never told what is not so."""
+
+    async def run() -> None:
+        policy = RetryPolicy(max_attempts=attempts, base_delay=0.005, settle=0.15)
+        async with LateService().running() as service, SigningClient(service.origin, "token", retry=policy) as client:
+            calls = [_call(client, write, number) for number in range(len(sequences))]
+            for (key, _), sequence in zip(calls, sequences, strict=True):
+                # A request that was refused or put off has no effect.
+                service.scripts[key] += sequence
+            outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+            await service.calm()
+            for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
+                _judge(service, key, error, ended_at)
+
+    asyncio.run(run())
