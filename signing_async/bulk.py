@@ -106,9 +106,9 @@ class Results(Generic[R]):
     What ``work`` can make a result of, it returns as one. An exception that it raises, or that ``items`` raises, stops
     the pulling; what is under way is finished and its results are given before that exception is.
 
-    To leave early is to cancel what is under way: at the end of ``async with``, by `aclose`, which return when that is
-    done, or by dropping the object, as ``break`` does in ``async for result in make_results()``. ``around`` is entered
-    before the first item is pulled and left when no work is under way any more, whichever way it ends.
+    Leaving early cancels the work: at the end of ``async with`` and in `aclose`, which wait for that; when the task
+    that takes the results is cancelled or fails; or when the object is dropped, as by ``break`` in ``async for result
+    in make_results()``. ``around`` is entered before the first item is pulled and left when all work has ended.
     """
 
     def __init__(
@@ -130,9 +130,12 @@ class Results(Generic[R]):
     async def __anext__(self) -> R:
         try:
             return await self._run.take()
-        except BaseException:
-            # The traceback of who was cancelled here keeps this frame, and must not keep the work going.
+        except BaseException as error:
+            run = self._run
+            # A traceback keeps this frame, and must not keep the object.
             del self
+            if isinstance(error, asyncio.CancelledError):
+                await run.close()
             raise
 
     async def aclose(self) -> None:
@@ -170,6 +173,7 @@ class _Run(Generic[S, R]):
         self._concurrency = concurrency
         self._around = around
         self._task: asyncio.Task[None] | None = None
+        self._consumer: asyncio.Task[object] | None = None
         self._closed = False
         self._exhausted = False
         self._failure: BaseException | None = None
@@ -179,6 +183,7 @@ class _Run(Generic[S, R]):
         self._turn = asyncio.Lock()
 
     async def take(self) -> R:
+        self._follow(asyncio.current_task())
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._all(), name="signing_async bulk")
         taken = await self._outbox.get()
@@ -191,11 +196,32 @@ class _Run(Generic[S, R]):
             raise StopAsyncIteration
         raise failure
 
-    async def close(self) -> None:
+    def _follow(self, consumer: asyncio.Task[object] | None) -> None:
+        if consumer is not None and consumer is not self._consumer:
+            self._consumer = consumer
+            consumer.add_done_callback(self._consumer_ended)
+
+    def _consumer_ended(self, consumer: asyncio.Task[object]) -> None:
+        """Cancel the work if the task that took the last result was cancelled or failed."""
+        if consumer is not self._consumer:
+            return
+        self._consumer = None
+        if self._task is None or self._task.done():
+            return
+        if consumer.cancelled():
+            self._stop()
+        elif (error := consumer.exception()) is not None:
+            log.warning("the task that took the results failed (%s): the work left is cancelled", type(error).__name__)
+            self._stop()
+
+    def _stop(self) -> None:
         if self._task is not None and not self._closed:
             self._task.cancel()
         self._closed = True
         self._outbox.put_nowait(None)
+
+    async def close(self) -> None:
+        self._stop()
         if self._task is not None:
             await asyncio.wait([self._task])
         self._items = None

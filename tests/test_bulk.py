@@ -329,15 +329,50 @@ async def test_work_that_cancels_itself_is_not_lost() -> None:
         await consume(Results(range(100), work, 1))
 
 
-async def test_a_consumer_that_gives_up_waiting_loses_nothing() -> None:
-    """A result that it did not wait for is the next one."""
-    results = Results(range(3), Hands().work, 1)
+async def test_waiting_for_a_result_that_is_cancelled_ends_the_work() -> None:
+    """As with an async generator: there are no more results afterwards."""
+    hands = Hands()
+    results = Results(range(3), hands.work, 1)
     assert await anext(results) == 0
     waiting = asyncio.create_task(anext(results))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert [result async for result in results] == [1, 2]
+    assert hands.at_once == 0
+    assert [result async for result in results] == []
+
+
+@pytest.mark.parametrize("place", ["next", "body"])
+@pytest.mark.parametrize("way", ["cancel", "raise"])
+async def test_work_ends_with_its_consumer_though_a_traceback_keeps_the_results(place: str, way: str) -> None:
+    """The consumer's exception keeps its frames, and they keep the results: nothing goes on all the same."""
+    hands, in_body = Hands(), asyncio.Event()
+
+    async def look(results: Results[int]) -> None:
+        async for _ in results:
+            if place == "body":
+                in_body.set()
+                if way == "raise":
+                    raise ZeroDivisionError
+                await asyncio.Event().wait()
+
+    results = Results(Counted().plain(), hands.work if place == "body" else hands.hang, 4)
+    consumer = asyncio.create_task(look(results))
+    del results
+    if place == "body":
+        await in_body.wait()
+    else:
+        await settled()
+        assert hands.at_once
+    if way == "cancel" or place == "next":
+        consumer.cancel()
+    await asyncio.wait([consumer])
+    with pytest.raises((asyncio.CancelledError, ZeroDivisionError)) as kept:
+        consumer.result()
+    await settled()
+    assert kept.value.__traceback__ is not None
+    assert hands.at_once == 0
+    assert not others()
 
 
 async def test_one_result_may_be_enough() -> None:
