@@ -137,7 +137,8 @@ class Reconciler(Generic[T]):
                     return found
             if due >= closing:
                 raise TimeoutError
-            due = max(min(due + pause, closing), loop.time())
+            following = min(due + pause, self._settled_at) if due < self._settled_at else last
+            due = max(min(following, closing), loop.time())
             pause *= 2
 
     def _resolve(self, *, is_found: bool) -> None:

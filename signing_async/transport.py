@@ -363,6 +363,9 @@ class _Call(Generic[T]):
             unknown = self._unknown(f"{said}; its deadline left no time to find out", timed_out=True)
         except errors.SigningError as error:
             unknown = self._unknown(f"the service could not be read: {error}")
+        except Exception as error:
+            # A token store may raise anything.
+            unknown = self._unknown(f"the service could not be read ({type(error).__name__})")
         raise unknown
 
     async def _reconcile_or_raise(self, error: errors.SigningError, outcome: Outcome | None = None) -> T:

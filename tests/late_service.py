@@ -51,6 +51,8 @@ class LateService:
         self.readings = 0
         self.response_seconds = 0.0
         self.refresh_seconds = 0.0
+        self.rejects_after_a_write = False
+        """Whether readings are answered with 401 from the first write on."""
         self.pending: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None
@@ -68,6 +70,8 @@ class LateService:
         await asyncio.sleep(self.response_seconds)
         if request.method == "GET":
             self.readings += 1
+            if self.rejects_after_a_write and any(held.requests for held in self.held.values()):
+                return web.Response(status=401)
             if request.path.endswith("/recipients"):
                 return web.json_response(self.recipients[signing])
             return web.json_response(

@@ -488,6 +488,17 @@ async def test_retry_is_preceded_by_a_reading_though_the_settle_time_is_over() -
     assert len(effect.at) == 2
 
 
+async def test_long_delay_after_the_settle_time_is_not_filled_with_readings() -> None:
+    """A Retry-After, say: the service is read over the settle time, and once before the retry."""
+    effect, loop = _Readings(None), asyncio.get_running_loop()
+    reconciler = _reconciler(effect)
+    reconciler.note(Outcome.FAILED, 0.1)
+    retry_at = loop.time() + 1.0
+    assert await reconciler.settle(retry_at, reading_time=0.1) is None
+    assert len(effect.at) == 3
+    assert effect.at[-1] >= retry_at - 0.01
+
+
 async def test_deadline_before_the_settle_time_leaves_the_call_ambiguous() -> None:
     """It is used up for readings all the same."""
     effect = _Readings(None)
