@@ -196,6 +196,7 @@ class Documents:
         signing = self._tracker.signing(path)
         creation = Creation(
             _UPLOAD,
+            "signings.get",
             deadline,
             signing,
             signing.documents,

@@ -99,7 +99,7 @@ class SigningError(Exception):
     effect: Literal["none", "unknown"] = "none"
     """``"unknown"`` if the request may have taken effect: repeating the call could do the same thing twice.
 
-    A draft that `create` may have left behind does not count: it notifies nobody.
+    A spare draft that a retried `create` may have left behind does not count: it notifies nobody.
     """
 
     def __init__(self, message: str) -> None:

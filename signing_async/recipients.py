@@ -22,7 +22,7 @@ from .transport import Operation, Transport
 
 __all__ = ["Recipients", "RemindResult", "check_recipient"]
 
-_ADD = "recipients.add"
+_ADD, _LIST = "recipients.add", "recipients.list"
 _FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 
 
@@ -79,7 +79,7 @@ class Recipients:
 
         match = RecipientMatch(named, extra)
         deadline = self._transport.deadline()
-        creation = Creation(_ADD, deadline, signing, signing.recipients, match, list_all)
+        creation = Creation(_ADD, _LIST, deadline, signing, signing.recipients, match, list_all)
         operation = Operation(
             _ADD,
             "POST",
@@ -119,7 +119,7 @@ class Recipients:
 
     def list(self, signing_id: str | Signing) -> Pager[Recipient]:
         """The recipients of a signing; see `Pager`."""
-        return Pager(self._transport, "recipients.list", _folder(signing_id), Recipient)
+        return Pager(self._transport, _LIST, _folder(signing_id), Recipient)
 
     def _is_done(self, recipient: Recipient) -> bool:
         return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)

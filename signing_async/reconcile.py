@@ -8,6 +8,7 @@ recognizes what one call does: a draft that is sent, a document or a recipient t
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import re
 import unicodedata
@@ -63,11 +64,15 @@ class Found(Generic[T]):
 
 
 class Undecidable(Exception):  # stays inside the package: callers see OutcomeUnknown
-    """A reading cannot tell whether the call took effect; ``known`` is what the reading found."""
+    """A reading cannot tell whether the call took effect.
 
-    def __init__(self, message: str, known: Iterable[object] = ()) -> None:
+    ``known`` is what the reading found; ``may_clear`` says that a later reading may tell.
+    """
+
+    def __init__(self, message: str, known: Iterable[object] = (), *, may_clear: bool = False) -> None:
         super().__init__(message)
         self.known: tuple[object, ...] = tuple(known)
+        self.may_clear = may_clear
 
 
 class Effect(Protocol[T]):
@@ -75,6 +80,8 @@ class Effect(Protocol[T]):
 
     reading: str
     """The operation that `find` reads with."""
+    adds_up: bool
+    """Whether the effects of two attempts are two records."""
 
     async def find(self, read: Read, since: float) -> Found[T] | None:
         """Return the effect if a reading that began after ``since`` shows it; raise `Undecidable` if it cannot tell."""
@@ -82,8 +89,11 @@ class Effect(Protocol[T]):
     async def find_others(self, read: Read, since: float, value: T) -> Sequence[object]:
         """Return further effects of the call, besides the ``value`` that it returned."""
 
-    def note_ambiguous(self, outcome: Outcome, count: int) -> None:
-        """Count an ambiguous attempt of the call; a negative count takes one back, since its effect was found."""
+    def note_ambiguous(self, outcome: Outcome) -> None:
+        """An attempt of the call ended ambiguously."""
+
+    def note_found(self, outcome: Outcome) -> None:
+        """The effect of an ambiguous attempt was found."""
 
     def note_unresolved(self) -> None:
         """The call ended, and its effect may still show."""
@@ -101,7 +111,8 @@ class Reconciler(Generic[T]):
         self._read = read
         self._deadline = deadline
         self._settled_at = _NEVER
-        self._outcome: Outcome | None = None
+        self._outcomes: list[Outcome] = []
+        """How attempts ended whose effect was not found."""
         self.ambiguous: bool = False
         self.was_ambiguous: bool = False
 
@@ -109,17 +120,20 @@ class Reconciler(Generic[T]):
         """Record an ambiguous attempt, whose effect may take ``settle`` seconds to show."""
         self.ambiguous = self.was_ambiguous = True
         self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle)
-        self._outcome = outcome
-        self._effect.note_ambiguous(outcome, 1)
+        self._outcomes.append(outcome)
+        self._effect.note_ambiguous(outcome)
 
     async def settle(self, retry_at: float, *, reading_time: float) -> Found[T] | None:
-        """Read with growing pauses until the effect shows; None if it did not show in time, so a repeat is safe.
+        """Read with growing pauses until the effect shows; None if it did not show in time.
 
         The last reading begins at ``retry_at`` or later. Raises `TimeoutError` if the deadline comes before, and a
         reading's own error if that reading cannot be made.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() if self.ambiguous else retry_at
+        self.ambiguous = True
+        # Several attempts may have several effects: the first one that shows does not settle the others.
+        found_at = self._settled_at if self._effect.adds_up and len(self._outcomes) > 1 else _NEVER
         pause = _FIRST_PAUSE
         last = max(self._settled_at, retry_at)
         # The last reading must come back before the deadline, even if the settle time ends after it.
@@ -131,8 +145,11 @@ class Reconciler(Generic[T]):
             except SigningError as error:
                 if not error.transient or due >= closing:
                     raise
+            except Undecidable as error:
+                if not error.may_clear or due >= closing:
+                    raise
             else:
-                if found is not None or due >= last:
+                if due >= last or (found is not None and due >= found_at):
                     self._resolve(is_found=found is not None)
                     return found
             if due >= closing:
@@ -143,10 +160,11 @@ class Reconciler(Generic[T]):
 
     def _resolve(self, *, is_found: bool) -> None:
         self.ambiguous = False
-        # Of several ambiguous attempts one is accounted for.
-        if is_found and self._outcome is not None:
-            self._effect.note_ambiguous(self._outcome, -1)
-            self._outcome = None
+        if is_found and self._outcomes:
+            # One attempt is accounted for: the one that would be missed most.
+            lost = next((each for each in self._outcomes if each is not Outcome.FAILED), self._outcomes[0])
+            self._outcomes.remove(lost)
+            self._effect.note_found(lost)
 
     async def verify(self, value: T) -> Sequence[object]:
         """Return effects besides ``value``: those of earlier attempts that showed too late."""
@@ -164,18 +182,30 @@ class _SharedReading(Generic[T]):
         self._lock = asyncio.Lock()
         self._began_at = _NEVER
         self._value: T | None = None
+        self._error: SigningError | None = None
 
     async def since(self, moment: float, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the value of a reading that began after ``moment``: the latest one, or a new one."""
+        """Return the value of a reading that began after ``moment``: the latest one, or a new one.
+
+        The failure of a reading is shared as well, except a timeout, which is the reader's own.
+        """
         async with self._lock:
             if self._began_at <= moment:
                 began_at = asyncio.get_running_loop().time()
-                self._value = await read()
+                self._error = None
+                try:
+                    self._value = await read()
+                except SigningError as error:
+                    if isinstance(error, TimeoutError):
+                        raise
+                    self._error = error
                 self._began_at = began_at
+            if self._error is not None:
+                raise copy.copy(self._error)
             return cast("T", self._value)
 
     def forget(self) -> None:
-        self._began_at, self._value = _NEVER, None
+        self._began_at, self._value, self._error = _NEVER, None, None
 
 
 class _Collection:
@@ -220,6 +250,7 @@ class TrackedSigning:
     @property
     def may_change_late(self) -> bool:
         """Whether a request that somebody in between gave up on may still take effect."""
+        # An idle connection that was closed counts: the request may have arrived all the same.
         return self.ambiguities.total() > self.ambiguities[Outcome.FAILED]
 
     @property
@@ -260,8 +291,9 @@ class Tracker:
         def note(documents: Iterable[Document]) -> None:
             if collection.started == started and collection.known is not None:
                 for document in documents:
-                    collection.known.add(document.id)
-                    collection.unresolved.pop(_stem(document.name), None)
+                    if document.id not in collection.known:
+                        collection.known.add(document.id)
+                        collection.unresolved -= Counter([_stem(document.name)])
 
         return note
 
@@ -284,6 +316,7 @@ class Sent:
     """The effect of `send`: the signing is no longer a draft."""
 
     reading = "signings.get"
+    adds_up = False
 
     def __init__(self, signing: TrackedSigning, get: Callable[[Read], Awaitable[Signing]]) -> None:
         self._signing = signing
@@ -299,11 +332,14 @@ class Sent:
         # The service sends a draft only: a second `send` is refused, and no reading would show it.
         return ()
 
-    def note_ambiguous(self, outcome: Outcome, count: int) -> None:
-        self._signing.ambiguities[outcome] += count
+    def note_ambiguous(self, outcome: Outcome) -> None:
+        self._signing.ambiguities[outcome] += 1
+
+    def note_found(self, outcome: Outcome) -> None:
+        self._signing.ambiguities[outcome] -= 1
 
     def note_unresolved(self) -> None:
-        """Nothing to track: every later `send` reads the signing itself."""
+        """Nothing to track: the service refuses to send a signing twice."""
 
 
 # Creating documents and recipients
@@ -329,11 +365,12 @@ class Creation(Generic[Record]):
         creation.note_created(await transport.call(...))
     """
 
-    reading = "signings.get"
+    adds_up = True
 
     def __init__(
         self,
         operation: str,
+        reading: str,
         deadline: float,
         signing: TrackedSigning,
         collection: _Collection,
@@ -341,6 +378,7 @@ class Creation(Generic[Record]):
         list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
         read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
     ) -> None:
+        self.reading = reading
         self._operation = operation
         self._deadline = deadline
         self._signing = signing
@@ -392,7 +430,8 @@ class Creation(Generic[Record]):
         if not candidates:
             return None
         if len(candidates) == 1 and not fitting:
-            raise Undecidable("a record that resembles it differs in size, content or extra fields", unknown)
+            text = "a record that resembles it differs in size, content or extra fields"
+            raise Undecidable(text, unknown, may_clear=True)
         raise Undecidable("more than one request may have created what the service shows", unknown)
 
     async def find_others(self, read: Read, since: float, value: Record) -> Sequence[object]:
@@ -412,8 +451,11 @@ class Creation(Generic[Record]):
         """The call returned this record."""
         self._collection.ids.add(record.id)
 
-    def note_ambiguous(self, outcome: Outcome, count: int) -> None:
-        self._signing.ambiguities[outcome] += count
+    def note_ambiguous(self, outcome: Outcome) -> None:
+        self._signing.ambiguities[outcome] += 1
+
+    def note_found(self, outcome: Outcome) -> None:
+        self._signing.ambiguities[outcome] -= 1
 
     def note_unresolved(self) -> None:
         self._collection.unresolved[self._match.key] += 1
@@ -434,7 +476,7 @@ class DocumentMatch:
         named = [document for document in unknown if _stem(document.name) == self.key]
         if not named and Counter(_stem(document.name) for document in unknown) - expected:
             # The service may have renamed the file.
-            raise Undecidable("there is a document of another name that was not there before", unknown)
+            raise Undecidable("there is a document of another name that was not there before", unknown, may_clear=True)
         return named, [document for document in named if await self._fits(document)]
 
     async def _fits(self, document: Document) -> bool:

@@ -29,6 +29,7 @@ import backoff
 from .errors import ConfigurationError, SigningError
 
 __all__ = [
+    "AMBIGUOUS",
     "Again",
     "Decision",
     "Outcome",
@@ -125,7 +126,7 @@ class Step(Enum):
     UNKNOWN = "give up: the outcome is unknown"
 
 
-_AMBIGUOUS = frozenset({Outcome.FAILED, Outcome.GATEWAY, Outcome.CUT, Outcome.LOST})
+AMBIGUOUS = frozenset({Outcome.FAILED, Outcome.GATEWAY, Outcome.CUT, Outcome.LOST})
 _NO_RESPONSE = frozenset({Outcome.CUT, Outcome.LOST})
 # The effect of these shows at once, or never.
 _PROMPT = frozenset({Outcome.FAILED, Outcome.CUT})
@@ -134,7 +135,7 @@ _PROMPT_SHARE = 0.1
 
 def step(outcome: Outcome, repeat: Repeat) -> Step:
     """Return the entry of the table above."""
-    if repeat is Repeat.RECONCILED and outcome in _AMBIGUOUS:
+    if repeat is Repeat.RECONCILED and outcome in AMBIGUOUS:
         return Step.RECONCILE
     if outcome in _NO_RESPONSE and repeat is Repeat.REMIND:
         return Step.UNKNOWN

@@ -20,7 +20,6 @@ from .errors import (
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
-    RequestTimeout,
     SigningError,
 )
 from .journal import Claim, ClaimLost, Journal, JournalError
@@ -253,8 +252,8 @@ class Sending:
         try:
             await self._upload_all(missing)
             await self._add_all()
-        except OutcomeUnknown as error:
-            if last or isinstance(error, RequestTimeout):
+        except SigningError as error:
+            if last or error.effect == "none" or isinstance(error, TimeoutError):
                 raise
             return False
         if state.in_doubt:
@@ -368,7 +367,10 @@ class Sending:
             await self._save()
         ambiguous_before = self._tracked.ambiguities.total()
         try:
-            await self._steps.signings.send(self._id)
+            if begun_before:
+                await self._steps.signings.send_again(self._id)
+            else:
+                await self._steps.signings.send(self._id)
         except SigningError as error:
             if isinstance(error, CannotBeSent) and (await self._look()).is_draft is False:
                 return await self._was_sent()

@@ -91,6 +91,13 @@ class Signings:
 
         Raises `CannotBeSent` for one without documents or recipients, or that was sent before.
         """
+        await self._send(signing_id, was_begun=False)
+
+    async def send_again(self, signing_id: str | Signing) -> None:
+        """Send a draft whose sending an earlier process has begun: it is read first, as after a lost response."""
+        await self._send(signing_id, was_begun=True)
+
+    async def _send(self, signing_id: str | Signing, *, was_begun: bool) -> None:
         path = signing_path(signing_id)
 
         def get(read: Read) -> Awaitable[Signing]:
@@ -104,6 +111,7 @@ class Signings:
                 Repeat.RECONCILED,
                 effect=Sent(self._tracker.signing(path), get),
                 body=wire.bytes_body,
+                was_begun=was_begun,
             )
         )
 

@@ -133,6 +133,8 @@ class Operation(Generic[T]):
     """Makes the body anew for each attempt."""
     not_found: type[errors.NotFound] = errors.NotFound
     transfer: bool = False
+    was_begun: bool = False
+    """Whether an earlier process may have sent the same request just before."""
 
 
 @attrs.frozen
@@ -209,6 +211,7 @@ class _Call(Generic[T]):
     let_through = 0
     trouble: Trouble | None = None
     retry_at = 0.0
+    may_have_reminded = False
     may_renew = True
     taken = 0
     # Of the last answer:
@@ -231,6 +234,8 @@ class _Call(Generic[T]):
         self.reconciler: Reconciler[T] | None = None
         if operation.effect is not None:
             self.reconciler = Reconciler(operation.effect, self._read, deadline)
+            if operation.was_begun:
+                self.reconciler.note(Outcome.LOST, retry.settle_time(transport.options.retry, Outcome.LOST))
         self.started = asyncio.get_running_loop().time()
 
     @property
@@ -271,6 +276,7 @@ class _Call(Generic[T]):
         """After a failed attempt: ask for another one, find that it took effect after all, or raise."""
         policy = self.options.retry
         following = retry.step(trouble.outcome, self.operation.repeat)
+        self.may_have_reminded |= trouble.outcome in retry.AMBIGUOUS
         decision = self._decide(trouble, following)
         self._report(began, decision.delay, str(trouble.error), in_doubt=following in (Step.RECONCILE, Step.UNKNOWN))
         self.trouble = trouble
@@ -288,6 +294,8 @@ class _Call(Generic[T]):
             # An ambiguous call spends the delay on readings.
             raise retry.Again(0.0 if following is Step.RECONCILE else decision.delay)
         error = self._finally(trouble.error, decision.why)
+        if self.operation.repeat is Repeat.REMIND and self.may_have_reminded:
+            error.effect = "unknown"
         if following is Step.RECONCILE:
             return await self._reconcile_or_raise(error)
         raise error
@@ -297,7 +305,7 @@ class _Call(Generic[T]):
         if self.reconciler is None:
             return
         sent = self.body is not None and self.body.started
-        refused = self.status is not None and not 200 <= self.status < 300
+        refused = self.status is not None and 400 <= self.status < 500
         if self.reconciler.ambiguous or (sent and not refused):
             self.reconciler.note_unresolved()
 
@@ -398,11 +406,16 @@ class _Call(Generic[T]):
         raise unknown
 
     async def _read(self, operation: Operation[Any]) -> Any:
-        return await retry.run(_Call(self.transport, operation, self.deadline, payer=self).attempt)
+        # A reading that hangs leaves time for others.
+        now = asyncio.get_running_loop().time()
+        deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
+        return await retry.run(_Call(self.transport, operation, deadline, payer=self).attempt)
 
     def _reading_time(self) -> float:
+        """The time to keep for one reading."""
         assert self.operation.effect is not None
-        return self.shared.response_times.expected(self.operation.effect.reading)
+        left = max(0.0, self.deadline - asyncio.get_running_loop().time())
+        return min(self.shared.response_times.expected(self.operation.effect.reading), _RESERVED_SHARE * left)
 
     def _last_start(self) -> float:
         """The time until which a request may start, so that its response and one reading are back at the deadline."""
@@ -462,7 +475,7 @@ class _Call(Generic[T]):
                 self.body = self.operation.body() if self.operation.body is not None else None
                 sent_at = loop.time()
                 result = await self._once(token, limit)
-                if self.status is not None:
+                if self.status is not None and not (self.operation.transfer or isinstance(result, _Renewed)):
                     self.shared.response_times.note(self.operation.name, loop.time() - sent_at)
                 return result
         except TimeoutError:

@@ -46,8 +46,8 @@ __all__ = [
 _START = 64 * 1024
 _PATIENCE = 2.0
 _CONNECTIONS = 100
-# On top of a round trip: the event loop may be busy when a connection is closed.
-_ROUND_TRIP_SLACK = 0.02
+# A round trip takes at most this; on top of it the event loop may be busy when a connection is closed.
+_MAX_ROUND_TRIP, _ROUND_TRIP_SLACK = 0.1, 0.02
 
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[Chunk], Awaitable[None]]
@@ -394,7 +394,12 @@ async def send(
             outcome = Outcome.CUT
         failure = Failure(outcome, _words(error, "the connection was closed before an answer came"))
     except (RuntimeError, ValueError) as error:
-        refused = ClientClosed("the session was closed") if session.closed else ConfigurationError(f"session: {error}")
+        if body is not None and body.started:
+            failure = Failure(Outcome.LOST, _words(error, "the session was closed before an answer came"))
+        elif session.closed:
+            refused = ClientClosed("the session was closed")
+        else:
+            refused = ConfigurationError(f"session: {error}")
     else:
         sessions.note_response(loop.time() - began)
         return Response(response)
@@ -417,7 +422,7 @@ def _was_cut(error: BaseException, body: Body, fastest_response: float) -> bool:
         and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
         # aiohttp's message holds the start of a response if there was one.
         and isinstance(getattr(error, "message", ""), str)
-        and elapsed <= fastest_response + _ROUND_TRIP_SLACK
+        and elapsed <= min(fastest_response, _MAX_ROUND_TRIP) + _ROUND_TRIP_SLACK
     )
 
 

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import Any
 
 import attrs
@@ -33,8 +34,8 @@ OK = Fate("ok", 0.0)
 class Held:
     """What the service holds of one call."""
 
-    effects: list[float] = attrs.field(factory=list)
-    """When they took place, by the loop's clock."""
+    effects: list[tuple[float, Fate]] = attrs.field(factory=list)
+    """When they took place, by the loop's clock, and the fate of their request."""
     requests: int = 0
 
 
@@ -48,6 +49,7 @@ class LateService:
         self.documents: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self.recipients: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         self.sent: set[str] = set()
+        self.created = 0
         self.readings = 0
         self.response_seconds = 0.0
         self.refresh_seconds = 0.0
@@ -66,6 +68,9 @@ class LateService:
             return web.json_response({"access_token": "new", "expires_in": 3600, "token_type": "Bearer"})
         if request.path == "/api/1.0/me":
             return web.Response(status=429, headers={"Retry-After": "3"})
+        if request.path == "/api/1.0/signings":
+            self.created += 1
+            return web.json_response({"id": f"s{self.created}", "is_draft": True}, status=201)
         signing = request.path.split("/")[4]
         await asyncio.sleep(self.response_seconds)
         if request.method == "GET":
@@ -78,11 +83,21 @@ class LateService:
                 {"id": signing, "is_draft": signing not in self.sent, "documents": self.documents[signing]}
             )
         body = await request.read()
-        key, carry_out = self._understand(request.path, signing, body)
+        key, create = self._understand(request.path, signing, body)
         self.held[key].requests += 1
         script = self.scripts[key]
         fate = script.pop(0) if script else OK
+
+        def carry_out() -> dict[str, Any]:
+            if request.path.endswith("/send") and signing in self.sent:
+                return {}  # only a draft is sent
+            self.held[key].effects.append((asyncio.get_running_loop().time(), fate))
+            made: dict[str, Any] = create()
+            return made
+
         record = {}
+        if fate is OK and request.path.endswith("/send") and signing in self.sent:
+            return web.json_response({"code": "cannot_be_sent"}, status=400)
         if fate.effect_after == 0.0:
             record = carry_out()
         elif fate.effect_after is not None:
@@ -91,19 +106,17 @@ class LateService:
             script.pop(0)
             await self._stop_listening()
             self._later(0.15, None)
-        return self._respond(request, fate, record)
+        response = self._respond(request, fate, record)
+        return await response if isawaitable(response) else response
 
     def _understand(self, path: str, signing: str, body: bytes) -> tuple[str, Any]:
-        loop = asyncio.get_running_loop()
         if path.endswith("/send"):
-            key = signing
 
-            def carry_out() -> dict[str, Any]:
-                self.held[key].effects.append(loop.time())
+            def send() -> dict[str, Any]:
                 self.sent.add(signing)
                 return {}
 
-            return key, carry_out
+            return signing, send
         if path.endswith("/documents"):
             found = re.search(rb'filename="([^"]+)"', body)
             assert found is not None
@@ -113,8 +126,7 @@ class LateService:
             key, records = fields["email"], self.recipients[signing]
 
         def create() -> dict[str, Any]:
-            self.held[key].effects.append(loop.time())
-            records.append({"id": f"{key}-{len(self.held[key].effects)}", **fields})
+            records.append({"id": f"{key}-{len(records)}", **fields})
             return records[-1]
 
         return key, create

@@ -56,7 +56,9 @@ def _upload(
 
     if math.isinf(deadline):
         deadline = asyncio.get_running_loop().time() + 60
-    return Creation("documents.upload", deadline, signing, signing.documents, match, list_documents, read_first)
+    return Creation(
+        "documents.upload", "signings.get", deadline, signing, signing.documents, match, list_documents, read_first
+    )
 
 
 async def _find(creation: Creation[Any], records: Any) -> Any:
@@ -378,7 +380,9 @@ async def test_recipients_of_one_address_take_turns() -> None:
 
     def add(email: str) -> Creation[Recipient]:
         match = RecipientMatch({"email": email, "first_name": "Anna"}, {})
-        return Creation("recipients.add", deadline, signing, signing.recipients, match, lambda read: read(None))
+        return Creation(
+            "recipients.add", "recipients.list", deadline, signing, signing.recipients, match, lambda read: read(None)
+        )
 
     one, other = add("Anna@example.com"), add("anna@example.com ")
     async with one:
@@ -425,6 +429,7 @@ class _Readings:
     """An effect whose readings give what the test says, one after the other; the last one again and again."""
 
     reading = "signings.get"
+    adds_up = True
 
     def __init__(self, *results: object) -> None:
         self.results = list(results)
@@ -440,7 +445,9 @@ class _Readings:
     async def find_others(self, read: Any, since: float, value: str) -> list[object]:
         return []
 
-    def note_ambiguous(self, outcome: Outcome, count: int) -> None: ...
+    def note_ambiguous(self, outcome: Outcome) -> None: ...
+
+    def note_found(self, outcome: Outcome) -> None: ...
 
     def note_unresolved(self) -> None: ...
 
@@ -535,7 +542,7 @@ async def test_reading_that_fails_for_a_transient_reason_is_repeated() -> None:
         ([Outcome.LOST], False, True),
         ([Outcome.LOST], True, False),
         ([Outcome.LOST, Outcome.LOST], True, True),
-        ([Outcome.LOST, Outcome.FAILED], True, True),
+        ([Outcome.LOST, Outcome.FAILED], True, False),
     ],
 )
 async def test_signing_may_change_late_if_a_lost_request_is_not_accounted_for(
@@ -552,6 +559,50 @@ async def test_signing_may_change_late_if_a_lost_request_is_not_accounted_for(
         reconciler.note(outcome, 0.0)
     await reconciler.settle(0.0, reading_time=0.0)
     assert signing.may_change_late is late
+
+
+async def test_first_effect_does_not_settle_two_ambiguous_attempts() -> None:
+    """Both may have taken effect: the readings go on for the settle time of the second."""
+    both = Undecidable("more than one request", ["d1", "d2"])
+    effect = _Readings("d1", both)
+    reconciler = _reconciler(effect)
+    reconciler.note(Outcome.LOST, 0.0)
+    reconciler.note(Outcome.LOST, 0.3)
+    with pytest.raises(Undecidable, match="more than one"):
+        await reconciler.settle(0.0, reading_time=0.1)
+    assert reconciler.ambiguous
+
+
+async def test_what_another_client_does_may_clear_up() -> None:
+    """A record that looks odd does not end the readings, unless the service can never tell."""
+    effect = _Readings(Undecidable("another name", may_clear=True), "done")
+    reconciler = _reconciler(effect)
+    reconciler.note(Outcome.LOST, 5.0)
+    assert await reconciler.settle(0.0, reading_time=0.1) == Found("done")
+    effect = _Readings(Undecidable("another name", may_clear=True))
+    reconciler = _reconciler(effect)
+    reconciler.note(Outcome.LOST, 0.1)
+    with pytest.raises(Undecidable):
+        await reconciler.settle(0.0, reading_time=0.1)
+    assert len(effect.at) == 2
+
+
+async def test_failed_reading_is_shared_but_not_its_timeout() -> None:
+    """Many waiting calls do not repeat one failure after the other; a deadline is each call's own."""
+    tracker, reads = Tracker(), 0
+
+    async def get(read: Any) -> Signing:
+        nonlocal reads
+        reads += 1
+        await asyncio.sleep(0.01)
+        raise RequestTimeout("too late") if reads == 1 else ServerError("x", status=503)
+
+    since = asyncio.get_running_loop().time() - 0.001
+    effects = [Sent(tracker.signing(PATH), get) for _ in range(10)]
+    errors = await asyncio.gather(*(effect.find(_never_read, since) for effect in effects), return_exceptions=True)
+    assert [type(error) for error in errors] == [RequestTimeout, *[ServerError] * 9]
+    assert reads == 2
+    assert len({id(error) for error in errors}) == 10
 
 
 async def test_sends_of_one_signing_share_a_reading() -> None:
