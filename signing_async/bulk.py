@@ -183,7 +183,8 @@ class _Run(Generic[S, R]):
         self._turn = asyncio.Lock()
 
     async def take(self) -> R:
-        self._follow(asyncio.current_task())
+        if self._task is None or not self._task.done():
+            self._follow(asyncio.current_task())
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._all(), name="signing_async bulk")
         taken = await self._outbox.get()
@@ -197,17 +198,18 @@ class _Run(Generic[S, R]):
         raise failure
 
     def _follow(self, consumer: asyncio.Task[object] | None) -> None:
-        if consumer is not None and consumer is not self._consumer:
-            self._consumer = consumer
+        """Watch the task that takes the results; None ends that."""
+        if consumer is self._consumer:
+            return
+        if self._consumer is not None:
+            self._consumer.remove_done_callback(self._consumer_ended)
+        self._consumer = consumer
+        if consumer is not None:
             consumer.add_done_callback(self._consumer_ended)
 
     def _consumer_ended(self, consumer: asyncio.Task[object]) -> None:
         """Cancel the work if the task that took the last result was cancelled or failed."""
-        if consumer is not self._consumer:
-            return
         self._consumer = None
-        if self._task is None or self._task.done():
-            return
         if consumer.cancelled():
             self._stop()
         elif (error := consumer.exception()) is not None:
@@ -245,6 +247,7 @@ class _Run(Generic[S, R]):
                 raise
         finally:
             self._items = self._following = None
+            self._follow(None)
             self._outbox.put_nowait(None)
 
     async def _workers(self) -> None:
