@@ -70,10 +70,16 @@ class SigningState(StrEnum):
     """The record does not carry what tells: some answers hold only a few fields."""
 
 
+_ZERO_DATE = "0000-00-00"  # null, as some databases write it
+
+
 # Instances with a dict: a frozen class with slots costs more than twice as much to make, and lists make thousands.
 @attrs.frozen(slots=False)
 class Document:
-    """A PDF in a signing. ``extra`` holds the fields that the specification does not name."""
+    """A PDF in a signing. ``extra`` holds the fields that the specification does not name.
+
+    A timestamp in an unknown form is None, and ``extra`` holds its value under the field's name.
+    """
 
     id: str
     name: str = ""
@@ -84,7 +90,10 @@ class Document:
 
 @attrs.frozen(slots=False)
 class Signing:
-    """A signing package. ``extra`` holds the fields that the specification does not name."""
+    """A signing package. ``extra`` holds the fields that the specification does not name.
+
+    A timestamp in an unknown form is None, and ``extra`` holds its value under the field's name.
+    """
 
     id: str
     name: str = ""
@@ -101,7 +110,10 @@ class Signing:
     @property
     def state(self) -> SigningState:
         """Cancelled before completed, completed before draft or sent."""
-        if self.cancelled_at is not None:
+        unread = self.extra.get("cancelled_at")  # a timestamp in an unknown form
+        if isinstance(unread, str) and unread.startswith(_ZERO_DATE):
+            unread = None
+        if self.cancelled_at is not None or unread:
             return SigningState.CANCELLED
         if self.is_completed:
             return SigningState.COMPLETED

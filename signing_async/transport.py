@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -18,7 +19,7 @@ from .assumptions import Assumptions
 from .convert import Unreadable, parse
 from .deadlines import until
 from .models import Token
-from .redaction import redact
+from .redaction import redact, redact_data
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
 from .throttle import Budget, Gate, LocalGate
 
@@ -204,11 +205,18 @@ class Transport:
     def redacted(self, text: str) -> str:
         return redact(text, self.shared.auth.secrets())
 
-    def unreadable(self, operation: str, problem: str, status: int, identity: str | None) -> errors.DecodeError:
+    def unreadable(
+        self, operation: str, problem: str, status: int, identity: str | None, answer: bytes = b""
+    ) -> errors.DecodeError:
         """The error for an answer of success that cannot be read."""
+        body = None
+        with contextlib.suppress(Unreadable):
+            body = redact_data(parse(answer), self.shared.auth.secrets())
         known = f", request id {identity}" if identity else ""
         text = f"{operation}: the answer cannot be read: {problem} (HTTP {status}{known})"
-        return errors.DecodeError(self.redacted(text), operation=operation, status=status, request_id=identity)
+        return errors.DecodeError(
+            self.redacted(text), operation=operation, status=status, request_id=identity, body=body
+        )
 
 
 class _Renewed:
@@ -232,6 +240,7 @@ class _Call(Generic[T]):
     body: wire.Body | None = None
     status: int | None = None
     headers: Mapping[str, str] = {}
+    answer: bytes = b""
     data: Any = None
     rejected_as: str | None = None
 
@@ -531,12 +540,13 @@ class _Call(Generic[T]):
             if operation.receive is not None:
                 return await operation.receive(response)
             assert operation.decode is not None
-            # No variable of this frame: some tracebacks show those.
-            self.data = parse(await response.read(assumptions.max_answer_bytes))
+            # No variables of this frame: some tracebacks show those. Decoding uses up the data, and an error needs it.
+            self.answer = await response.read(assumptions.max_answer_bytes)
+            self.data = parse(self.answer)
             return operation.decode(self.data, response)
         except Unreadable as error:
             problem = str(error)
-        raise self.transport.unreadable(operation.name, problem, response.status, self.request_id)
+        raise self.transport.unreadable(operation.name, problem, response.status, self.request_id, self.answer)
 
     async def _rejection(self, response: wire.Response) -> errors.APIError:
         headers = response.headers
