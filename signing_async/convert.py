@@ -47,7 +47,7 @@ _ISO = re.compile(
     r"(?:[T ](\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?)?(?:\s?(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))?)?",
     re.ASCII,
 )
-_MONTHS = "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC".split()
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
 _HTTP_DATE = re.compile(  # also that of an e-mail
     r"(?:[A-Z]{3}, )?(\d\d?) ([A-Z]{3}) (\d{4}) (\d\d:\d\d(?::\d\d)?)(?: (Z|UTC|GMT|[+-]\d{4}))?", re.ASCII
 )
