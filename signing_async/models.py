@@ -167,13 +167,18 @@ def _check_token(instance: Token, attribute: attrs.Attribute[str], value: object
 class Token:
     """An access token, and what renews it. Its text shows neither, and it refuses to be pickled: a store keeps it.
 
-    ``expires_at`` is an aware datetime (or seconds since 1970); None when the service did not say.
+    ``expires_at`` is an aware datetime (or seconds since 1970); None when the service did not say. ``origin`` is the
+    tenant that issued the token: an `OAuth` uses it there and nowhere else. None fits any tenant.
     """
 
     access_token: str = attrs.field(repr=False, validator=_check_token)
     refresh_token: str | None = attrs.field(default=None, repr=False, validator=attrs.validators.optional(_check_token))
     expires_at: datetime | None = attrs.field(default=None, converter=_moment)
     token_type: str = attrs.field(default="Bearer", validator=_check_token)
+    # A store of the user's own may not keep it.
+    origin: str | None = attrs.field(
+        default=None, kw_only=True, eq=False, validator=attrs.validators.optional(_check_token)
+    )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -293,19 +293,22 @@ class Sessions:
             if self._given.closed:
                 raise ClientClosed("the session that was given to the client is closed")
             return self._given
-        loop = asyncio.get_running_loop()
         if self._made is None:
-            self._loop = loop
+            self._loop = asyncio.get_running_loop()
             self._made = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
-        elif self._loop is not loop:
+        elif self.belong_elsewhere():
             raise ConfigurationError(
                 "a client belongs to the event loop that it was first used in; make one for each loop"
             )
         return self._made
+
+    def belong_elsewhere(self) -> bool:
+        """Return whether the session that was made here belongs to another event loop."""
+        return self._made is not None and self._loop is not asyncio.get_running_loop()
 
     def headers(self, session: aiohttp.ClientSession, url: URL) -> Mapping[str, str]:
         """The headers of every request.
