@@ -315,7 +315,7 @@ class OAuth:
         if self._unsaved is None:
             return None
         replaces, token = self._unsaved
-        if current != token and (replaces is None or (current is not None and replaces == current.access_token)):
+        if replaces is None or (current is not None and replaces == current.access_token):
             return token
         # It was saved after all, another process has saved a newer one, or the user has logged out.
         self._unsaved = None
