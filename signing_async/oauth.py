@@ -594,7 +594,9 @@ class _TokenRequest:
         # OAuth's own place for the code comes first.
         named = look_up(data, "error")
         code = one_line(redact(named, secrets))[:100] if isinstance(named, str) and named else said.code
-        refused = code == "invalid_grant" and "refresh_token" in self._form.fields
+        # What a failing or busy endpoint says of the refresh token is not final.
+        final = response.status < 500 and response.status != 429
+        refused = final and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
             str(said), code=code, status=said.status, request_id=said.request_id, retry_after=said.retry_after
         )

@@ -1054,6 +1054,20 @@ async def test_dead_refresh_token_is_sent_once() -> None:
         assert len(server.requests) == 4
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_rejection_by_a_failing_token_endpoint_is_not_final(status: int) -> None:
+    """Whatever it says of the refresh token while it is down or busy, the next call asks again."""
+    answers = [says({"error": "invalid_grant"}, status), grants()]
+    async with (
+        Scripted(*answers) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired()), retry=RetryPolicy.none()) as oauth,
+    ):
+        with pytest.raises(AuthError, match="invalid_grant") as caught:
+            await oauth.access_token()
+        assert type(caught.value) is AuthError
+        assert await oauth.access_token() == "access-new"
+
+
 # A token whose save fails
 
 
