@@ -177,7 +177,7 @@ class Token:
     token_type: str = attrs.field(default="Bearer", validator=_check_token)
     # A store of the user's own may not keep it.
     origin: str | None = attrs.field(
-        default=None, kw_only=True, eq=False, validator=attrs.validators.optional(_check_token)
+        default=None, kw_only=True, repr=False, eq=False, validator=attrs.validators.optional(_check_token)
     )
 
     def __reduce__(self) -> NoReturn:

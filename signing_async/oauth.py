@@ -323,7 +323,7 @@ class OAuth:
 
     async def _save(self, token: Token, replaces: Token | None = None) -> None:
         """Save a new token, then publish it."""
-        # If this fails, the next refresh and the end begin here: the refresh token may have worked for the last time.
+        # If this fails, the next refresh or `settle` tries again: the refresh token may have worked for the last time.
         self._unsaved = (None if replaces is None else replaces.access_token, token)
         try:
             await self._store.save(token)

@@ -42,7 +42,7 @@ class TokenStore(Protocol):
     """Keeps one token. A refresh takes the lock, loads, and saves before anybody uses the new token."""
 
     async def load(self) -> Token | None:
-        """The token saved last; None when there is none. One that is gone was removed by a logout for an `OAuth`."""
+        """The token saved last; None when there is none. An `OAuth` takes a token that is gone for a logout."""
 
     async def save(self, token: Token) -> None:
         """Keep this token; when it returns, a crash must not lose it."""

@@ -51,7 +51,7 @@ log: logging.Logger = logging.getLogger("signing_async")
 _START = 64 * 1024
 _PATIENCE = 2.0
 _CONNECTIONS = 100
-# urlsplit drops tabs and line breaks, what follows a bracket, and port 0; it takes any other character for the host's.
+# urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
 _STRAY = re.compile(r"[\s\x00-\x1f\x7f\\]")
 _NETLOC = re.compile(r"(?:\[[^\]]+:[^\]]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)(?::[0-9]*)?")
 _HEADERS: Mapping[str, str] = {hdrs.ACCEPT: "application/json", hdrs.USER_AGENT: f"signing-async/{__version__}"}
@@ -116,9 +116,10 @@ def _is_loopback(host: str) -> bool:
 
 def _is_ip(host: str) -> bool:
     try:
-        return bool(ipaddress.ip_address(host))
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def segment(name: str, value: object) -> str:
