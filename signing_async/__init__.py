@@ -78,6 +78,8 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
+__version__ = "0.1.0"
+
 # Checkers read the imports above: a list that is computed says no more to them.
 globals()["__all__"] = sorted([*_HOME, *errors.__all__])
 

@@ -15,9 +15,9 @@ from .answers import record
 from .assumptions import Assumptions
 from .convert import structure
 from .documents import Documents
-from .errors import ConfigurationError
+from .errors import AuthError, ConfigurationError
 from .models import Signing, User
-from .oauth import OAuth
+from .oauth import OAuth, leave
 from .recipients import Recipients
 from .reconcile import Tracker
 from .retry import Repeat, RetryPolicy
@@ -195,10 +195,15 @@ class SigningClient:
     async def aclose(self) -> None:
         """Close the client, every view of it, and the session if it is the client's own.
 
-        A token refresh that is under way is let finish first, so that its token is not lost.
+        A token refresh that is under way is let finish first, so that its token is not lost. A token that could not be
+        saved is saved now; if that fails again, an `AuthError` says so, and the client is closed all the same.
         """
-        if isinstance(self._shared.auth, OAuth):
-            await self._shared.auth.settle()
+        try:
+            if isinstance(self._shared.auth, OAuth):
+                await self._shared.auth.settle()
+        except AuthError:
+            await self._shared.sessions.close()
+            raise
         await self._shared.sessions.close()
 
     async def __aenter__(self) -> Self:
@@ -207,7 +212,7 @@ class SigningClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose()
+        await leave(self.aclose(), error)
 
     def __repr__(self) -> str:
         return f"SigningClient({self._shared.origin!r})"

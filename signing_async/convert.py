@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -29,7 +29,7 @@ except ModuleNotFoundError:  # the extra `speed` is not installed
 if TYPE_CHECKING:
     import cattrs
 
-__all__ = ["Unreadable", "converter", "parse", "structure", "structure_all", "timestamp"]
+__all__ = ["Unreadable", "converter", "is_ready", "parse", "structure", "structure_all", "timestamp"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,11 @@ _ISO = re.compile(
     r"(?:[T ](\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?)?(?:\s?(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))?)?",
     re.ASCII,
 )
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+_HTTP_DATE = re.compile(  # also that of an e-mail
+    r"(?:[A-Z]{3}, )?(\d\d?) ([A-Z]{3}) (\d{4}) (\d\d:\d\d(?::\d\d)?)(?: (Z|UTC|GMT|[+-]\d{4}))?", re.ASCII
+)
+_DOTNET_DATE = re.compile(r"/DATE\((-?\d{1,17})([+-]\d{4})?\)/", re.ASCII)
 
 
 class Unreadable(ValueError):  # stays inside the package: callers see a DecodeError
@@ -162,7 +167,10 @@ def _made(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
 
 
 def timestamp(value: Any) -> datetime | None:
-    """An aware datetime from ISO 8601, or from (milli-, micro-)seconds since 1970; a text without zone is UTC."""
+    """Return an aware datetime; a text without zone is UTC.
+
+    ISO 8601, (milli-, micro-)seconds since 1970, HTTP's dates, and ``/Date(1769860800000)/`` are read.
+    """
     try:
         moment = datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -183,7 +191,7 @@ def _odd_timestamp(value: Any) -> datetime | None:
     moment = None
     with contextlib.suppress(ValueError, OverflowError):
         if isinstance(value, str) and not _DIGITS.fullmatch(value):
-            moment = _from_iso(value)
+            moment = _from_text(value.upper())
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             moment = _from_epoch(float(value))
     if moment is None:
@@ -191,8 +199,27 @@ def _odd_timestamp(value: Any) -> datetime | None:
     return moment
 
 
+def _readable_timestamp(value: Any, name: str, rest: dict[str, Any]) -> datetime | None:
+    """As `_odd_timestamp`; None for what is no timestamp, whose value goes to the ``rest`` of the record."""
+    try:
+        return _odd_timestamp(value)
+    except Unreadable:
+        rest[name] = value
+        return None
+
+
+def _from_text(text: str) -> datetime | None:
+    if (found := _HTTP_DATE.fullmatch(text)) and found[2] in _MONTHS:
+        day, month, year, time, zone = found.groups("")
+        text = f"{year}-{_MONTHS.index(month) + 1:02}-{day:0>2}T{time}{zone}"
+    elif found := _DOTNET_DATE.fullmatch(text):
+        moment = _EPOCH + timedelta(milliseconds=int(found[1]))
+        return moment.astimezone(_zone(found[2])) if found[2] else moment
+    return _from_iso(text)
+
+
 def _from_iso(text: str) -> datetime | None:
-    found = _ISO.fullmatch(text.upper().replace("\u2212", "-"))
+    found = _ISO.fullmatch(text.replace("\u2212", "-"))
     if found is None:
         return None
     hour, minute, second = (int(digits or 0) for digits in found.group(2, 3, 4))
@@ -201,9 +228,13 @@ def _from_iso(text: str) -> datetime | None:
     end_of_day = hour == 24 and not (minute or second or micros)
     if (hour > 23 and not end_of_day) or minute > 59 or (second > 59 and not last_second):
         return None
-    zone = UTC if found[6] in (None, "Z", "UTC", "GMT") else datetime.fromisoformat(f"{_ANY_DAY}{found[6]}").tzinfo
+    zone = UTC if found[6] in (None, "Z", "UTC", "GMT") else _zone(found[6])
     day = datetime.fromisoformat(found[1]).replace(tzinfo=zone)
     return day + timedelta(hours=hour, minutes=minute, seconds=second, microseconds=micros)
+
+
+def _zone(offset: str) -> tzinfo | None:
+    return datetime.fromisoformat(f"{_ANY_DAY}{offset}").tzinfo
 
 
 def _from_epoch(number: float) -> datetime:
@@ -262,7 +293,7 @@ def _generate(cls: type[T], hooks: Mapping[Any, Callable[[Any, Any], Any]]) -> C
         "Unreadable": Unreadable,
         "shown": _shown,
         "read_iso": datetime.fromisoformat,
-        "odd_timestamp": _odd_timestamp,
+        "odd_timestamp": _readable_timestamp,
         "made_all": _made,
         "hooks": hooks,
     }
@@ -302,10 +333,10 @@ def _reading(field: attrs.Attribute[Any], scope: dict[str, Any]) -> list[str]:
         return [
             "  if value is not None:",
             "   try: moment = read_iso(value)",
-            "   except (TypeError, ValueError): value = odd_timestamp(value)",
+            f"   except (TypeError, ValueError): value = odd_timestamp(value, {field.name!r}, data)",
             "   else:",
             "    plain = moment.tzinfo is not None and (not moment.microsecond or value[19:20] == '.')",
-            "    value = moment if plain else odd_timestamp(value)",
+            f"    value = moment if plain else odd_timestamp(value, {field.name!r}, data)",
         ]
     read = f"read_{field.name}"
     if issubclass(kind, Enum):
@@ -322,7 +353,7 @@ def _reading(field: attrs.Attribute[Any], scope: dict[str, Any]) -> list[str]:
 
 @cache
 def converter() -> cattrs.Converter:
-    """The converter with a hook for each record class, made when the first answer is read: cattrs is slow to import."""
+    """The converter with a hook for each record class, made before the first request: cattrs is slow to import."""
     import cattrs
 
     made = cattrs.Converter(detailed_validation=False)
@@ -331,6 +362,11 @@ def converter() -> cattrs.Converter:
         hooks[cls] = _generate(cls, hooks)
         made.register_structure_hook(cls, hooks[cls])
     return made
+
+
+def is_ready() -> bool:
+    """Return whether the converter has been made."""
+    return converter.cache_info().currsize > 0
 
 
 @cache

@@ -338,7 +338,11 @@ class TokenSuperseded(AuthError):
 
 
 class DecodeError(SigningError):
-    """The service answered with success, and the answer cannot be read as what the specification promises."""
+    """The service answered with success, and the answer cannot be read as what the specification promises.
+
+    ``body`` is the parsed JSON of the response, with secrets redacted; None if it is not JSON. It holds, for example,
+    the id of a signing that was created. It is not part of the error's text.
+    """
 
     def __init__(
         self,
@@ -347,11 +351,13 @@ class DecodeError(SigningError):
         operation: str | None = None,
         status: int | None = None,
         request_id: str | None = None,
+        body: Any = None,
     ) -> None:
         super().__init__(message)
         self.operation = operation
         self.status = status
         self.request_id = request_id
+        self.body = body
 
 
 class ClientClosed(SigningError):

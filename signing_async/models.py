@@ -70,10 +70,16 @@ class SigningState(StrEnum):
     """The record does not carry what tells: some answers hold only a few fields."""
 
 
+_ZERO_DATE = "0000-00-00"  # null, as some databases write it
+
+
 # Instances with a dict: a frozen class with slots costs more than twice as much to make, and lists make thousands.
 @attrs.frozen(slots=False)
 class Document:
-    """A PDF in a signing. ``extra`` holds the fields that the specification does not name."""
+    """A PDF in a signing. ``extra`` holds the fields that the specification does not name.
+
+    A timestamp in an unknown form is None, and ``extra`` holds its value under the field's name.
+    """
 
     id: str
     name: str = ""
@@ -84,7 +90,10 @@ class Document:
 
 @attrs.frozen(slots=False)
 class Signing:
-    """A signing package. ``extra`` holds the fields that the specification does not name."""
+    """A signing package. ``extra`` holds the fields that the specification does not name.
+
+    A timestamp in an unknown form is None, and ``extra`` holds its value under the field's name.
+    """
 
     id: str
     name: str = ""
@@ -101,7 +110,10 @@ class Signing:
     @property
     def state(self) -> SigningState:
         """Cancelled before completed, completed before draft or sent."""
-        if self.cancelled_at is not None:
+        unread = self.extra.get("cancelled_at")  # a timestamp in an unknown form
+        if isinstance(unread, str) and unread.startswith(_ZERO_DATE):
+            unread = None
+        if self.cancelled_at is not None or unread:
             return SigningState.CANCELLED
         if self.is_completed:
             return SigningState.COMPLETED
@@ -155,13 +167,18 @@ def _check_token(instance: Token, attribute: attrs.Attribute[str], value: object
 class Token:
     """An access token, and what renews it. Its text shows neither, and it refuses to be pickled: a store keeps it.
 
-    ``expires_at`` is an aware datetime (or seconds since 1970); None when the service did not say.
+    ``expires_at`` is an aware datetime (or seconds since 1970); None when the service did not say. ``origin`` is the
+    tenant that issued the token: an `OAuth` uses it there and nowhere else. None fits any tenant.
     """
 
     access_token: str = attrs.field(repr=False, validator=_check_token)
     refresh_token: str | None = attrs.field(default=None, repr=False, validator=attrs.validators.optional(_check_token))
     expires_at: datetime | None = attrs.field(default=None, converter=_moment)
     token_type: str = attrs.field(default="Bearer", validator=_check_token)
+    # A store of the user's own may not keep it.
+    origin: str | None = attrs.field(
+        default=None, kw_only=True, repr=False, eq=False, validator=attrs.validators.optional(_check_token)
+    )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

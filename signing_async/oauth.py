@@ -47,7 +47,7 @@ from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
 from .throttle import Pause
 from .token_stores import MemoryTokenStore, TokenStore
 
-__all__ = ["AuthorizationRequest", "OAuth"]
+__all__ = ["AuthorizationRequest", "OAuth", "leave"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
@@ -137,7 +137,10 @@ class OAuth:
         self._tasks: set[asyncio.Task[Token]] = set()
         self._refreshing: asyncio.Task[Token] | None = None
         self._replacing: str | None = None
-        self._unsaved: tuple[str, Token] | None = None
+        self._unsaved: tuple[str | None, Token] | None = None
+        """A token whose save failed, and the access token that it replaces in the store; None: whatever is there."""
+        self._refused: tuple[str, RefreshRejected] | None = None
+        """The refresh token that the service refused last, and its error."""
         # Tokens of a while ago may still be echoed by a server.
         self._secrets: deque[str] = deque(maxlen=_REMEMBERED_SECRETS)
 
@@ -150,14 +153,19 @@ class OAuth:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose()
+        await leave(self.aclose(), error)
 
     async def aclose(self) -> None:
         """Let a token request that is under way finish, so that its token is saved; close the session if it made one.
 
-        Cancelled while it waits, it leaves the session open for that request: call it again.
+        A token that could not be saved is saved now; if that fails again, an `AuthError` says so. Cancelled while it
+        waits, it leaves the session open for that request: call it again.
         """
-        await self.settle()
+        try:
+            await self.settle()
+        except AuthError:
+            await self._sessions.close()
+            raise
         await self._sessions.close()
 
     def __del__(self) -> None:
@@ -231,8 +239,8 @@ class OAuth:
     async def renewed(self, rejected: Token) -> bool:
         """Replace a token that the service rejected, where there is a way to."""
         if rejected.refresh_token is None:
-            newest = await self._store.load() or self._token
-            if newest is None or newest.access_token == rejected.access_token:
+            stored = await self._stored()
+            if stored is not None and stored.access_token == rejected.access_token:
                 return False
         await self.refresh(rejected=rejected)
         return True
@@ -246,9 +254,11 @@ class OAuth:
         self._lent.add(sessions)
 
     async def settle(self) -> None:
-        """Return when no token request is under way."""
+        """Return when no token request is under way and all tokens are saved; an `AuthError` if one cannot be."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
+        if self._unsaved is not None:
+            await _outcome(self._start(self._save_again(self._unsaved[1]), "signing_async token save"))
 
     # Tasks of their own
 
@@ -268,43 +278,90 @@ class OAuth:
         # Locked first: a code works only once, so it is not used while the token could not be kept.
         async with self._locked():
             token = await self._request_token(form, "oauth.exchange")
-            await self._store.save(token)
-            self._publish(token)
+            await self._save(token)
         return token
 
     async def _refresh(self, rejected: Token | None) -> Token:
-        try:
+        # A worker that took this one for dead may have saved a newer token: that is the one to go on with.
+        with contextlib.suppress(TokenSuperseded):
             return await self._refresh_once(rejected)
-        except TokenSuperseded:
-            # A worker that took this one for dead has saved a newer token: that is the one to go on with.
-            self._unsaved = None
         return await self._refresh_once(rejected)
 
     async def _refresh_once(self, rejected: Token | None) -> Token:
         async with self._locked():
-            current = await self._store.load() or self._token
-            if current is None:
-                raise AuthError("there is no token to refresh: authorize first")
-            other = rejected is None or current.access_token != rejected.access_token
-            if other and not _expired(current):
-                # Another process was here first.
-                self._publish(current)
-                return current
-            if self._unsaved is None or self._unsaved[0] != current.access_token:
-                self._unsaved = (current.access_token, await self._renew(current))
-            # Should this fail, the next refresh begins here: the refresh token may have worked for the last time.
-            token = self._unsaved[1]
-            await self._store.save(token)
-            self._unsaved = None
-            self._publish(token)
+            current = await self._stored()
+            token = self._unsaved_over(current)
+            if token is None:
+                if current is None:
+                    raise self._missing()
+                other = rejected is None or current.access_token != rejected.access_token
+                if other and not _expired(current):
+                    # Another process was here first.
+                    self._publish(current)
+                    return current
+                token = await self._renew(current)
+            await self._save(token, replaces=current)
             return token
+
+    def _missing(self) -> AuthError:
+        """The error for a store without a token; one that was in use is forgotten."""
+        if self._token is None:
+            return AuthError("there is no token to refresh: authorize first")
+        self._token = None
+        return AuthError("the token was removed from its store, as a logout does: authorize again")
+
+    def _unsaved_over(self, current: Token | None) -> Token | None:
+        """Return the token that could not be saved, if it still is to replace what the store holds."""
+        if self._unsaved is None:
+            return None
+        replaces, token = self._unsaved
+        if replaces is None or (current is not None and replaces == current.access_token):
+            return token
+        # It was saved after all, another process has saved a newer one, or the user has logged out.
+        self._unsaved = None
+        return None
+
+    async def _save(self, token: Token, replaces: Token | None = None) -> None:
+        """Save a new token, then publish it."""
+        # If this fails, the next refresh or `settle` tries again: the refresh token may have worked for the last time.
+        self._unsaved = (None if replaces is None else replaces.access_token, token)
+        try:
+            await self._store.save(token)
+        except TokenSuperseded:
+            self._unsaved = None
+            raise
+        self._unsaved = None
+        self._publish(token)
+
+    async def _save_again(self, token: Token) -> Token:
+        """Save what could not be saved before; an error, also in the log, if it is lost."""
+        try:
+            async with self._locked():
+                current = await self._stored()
+                if self._unsaved_over(current) is not None:
+                    await self._save(token, replaces=current)
+            return token
+        except Exception as error:
+            lost = AuthError(
+                "a new token could not be saved and is lost with this process, so the user may have to authorize again:"
+                f" {_words(error)}"
+            )
+        log.error("%s", lost)
+        raise lost
 
     async def _renew(self, current: Token) -> Token:
         if current.refresh_token is None:
             raise AuthError("the access token cannot be refreshed: there is no refresh token; authorize again")
+        if self._refused is not None and self._refused[0] == current.refresh_token:
+            raise copy.copy(self._refused[1])
         self._remember(current)
         form = self._form(grant_type="refresh_token", refresh_token=current.refresh_token)
-        token = await self._request_token(form, "oauth.refresh")
+        try:
+            token = await self._request_token(form, "oauth.refresh")
+        except RefreshRejected as error:
+            # Final for this refresh token: the service is not asked again until the store holds another one.
+            self._refused = (current.refresh_token, copy.copy(error))
+            raise
         return token if token.refresh_token else attrs.evolve(token, refresh_token=current.refresh_token)
 
     async def _refreshed_early(self, token: Token, left: float) -> Token:
@@ -313,13 +370,15 @@ class OAuth:
             async with asyncio.timeout(min(left / 2, _EARLY_WAIT)):
                 return await self.refresh(rejected=token)
         except Exception as error:
-            # Of what a store of the user's raises the text is not known to be free of secrets.
-            said = str(error) if isinstance(error, SigningError) else type(error).__name__
+            if self._token is None:
+                # The user has logged out.
+                raise
             # Not tried on every call: half of what is left later is soon enough.
             if self._token is token and time.time() >= self._fresh_until:
                 self._fresh_until = time.time() + _seconds_left(token) / 2
                 log.warning(
-                    "a token refresh ahead of expiry failed or takes long, the present token serves on: %s", said
+                    "a token refresh ahead of expiry failed or takes long, the present token serves on: %s",
+                    _words(error),
                 )
             return token
 
@@ -338,9 +397,18 @@ class OAuth:
 
     # The present token
 
+    async def _stored(self) -> Token | None:
+        """Load the token from the store; an error if another tenant issued it."""
+        token = await self._store.load()
+        if token is not None and token.origin not in (None, self.origin):
+            raise AuthError(
+                f"the stored token is for {token.origin}, not for {self.origin}: authorize, or name its store"
+            )
+        return token
+
     async def _present(self) -> Token | None:
         if self._token is None:
-            kept = await self._store.load()
+            kept = await self._stored()
             # While it was read another may have come, and that is newer.
             if kept is not None and self._token is None:
                 self._publish(kept)
@@ -374,9 +442,12 @@ class OAuth:
     def _usable_sessions(self) -> wire.Sessions:
         if not self._prefers_own:
             for sessions in tuple(self._lent):
-                with contextlib.suppress(ClientClosed):
+                # A client may be closed, or of an earlier event loop.
+                with contextlib.suppress(ClientClosed, ConfigurationError):
                     sessions.get()
                     return sessions
+            if self._sessions.belong_elsewhere():
+                self._sessions = wire.Sessions()
         return self._sessions
 
 
@@ -493,7 +564,7 @@ class _TokenRequest:
         except Unreadable:
             data = None
         if response.ok:
-            token = _read_token(data, began, self._oauth._assumptions)
+            token = _read_token(data, began, self._oauth._assumptions, self._oauth.origin)
             return self._unusable(response, data) if token is None else token
         error = self._refusal(response, text, data)
         if response.status == 429:
@@ -524,7 +595,9 @@ class _TokenRequest:
         # OAuth's own place for the code comes first.
         named = look_up(data, "error")
         code = one_line(redact(named, secrets))[:100] if isinstance(named, str) and named else said.code
-        refused = code == "invalid_grant" and "refresh_token" in self._form.fields
+        # What a failing or busy endpoint says of the refresh token is not final.
+        final = response.status < 500 and response.status != 429
+        refused = final and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
             str(said), code=code, status=said.status, request_id=said.request_id, retry_after=said.retry_after
         )
@@ -532,6 +605,21 @@ class _TokenRequest:
     def _identity(self, response: wire.Response, data: Any) -> str | None:
         found = request_id(response.headers, data, self._oauth._assumptions)
         return None if found is None else redact(found, (*self._oauth.secrets(), *self._form.secrets()))
+
+
+async def leave(closing: Coroutine[Any, Any, None], error: BaseException | None) -> None:
+    """Close at the end of an ``async with``: what the block raised is not hidden by the loss of a token."""
+    try:
+        await closing
+    except AuthError as lost:
+        if error is None:
+            raise
+        error.add_note(str(lost))
+
+
+def _words(error: Exception) -> str:
+    """An error's text; of what a store of the user's raises the text is not known to be free of secrets."""
+    return str(error) if isinstance(error, SigningError) else type(error).__name__
 
 
 async def _outcome(task: asyncio.Task[Token]) -> Token:
@@ -546,7 +634,7 @@ async def _outcome(task: asyncio.Task[Token]) -> Token:
     return task.result()
 
 
-def _read_token(data: Any, began: float, assumptions: Assumptions) -> Token | None:
+def _read_token(data: Any, began: float, assumptions: Assumptions, origin: str) -> Token | None:
     """The token of a token response; None where there is none in it."""
     if not isinstance(data, dict):
         return None
@@ -556,6 +644,7 @@ def _read_token(data: Any, began: float, assumptions: Assumptions) -> Token | No
             data.get("refresh_token") or None,
             _expiry(data.get("expires_in"), began, assumptions.expires_in_seconds),
             _token_type(data.get("token_type")),
+            origin=origin,
         )
     except ConfigurationError:
         return None

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterator
+from functools import cache
 from typing import IO, TYPE_CHECKING, Any
 
 from . import wire
@@ -23,6 +24,7 @@ from .files import open_regular
 
 if TYPE_CHECKING:
     from .pdf_preflight import Verdict
+    from .pdf_reader import Bytes, Read
 
 __all__ = ["OpenPdf", "PdfSource", "Source"]
 
@@ -94,9 +96,11 @@ class PdfSource:
             return await self._open_stream(source, most)
         else:
             return await asyncio.to_thread(_checked, lambda: _open_file(source, self.filename, most), most)
-        if pdf.passes_now(most):
+        # The first check runs in a thread: importing the preflight takes longer than the event loop may be held up.
+        ready = most is None or _preflight.cache_info().currsize > 0
+        if ready and pdf.passes_now(most):
             return pdf
-        return _checked(lambda: pdf, most) if known else await asyncio.to_thread(_checked, lambda: pdf, most)
+        return _checked(lambda: pdf, most) if known and ready else await asyncio.to_thread(_checked, lambda: pdf, most)
 
     async def _open_stream(self, source: AsyncIterable[bytes], most: float | None) -> OpenPdf:
         spool = _Spool(self.filename, most)
@@ -126,8 +130,7 @@ class OpenPdf:
             return False
         if most is None or self.size > most:
             return most is None
-        from .pdf_preflight import glance
-
+        glance, _ = _preflight()
         try:
             return glance(self._peek_now, self.size)
         except BlockingIOError:
@@ -194,9 +197,7 @@ class OpenPdf:
             raise PdfRejected(f"{self.filename}: {_REASONS[reason]}", reason=reason, filename=self.filename)
 
     def _verdict(self) -> Verdict | None:
-        # Its patterns take a tenth of the time that importing all the rest of a client does.
-        from .pdf_preflight import glance, preflight
-
+        glance, preflight = _preflight()
         if isinstance(self._content, memoryview):
             return preflight(self._content)
         with _one_at_a_time:
@@ -389,6 +390,14 @@ class _Spool:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+@cache
+def _preflight() -> tuple[Callable[[Read, int], bool], Callable[[Bytes], Verdict | None]]:
+    """`glance` and `preflight`, imported at the first upload: their patterns take 10 ms to compile."""
+    from .pdf_preflight import glance, preflight
+
+    return glance, preflight
 
 
 def _checked(make: Callable[[], OpenPdf], most: float | None) -> OpenPdf:

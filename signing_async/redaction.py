@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import quote, quote_plus
 
-__all__ = ["redact", "redact_bytes"]
+__all__ = ["redact", "redact_bytes", "redact_data"]
 
 _HIDDEN = "[redacted]"
 _SHORTEST_CUT = 4  # so few characters give nothing away
@@ -39,7 +40,27 @@ def _spellings(secrets: Iterable[str]) -> list[str]:
 
 def redact(text: str, secrets: Iterable[str]) -> str:
     """``text`` without the secrets, and printable anywhere: what no encoding can hold is replaced."""
-    for spelling in _spellings(secrets):
+    return _without(text, _spellings(secrets))
+
+
+def redact_data(data: Any, secrets: Iterable[str]) -> Any:
+    """Return a copy of parsed JSON with the secrets redacted in every string and key."""
+    spellings = _spellings(secrets)
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, str):
+            return _without(value, spellings)
+        if isinstance(value, list):
+            return [copied(each) for each in value]
+        if isinstance(value, dict):
+            return {copied(name): copied(each) for name, each in value.items()}
+        return value
+
+    return copied(data)
+
+
+def _without(text: str, spellings: Iterable[str]) -> str:
+    for spelling in spellings:
         text = text.replace(spelling, _MARK)
     text = _BEARER.sub(rf"\1{_MARK}", text).replace(_MARK, _HIDDEN)
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -248,20 +248,28 @@ def _check_names(content: Mapping[str, object], path: Path | None) -> None:
 
 
 def _withhold(layers: list[dict[str, _Given]], path: Path | None) -> str:
-    """Drop what the file says of how to log in, where that is not meant: what is said of it in an error is returned.
+    """Drop the credentials of other tenants, and return what an error about missing ones should add.
 
-    Somebody who names another tenant than the file's does not want the file's secrets sent there; and somebody who
-    names one way to log in does not mean the other.
+    Credentials belong to the tenant of their own layer; if it names none, to that of the next layer below, else above.
+    Whoever names another tenant, with ``--base-url`` for example, does not want them sent there. And whoever names
+    one way to log in does not mean the other.
     """
     *above, file = layers
-    named = {name: given for layer in reversed(above) for name, given in layer.items()}
-    tenants = {_origin(layer["base_url"]) for layer in (named, file) if "base_url" in layer}
-    if len(tenants) > 1:
-        held = [name for name in _OF_THE_TENANT if file.pop(name, None) is not None]
-        return f" (the {', '.join(held)} in {path} belong to {file['base_url'].value})" if held else ""
-    if "client_id" in named:
+    chosen = _base_url(layers)
+    notes = []
+    for index, (layer, where) in enumerate(zip(layers, ("the arguments", "the environment", path), strict=True)):
+        own = _base_url((*layers[index:], *reversed(layers[:index])))
+        if chosen is not None and own is not None and _origin(own) != _origin(chosen):
+            held = [given for name in _OF_THE_TENANT if (given := layer.pop(name, None)) is not None]
+            names = ", ".join(given.name if given.file else given.place for given in held)
+            notes += [f"the {names} in {where} belong to {own.value}"] if held else []
+    if any("client_id" in layer for layer in above):
         file.pop("access_token", None)
-    return ""
+    return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _base_url(layers: Iterable[dict[str, _Given]]) -> _Given | None:
+    return next((layer["base_url"] for layer in layers if "base_url" in layer), None)
 
 
 def _origin(given: _Given) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 from collections import OrderedDict
@@ -16,7 +17,7 @@ import attrs
 
 from .assumptions import Assumptions
 from .client import SigningClient
-from .errors import ClientClosed, ConfigurationError, InvalidRequest
+from .errors import AuthError, ClientClosed, ConfigurationError, InvalidRequest
 from .oauth import OAuth
 from .retry import RetryPolicy
 from .throttle import Gate
@@ -255,7 +256,9 @@ class _Tenant:
         await asyncio.wait([self._making])
         if not self.is_spent:
             client, _ = self._making.result()
-            await client.aclose()
+            # Of a token that could not be saved the log tells.
+            with contextlib.suppress(AuthError):
+                await client.aclose()
 
 
 async def _given(value: T | Awaitable[T]) -> T:

@@ -33,7 +33,7 @@ __all__ = [
     "token_to_json",
 ]
 
-_FIELDS = ("access_token", "refresh_token", "expires_at", "token_type")
+_FIELDS = ("access_token", "refresh_token", "expires_at", "token_type", "origin")
 _LEFT_OVER = 600.0
 
 
@@ -42,7 +42,7 @@ class TokenStore(Protocol):
     """Keeps one token. A refresh takes the lock, loads, and saves before anybody uses the new token."""
 
     async def load(self) -> Token | None:
-        """The token saved last; None when there is none yet."""
+        """The token saved last; None when there is none. An `OAuth` takes a token that is gone for a logout."""
 
     async def save(self, token: Token) -> None:
         """Keep this token; when it returns, a crash must not lose it."""
@@ -69,6 +69,7 @@ def token_to_json(token: Token) -> bytes:
             "refresh_token": token.refresh_token,
             "expires_at": None if token.expires_at is None else token.expires_at.timestamp(),
             "token_type": token.token_type,
+            "origin": token.origin,
         }
     ).encode()
 
@@ -88,6 +89,7 @@ class MemoryTokenStore:
     def __init__(self, token: Token | None = None) -> None:
         self._token = token
         self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def load(self) -> Token | None:
         return self._token
@@ -96,6 +98,10 @@ class MemoryTokenStore:
         self._token = token
 
     def lock(self) -> AbstractAsyncContextManager[None]:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # A lock belongs to the loop in which somebody waited for it.
+            self._loop, self._lock = loop, asyncio.Lock()
         return self._lock
 
 

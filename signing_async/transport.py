@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -19,7 +20,7 @@ from .convert import Unreadable, parse
 from .deadlines import until
 from .models import Token
 from .reconcile import Effect, Found, Reconciler, Undecidable
-from .redaction import redact
+from .redaction import redact, redact_data
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
 from .throttle import Budget, Gate, LocalGate, ResponseTimes
 
@@ -191,11 +192,18 @@ class Transport:
     def redacted(self, text: str) -> str:
         return redact(text, self.shared.auth.secrets())
 
-    def unreadable(self, operation: str, problem: str, status: int, identity: str | None) -> errors.DecodeError:
+    def unreadable(
+        self, operation: str, problem: str, status: int, identity: str | None, answer: bytes = b""
+    ) -> errors.DecodeError:
         """The error for an answer of success that cannot be read."""
+        body = None
+        with contextlib.suppress(Unreadable):
+            body = redact_data(parse(answer), self.shared.auth.secrets())
         known = f", request id {identity}" if identity else ""
         text = f"{operation}: the answer cannot be read: {problem} (HTTP {status}{known})"
-        return errors.DecodeError(self.redacted(text), operation=operation, status=status, request_id=identity)
+        return errors.DecodeError(
+            self.redacted(text), operation=operation, status=status, request_id=identity, body=body
+        )
 
 
 class _Renewed:
@@ -218,6 +226,7 @@ class _Call(Generic[T]):
     body: wire.Body | None = None
     status: int | None = None
     headers: Mapping[str, str] = {}
+    answer: bytes = b""
     data: Any = None
     rejected_as: str | None = None
 
@@ -607,12 +616,14 @@ class _Call(Generic[T]):
             if operation.receive is not None:
                 return await operation.receive(response)
             assert operation.decode is not None
-            # No variable of this frame: some tracebacks show those.
-            self.data = parse(await response.read(assumptions.max_answer_bytes))
+            # No variables of this frame: some tracebacks show those. Decoding uses up the data, and an error needs it.
+            self.answer = await response.read(assumptions.max_answer_bytes)
+            self.data = parse(self.answer)
             return operation.decode(self.data, response)
         except Unreadable as error:
             problem = str(error)
-        unreadable = self.transport.unreadable(operation.name, problem, response.status, self.request_id)
+        identity = self.request_id
+        unreadable = self.transport.unreadable(operation.name, problem, response.status, identity, self.answer)
         if operation.repeat is not Repeat.READ:
             unreadable.effect = "unknown"
         raise unreadable

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
+import re
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from functools import lru_cache
@@ -22,6 +24,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_writer import StreamWriter
 from yarl import URL
 
+from . import __version__, convert
 from .errors import ClientClosed, ConfigurationError, InvalidRequest
 from .models import Token
 from .retry import Outcome
@@ -43,11 +46,18 @@ __all__ = [
     "send",
 ]
 
+log: logging.Logger = logging.getLogger("signing_async")
+
 _START = 64 * 1024
 _PATIENCE = 2.0
 _CONNECTIONS = 100
 # A round trip takes at most this; on top of it the event loop may be busy when a connection is closed.
 _MAX_ROUND_TRIP, _ROUND_TRIP_SLACK = 0.1, 0.02
+# urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
+_STRAY = re.compile(r"[\s\x00-\x1f\x7f\\]")
+_NETLOC = re.compile(r"(?:\[[^\]]+:[^\]]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)(?::[0-9]*)?")
+_HEADERS: Mapping[str, str] = {hdrs.ACCEPT: "application/json", hdrs.USER_AGENT: f"signing-async/{__version__}"}
+_HEADERS_LAST: Mapping[str, str] = {**_HEADERS, hdrs.CONNECTION: "close"}
 
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[Chunk], Awaitable[None]]
@@ -64,6 +74,8 @@ def check_origin(base_url: str) -> str:
         raise ConfigurationError(f"base_url is not a URL: {base_url!r}")
     if "@" in base_url:
         raise ConfigurationError("base_url must not hold a user name or a password")
+    if _STRAY.search(base_url):
+        raise ConfigurationError(f"base_url must not hold white space, backslashes or control characters: {base_url!r}")
     try:
         parts = urlsplit(base_url)
         origin = _origin(parts)
@@ -71,6 +83,8 @@ def check_origin(base_url: str) -> str:
         raise ConfigurationError(f"base_url is not a URL: {base_url!r}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"base_url must be an origin such as https://tenant.example.com, not {base_url!r}")
+    if parts.port == 0 or not _NETLOC.fullmatch(parts.netloc) or (":" in parts.hostname and not _is_ip(parts.hostname)):
+        raise ConfigurationError(f"base_url has no usable host and port: {base_url!r}")
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigurationError(f"base_url must be an origin, without path or query: {base_url!r}")
     if parts.scheme == "http" and not _is_loopback(parts.hostname):
@@ -81,7 +95,7 @@ def check_origin(base_url: str) -> str:
 def _origin(parts: SplitResult) -> str:
     host = parts.hostname or ""
     port = parts.port if parts.port not in (None, {"http": 80, "https": 443}.get(parts.scheme)) else None
-    return f"{parts.scheme}://" + (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
+    return f"{parts.scheme}://" + (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
 
 
 def resolve(request: Request, reference: str) -> str | None:
@@ -99,10 +113,15 @@ def resolve(request: Request, reference: str) -> str | None:
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
+    return _is_ip(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _is_ip(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def segment(name: str, value: object) -> str:
@@ -274,6 +293,7 @@ class Sessions:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pooled_as: Any = None
         """What aiohttp's pool keeps the origin's connections under, once that is known."""
+        self._pool_is_hidden = False
         self.closed: bool = False
         self.fastest_response: float = 0.0
         """Seconds; an upper bound of the round trip to the service. 0.0 before the first response."""
@@ -285,26 +305,48 @@ class Sessions:
             if self._given.closed:
                 raise ClientClosed("the session that was given to the client is closed")
             return self._given
-        loop = asyncio.get_running_loop()
         if self._made is None:
-            self._loop = loop
+            self._loop = asyncio.get_running_loop()
             self._made = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
-        elif self._loop is not loop:
+        elif self.belong_elsewhere():
             raise ConfigurationError(
                 "a client belongs to the event loop that it was first used in; make one for each loop"
             )
         return self._made
+
+    def belong_elsewhere(self) -> bool:
+        """Return whether the session that was made here belongs to another event loop."""
+        return self._made is not None and self._loop is not asyncio.get_running_loop()
+
+    def prepare(self, session: aiohttp.ClientSession, url: URL) -> tuple[Mapping[str, str], Collection[object]]:
+        """Return the headers of every request, and the idle connections that the next one may be sent on.
+
+        If aiohttp's pool cannot be checked, as it may be with a later release, the service is asked to close each
+        connection after its response, so that no connection waits in the pool for foreign bytes.
+        """
+        idle: Collection[object] = ()
+        try:
+            idle = self.drop_spoiled(session, url)
+        except Exception as error:
+            if not self._pool_is_hidden:
+                self._pool_is_hidden = True
+                log.warning(
+                    "the connection pool of aiohttp %s cannot be checked (%s): connections are not reused",
+                    aiohttp.__version__,
+                    type(error).__name__,
+                )
+        return _HEADERS_LAST if self._pool_is_hidden else _HEADERS, idle
 
     def drop_spoiled(self, session: aiohttp.ClientSession, url: URL) -> Collection[object]:
         """Close connections that wait in the pool and on which more came than was asked for; return the others.
 
         aiohttp would take that for the answer to the next request, and it may be somebody else's.
         """
-        waiting = getattr(session.connector, "_conns", {})  # aiohttp has no public way to look into its pool
+        waiting: Any = session.connector._conns  # type: ignore[union-attr]  # there is no public way into the pool
         if self._pooled_as is not None:
             return _drop_spoiled(waiting.get(self._pooled_as, ()))
         idle: list[object] = []
@@ -359,11 +401,14 @@ async def send(
 
     ``connect`` bounds the making of a connection; ``silence`` the time in which nothing arrives after sending.
     """
+    if not convert.is_ready():
+        # In a thread: importing cattrs takes longer than the event loop may be held up.
+        await asyncio.to_thread(convert.converter)
     refused: ClientClosed | ConfigurationError | None = None
     session = sessions.get()
     url = request.url
     body = request.body
-    idle = sessions.drop_spoiled(session, url)
+    headers, idle = sessions.prepare(session, url)
     if body is not None:
         body.idle_connections = idle
     loop = asyncio.get_running_loop()
@@ -374,9 +419,9 @@ async def send(
             url,
             data=body,
             # Written here and nowhere bound to a name, so that no traceback that shows variables shows the token.
-            headers=_headers()
+            headers=headers
             if token is None
-            else {**_headers(), hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
+            else {**headers, hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
             # A request without a body gets no type from aiohttp; an empty body would.
             skip_auto_headers=None if body is None or body.size else ("Content-Type",),
             allow_redirects=False,
@@ -424,15 +469,6 @@ def _was_cut(error: BaseException, body: Body, fastest_response: float) -> bool:
         and isinstance(getattr(error, "message", ""), str)
         and elapsed <= min(fastest_response, _MAX_ROUND_TRIP) + _ROUND_TRIP_SLACK
     )
-
-
-@lru_cache(maxsize=1)
-def _headers() -> Mapping[str, str]:
-    """What every request has."""
-    # Looked up when it is needed: that takes a twentieth of the time that importing aiohttp does.
-    from importlib.metadata import version
-
-    return {hdrs.ACCEPT: "application/json", hdrs.USER_AGENT: f"signing-async/{version('signing-async')}"}
 
 
 @lru_cache(maxsize=64)

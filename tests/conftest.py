@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -51,9 +50,8 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[aioresponses.aioresponse
     """Requests of aiohttp are answered by aioresponses: for tests in which HTTP is incidental."""
     # aioresponses 0.7.9 does not know aiohttp 3.14: a response wants a writer, and a reader that is fed more than
     # twice its limit pauses a transport, which a mocked response has not got.
-    if "stream_writer" in inspect.signature(aiohttp.ClientResponse).parameters:
-        response = partial(aiohttp.ClientResponse, stream_writer=Mock(output_size=0))
-        monkeypatch.setattr(aioresponses.core, "ClientResponse", response)
+    response = partial(aiohttp.ClientResponse, stream_writer=Mock(output_size=0))
+    monkeypatch.setattr(aioresponses.core, "ClientResponse", response)
 
     def reader(loop: Any) -> aiohttp.StreamReader:
         return aiohttp.StreamReader(Mock(_reading_paused=False), limit=2**30, loop=loop)

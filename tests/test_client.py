@@ -43,6 +43,31 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 # Settings
 
 
+_STRAY = (
+    "https://tenant.example.com\\",
+    "https://tenant\\.example.com",
+    "https:\\\\tenant.example.com",
+    "https://ten\tant.example.com",
+    "https://tenant.example.com\n",
+    " https://tenant.example.com",
+    "https://tenant.example.com\x00",
+    "https://tenant.example.com\u2028",
+)
+_NO_HOST = (
+    "https://tenant.example.com:0",
+    "http://127.0.0.1:0",
+    "https://tenant%00.example.com",
+    "https://tenant..example.com",
+    "https://" + "a" * 64 + ".example.com",
+    "https://.",
+    'https://tenant".example.com',
+    "https://ten\u200bant.example.com",
+    "https://[::1]x",
+    "https://[v1.a]",
+    "https://\ud800.example.com",
+)
+
+
 @pytest.mark.parametrize(
     ("base_url", "said"),
     [
@@ -57,6 +82,8 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
         ("https://tenant.example.com:port", "not a URL"),
         ("https://[", "not a URL"),
         ("http://127.0.0.1.example.com", "must be https"),
+        *((address, "white space, backslashes or control") for address in _STRAY),
+        *((address, "no usable host and port") for address in _NO_HOST),
         (None, "not a URL"),
         (5, "not a URL"),
     ],
@@ -78,6 +105,8 @@ def test_base_urls_that_are_refused(base_url: str, said: str) -> None:
         "http://app.localhost",
         "http://127.8.9.10:1",
         "http://[::1]:8080",
+        "https://example.com.",
+        "https://å_ä-ö.example.com:",
     ],
 )
 def test_base_urls_that_are_taken(base_url: str) -> None:

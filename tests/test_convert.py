@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import math
+import pickle
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -28,6 +29,7 @@ from signing_async import (
     Signing,
     SigningClient,
     SigningOrder,
+    SigningState,
     TransportError,
     User,
     convert,
@@ -293,17 +295,10 @@ def test_no_documents_in_any_spelling(empty: Any) -> None:
         ({"id": "s", "language": 7}, Signing, "language: expected a text, got 7"),
         ({"id": "s", "language": True}, Signing, "language: expected a text, got true"),
         ({"id": "s", "signing_order": []}, Signing, "signing_order: expected a text, got a list"),
-        ({"id": "s", "cancelled_at": True}, Signing, "cancelled_at: expected a timestamp, got true"),
-        ({"id": "s", "updated_at": "soon"}, Signing, "updated_at: expected a timestamp, got 'soon'"),
         ({"id": "s", "documents": "d"}, Signing, "documents: expected a list, got 'd'"),
         ({"id": "s", "documents": {"0": {}}}, Signing, "documents: expected a list, got an object"),
         ({"id": "s", "documents": [{"id": "d"}, None]}, Signing, "documents[1]: expected an object, got null"),
         ({"id": "s", "documents": [{"name": "d"}]}, Signing, "documents[0].id: missing"),
-        (
-            {"id": "s", "documents": [{"id": "d", "completed_at": {}}]},
-            Signing,
-            "documents[0].completed_at: expected a timestamp, got an object",
-        ),
         ({"id": "r", "order": "first"}, Recipient, "order: expected a whole number, got 'first'"),
         ({"id": "r", "order": 1.5}, Recipient, "order: expected a whole number, got 1.5"),
         ({"id": "r", "order": True}, Recipient, "order: expected a whole number, got true"),
@@ -356,8 +351,10 @@ def test_any_data_gives_a_record_or_unreadable(data: Any, cls: type[Any]) -> Non
         return
     assert type(made) is cls
     given = set(data) - set(cls.__annotations__)
-    assert set(made.extra) == given | ({"extra"} & set(data))
-    for name in ("completed_at", "cancelled_at", "updated_at"):
+    moments = {"completed_at", "cancelled_at", "updated_at"} & set(cls.__annotations__)
+    assert set(made.extra) - moments == given | ({"extra"} & set(data))
+    for name in moments:
+        assert name not in made.extra or (getattr(made, name) is None and made.extra[name] == data[name])
         moment = getattr(made, name, None)
         assert moment is None or (isinstance(moment, datetime) and moment.utcoffset() is not None)
     assert isinstance(getattr(made, "documents", ()), tuple)
@@ -434,6 +431,14 @@ _NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
         ("1769860800123456", _NOON + timedelta(microseconds=123456)),
         ("-1769860800", datetime(1913, 12, 1, 12, tzinfo=UTC)),
         ("1712010812345", datetime(2024, 4, 1, 22, 33, 32, 345000, tzinfo=UTC)),
+        ("Sat, 31 Jan 2026 12:00:00 GMT", _NOON),
+        ("Sat, 31 Jan 2026 13:00:00 +0100", _NOON),
+        ("sat, 31 jan 2026 12:00:00 utc", _NOON),
+        ("31 Jan 2026 12:00", _NOON),
+        ("1 Feb 2026 00:00:00 +1200", _NOON),
+        ("/Date(1769860800000)/", _NOON),
+        ("/Date(1769860800000+0100)/", _NOON),
+        ("/Date(-62135596800000)/", datetime(1, 1, 1, tzinfo=UTC)),
         (0, datetime(1970, 1, 1, tzinfo=UTC)),
         (-1.5, datetime(1969, 12, 31, 23, 59, 58, 500000, tzinfo=UTC)),
     ],
@@ -448,7 +453,12 @@ def test_a_timestamp_is_read(text: Any, moment: datetime) -> None:
 
 def test_an_offset_is_kept() -> None:
     """The zone that the service wrote is not lost."""
-    for text in ("2026-01-31T13:00:00+01:00", "2026-01-31T13:00:00.5 +0100"):
+    for text in (
+        "2026-01-31T13:00:00+01:00",
+        "2026-01-31T13:00:00.5 +0100",
+        "Sat, 31 Jan 2026 13:00:00 +0100",
+        "/Date(1769860800000+0100)/",
+    ):
         found = timestamp(text)
         assert found is not None
         assert found.utcoffset() == timedelta(hours=1)
@@ -489,6 +499,15 @@ def test_no_timestamp(empty: Any) -> None:
         "2026-01-31T12:00:00+01:00[Europe/Stockholm]",
         "2026-W54-1T00:00:00",
         "0000-01-01T00:00:00",
+        "0000-00-00 00:00:00",
+        "Sat, 31 Jan 2026 12:00:00 CET",
+        "Sat, 32 Jan 2026 12:00:00 GMT",
+        "Sat, 31 Now 2026 12:00:00 GMT",
+        "31 Jan 2026",
+        "/Date(99999999999999999)/",
+        "/Date()/",
+        "/Date(1769860800000+9999)/",
+        "Sat, " + "1" * 1_000_000,
         "9999-12-31T24:00:00Z",
         "9999-12-31T23:59:60Z",
         "２０２６-01-31T12:00:00",
@@ -569,7 +588,85 @@ def test_any_value_is_a_timestamp_or_unreadable(value: Any) -> None:
     assert moment is Unreadable or moment is None or moment.utcoffset() is not None
 
 
+@pytest.mark.parametrize(
+    "value", ["soon", "0000-00-00 00:00:00", "31/01/2026 12:00", "2026", True, False, 1e300, ["x"], {"date": "x"}]
+)
+def test_unreadable_timestamp_is_none_and_its_value_is_kept_in_extra(value: Any) -> None:
+    """A form that nobody foresaw does not cost the record."""
+    data = {"id": "s", "name": "Lease", "updated_at": value, "documents": [{"id": "d", "completed_at": value}]}
+    signing = structure(copy.deepcopy(data), Signing)
+    assert (signing.id, signing.name, signing.updated_at) == ("s", "Lease", None)
+    assert signing.extra == {"updated_at": value}
+    assert signing.documents == (Document("d", extra={"completed_at": value}),)
+
+
+@pytest.mark.parametrize(
+    ("value", "state"),
+    [
+        ("on Saturday", SigningState.CANCELLED),
+        (True, SigningState.CANCELLED),
+        ("0000-00-00 00:00:00", SigningState.SENT),
+        (False, SigningState.SENT),
+        ({}, SigningState.SENT),
+    ],
+)
+def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: SigningState) -> None:
+    """Only what stands for null does not count."""
+    signing = structure({"id": "s", "is_draft": False, "cancelled_at": value}, Signing)
+    assert (signing.state, signing.cancelled_at) == (state, None)
+
+
 # Through the client
+
+
+@pytest.mark.parametrize(
+    "moment", ["Sat, 31 Jan 2026 12:00:00 GMT", "0000-00-00 00:00:00", "/Date(1769860800000)/", "?"]
+)
+async def test_created_signing_is_returned_whatever_its_timestamps(moment: str) -> None:
+    """The id of what was created is not lost, and a row with such a timestamp does not fail its page."""
+
+    async def handler(request: web.Request) -> web.Response:
+        signing = {"id": "s9", "is_draft": True, "updated_at": moment}
+        if request.method == "POST":
+            return web.json_response(signing, status=201)
+        return web.json_response({"data": [{"id": "s8"}, signing]})
+
+    async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
+        created = await client.signings.create(name="Lease", language="EN")
+        page = await client.signings.list()
+    readable = moment[0] in "S/"
+    assert created.id == "s9"
+    assert created.updated_at == (_NOON if readable else None)
+    assert created.extra.get("updated_at") == (None if readable else moment)
+    assert [signing.id for signing in page.items] == ["s8", "s9"]
+
+
+async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
+    """What was created can be found by it; nothing of it is in any text, and no token in the body."""
+
+    async def handler(request: web.Request) -> web.Response:
+        answer = {"id": "s9", "is_draft": "perhaps", "message": "by secret-token", "secret-token": [{"x": 1}]}
+        return web.json_response({"data": answer}, status=201)
+
+    async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
+        with pytest.raises(DecodeError, match="is_draft: expected true or false, got 'perhaps'") as caught:
+            await client.signings.create(name="Lease", language="EN")
+    expected = {"id": "s9", "is_draft": "perhaps", "message": "by [redacted]", "[redacted]": [{"x": 1}]}
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
+        assert error.body == {"data": expected}
+        assert "s9" not in f"{error} {error!r} {error.args}"
+
+
+async def test_decode_error_of_what_is_not_json_has_no_body() -> None:
+    """There is nothing parsed to carry."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(body=b"<html>", content_type="application/json")
+
+    async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
+        with pytest.raises(DecodeError) as caught:
+            await client.me()
+    assert caught.value.body is None
 
 
 @pytest.mark.parametrize(
@@ -582,10 +679,10 @@ def test_any_value_is_a_timestamp_or_unreadable(value: Any) -> None:
         (b"[" * 100_000, "depth|nested"),
         (b'{"data": {"x": 1}}', "no list of items: neither the answer itself nor any of data, signings, items"),
         (b"null", "no list of items"),
-        (b'{"data": [{"id": "a"}, {"id": "b", "updated_at": "x"}]}', r"data\[1\]\.updated_at: expected a timestamp"),
+        (b'{"data": [{"id": "a"}, {"id": "b", "is_draft": "x"}]}', r"data\[1\]\.is_draft: expected true or false"),
         (
-            b'{"items": [{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4, "documents": [{"id": 1, "completed_at": "x"}]}]}',
-            r"items\[3\]\.documents\[0\]\.completed_at: expected a timestamp, got 'x' \(HTTP 200, request id req-1\)$",
+            b'{"items": [{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4, "documents": [{"id": 1, "name": false}]}]}',
+            r"items\[3\]\.documents\[0\]\.name: expected a text, got false \(HTTP 200, request id req-1\)$",
         ),
         (b'[{"id": "a"}, 5]', r"signings\.list: the answer cannot be read: \[1\]: expected an object, got 5 \("),
     ],
@@ -612,7 +709,7 @@ async def test_a_decode_error_takes_the_request_id_from_the_body() -> None:
         return web.json_response({"id": "u", "email": ["x"], "name": "x", "request_id": "req-2"})
 
     async def echo(request: web.Request) -> web.Response:
-        return web.json_response({"id": "s", "updated_at": "secret-token"})
+        return web.json_response({"id": "s", "is_draft": "secret-token"})
 
     async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
         with pytest.raises(

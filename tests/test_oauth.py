@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import gc
 import hmac
+import http.server
 import json
 import logging
 import math
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -767,10 +769,10 @@ async def test_a_load_that_ends_late_does_not_bring_back_an_old_token() -> None:
 # Early refreshes
 
 
-def nearly_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+def nearly_expired(monkeypatch: pytest.MonkeyPatch, passed: float = 3580) -> None:
     """Move the clock into the margin of an hour's token: 20 s are left."""
     now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + 3580)
+    monkeypatch.setattr(time, "time", lambda: now() + passed)
 
 
 async def test_an_early_refresh_that_fails_serves_the_old_token(
@@ -991,16 +993,202 @@ async def test_a_newer_token_that_has_expired_is_refreshed_with_its_own_refresh_
         assert parse_qs(server.requests[0].body.decode())["refresh_token"] == ["refresh-theirs"]
 
 
-async def test_a_store_that_was_emptied() -> None:
-    """The token that is in use is refreshed, and saved, when the store has lost it."""
-    store = WatchedStore(Token("access-old", "refresh-old", in_seconds(3600)))
+@pytest.mark.parametrize("early", [False, True], ids=["after expiry", "ahead of expiry"])
+async def test_logout_ends_a_process_that_runs(early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next refresh notices that the token file is gone: it asks for nothing, and does not bring the file back."""
+    path = tmp_path / "token.json"
+    store = FileTokenStore(path)
+    await store.save(Token("access-old", "refresh-old", in_seconds(3600)))
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        await oauth.token()
+        assert await oauth.access_token() == "access-old"
+        path.unlink()
+        nearly_expired(monkeypatch, passed=3575 if early else 3605)
+        results = await asyncio.gather(*(oauth.access_token() for _ in range(5)), return_exceptions=True)
+        assert {str(error) for error in results} == {
+            "the token was removed from its store, as a logout does: authorize again"
+        }
+        assert {type(error) for error in results} == {AuthError}
+        with pytest.raises(AuthError, match="there is no token yet"):
+            await oauth.access_token()
+        assert not server.requests
+        assert not path.exists()
+        await store.save(Token("access-other", "refresh-other", in_seconds(7200)))
+        assert await oauth.access_token() == "access-other"
+
+
+async def test_logout_of_a_token_without_a_refresh_token() -> None:
+    """It is an AuthError as well when the service rejects the token."""
+    store = MemoryTokenStore(Token("access-old"))
+    async with (
+        Scripted(says({"message": "no"}, 401)) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+        SigningClient(server.base_url, oauth) as client,
+    ):
+        assert await oauth.access_token() == "access-old"
         store._token = None
-        await oauth.refresh()
+        with pytest.raises(AuthError, match="was removed from its store"):
+            await client.me()
+
+
+async def test_dead_refresh_token_is_sent_once() -> None:
+    """A final rejection is remembered: 50 calls make one request, until the stored token is another one."""
+    store = MemoryTokenStore(expired())
+    answers = [says({"error": "invalid_grant"}, 400, request_id="req-9"), grants("1"), says({"error": "x"}, 400)]
+    async with Scripted(*answers) as server, oauth_for(server.base_url, store=store) as oauth:
+        rejections = []
+        for _ in range(50):
+            with pytest.raises(RefreshRejected, match="invalid_grant") as caught:
+                await oauth.access_token()
+            rejections.append(caught.value)
+        assert len(server.requests) == 1
+        assert {(error.code, error.request_id, str(error)) for error in rejections} == {
+            ("invalid_grant", "req-9", str(rejections[0]))
+        }
+        assert len({id(error) for error in rejections}) == 50
+        await store.save(expired("authorized-again"))
+        assert await oauth.access_token() == "access-1"
+        assert len(server.requests) == 2
+        for _ in range(2):
+            with pytest.raises(AuthError, match="code x"):
+                await oauth.refresh()
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_rejection_by_a_failing_token_endpoint_is_not_final(status: int) -> None:
+    """Whatever it says of the refresh token while it is down or busy, the next call asks again."""
+    answers = [says({"error": "invalid_grant"}, status), grants()]
+    async with (
+        Scripted(*answers) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired()), retry=RetryPolicy.none()) as oauth,
+    ):
+        with pytest.raises(AuthError, match="invalid_grant") as caught:
+            await oauth.access_token()
+        assert type(caught.value) is AuthError
+        assert await oauth.access_token() == "access-new"
+
+
+# A token whose save fails
+
+
+@pytest.mark.parametrize("after", ["refresh", "exchange"])
+@pytest.mark.parametrize("who", ["oauth", "client"])
+async def test_token_whose_save_failed_is_saved_on_close(after: str, who: str) -> None:
+    """A store that fails once costs no token, whoever is closed first."""
+    store = WatchedStore(expired() if after == "refresh" else None)
+    store.fail_saves = 1
+    async with Scripted(grants()) as server:
+        oauth = oauth_for(server.base_url, store=store)
+        client = SigningClient(server.base_url, oauth)
+        with pytest.raises(OSError, match="no space left"):
+            await (oauth.access_token() if after == "refresh" else oauth.exchange("code"))
+        await (client if who == "client" else oauth).aclose()
         kept = await store.load()
         assert kept is not None
-        assert kept.access_token == "access-new"
+        assert (kept.access_token, kept.refresh_token) == ("access-new", "refresh-new")
+        store.done.clear()
+        await client.aclose()
+        await oauth.aclose()
+        assert (store.done, len(server.requests)) == ([], 1)
+
+
+async def test_exchanged_token_whose_save_failed_is_saved_by_the_next_refresh() -> None:
+    """Even over a token that is there: the user has authorized anew."""
+    store = WatchedStore(expired())
+    store.fail_saves = 2
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(OSError, match="no space left"):
+            await oauth.exchange("code")
+        with pytest.raises(OSError, match="no space left"):
+            await oauth.access_token()
+        assert await oauth.access_token() == "access-new"
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("who", ["oauth", "client"])
+async def test_token_that_cannot_be_saved_on_close_is_an_error_and_logged(
+    who: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is lost is said at ERROR and raised, without a secret; all is closed, and another close tries again."""
+    store = WatchedStore(expired())
+    store.fail_saves = 2
+    async with Scripted(grants()) as server:
+        oauth = oauth_for(server.base_url, store=store)
+        client = SigningClient(server.base_url, oauth)
+        with pytest.raises(OSError, match="no space left"):
+            await oauth.access_token()
+        words = r"^a new token could not be saved and is lost .* may have to authorize again: OSError$"
+        with pytest.raises(AuthError, match=words) as caught:
+            await (client if who == "client" else oauth).aclose()
+        assert caught.value.__context__ is None
+        assert (client._shared.sessions if who == "client" else oauth._sessions).closed
+        [logged] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert logged == str(caught.value)
+        await oauth.aclose()
+        await client.aclose()
+        kept = await store.load()
+        assert kept is not None
+        assert kept.refresh_token == "refresh-new"
+        assert len(server.requests) == 1
+
+
+async def test_loss_of_a_token_does_not_hide_what_the_block_raised() -> None:
+    """It is a note of that exception; a block that ends well raises the loss."""
+    store = WatchedStore(expired())
+    store.fail_saves = 3
+    async with Scripted(grants()) as server:
+        with pytest.raises(OSError, match="no space left") as caught:
+            async with oauth_for(server.base_url, store=store) as oauth:
+                await oauth.access_token()
+        assert "could not be saved and is lost" in caught.value.__notes__[0]
+        with pytest.raises(AuthError, match="could not be saved and is lost"):
+            async with oauth:
+                pass
+
+
+@pytest.mark.parametrize("stored", [None, "theirs"], ids=["logout", "another process"])
+async def test_unsaved_token_is_not_saved_on_close_over_a_change_of_the_store(stored: str | None) -> None:
+    """Neither after a logout nor over the newer token of another process."""
+    store = WatchedStore(expired())
+    store.fail_saves = 1
+    async with Scripted(grants()) as server:
+        async with oauth_for(server.base_url, store=store) as oauth:
+            with pytest.raises(OSError, match="no space left"):
+                await oauth.access_token()
+            store._token = None if stored is None else expired(stored)
+        kept = await store.load()
+        assert kept is None if stored is None else kept is not None and kept.access_token == "access-theirs"
+
+
+async def test_token_whose_save_failed_late_is_found_saved() -> None:
+    """A store that kept the token and then failed holds it already: there is nothing left to do."""
+
+    class Late(WatchedStore):
+        async def save(self, token: Token) -> None:
+            await super().save(token)
+            raise OSError("the answer was lost")
+
+    store = Late(expired())
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(OSError, match="the answer was lost"):
+            await oauth.access_token()
+        assert await oauth.access_token() == "access-new"
+        assert (store.done.count("save"), len(server.requests)) == (1, 1)
+
+
+async def test_exchange_that_a_newer_token_superseded_is_not_saved_later() -> None:
+    """The store's newer token stays."""
+
+    class Overtaken(WatchedStore):
+        async def save(self, token: Token) -> None:
+            self.done.append("save")
+            raise TokenSuperseded("another worker has saved a newer token")
+
+    store = Overtaken(expired())
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(TokenSuperseded):
+            await oauth.exchange("code")
+    assert store.done.count("save") == 1
 
 
 async def test_a_lock_that_is_never_free() -> None:
@@ -1407,6 +1595,76 @@ async def test_the_clients_session_is_used_while_it_is_open() -> None:
         await oauth.refresh()
         used = [received.headers.get("X-Session") for received in server.requests]
     assert used == ["two", "one", None, None]
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    """A service that runs in a thread, and so outlives an event loop; its tokens are numbered."""
+
+    tokens = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        _Elsewhere.tokens += 1
+        self._answer({"access_token": f"access-{self.tokens}", "refresh_token": "refresh", "expires_in": 3600})
+
+    def do_GET(self) -> None:
+        self._answer({"id": self.headers["Authorization"]})
+
+    def _answer(self, data: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The origin of a service outside of all event loops."""
+    monkeypatch.setattr(_Elsewhere, "tokens", 0)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_oauth_shared_by_clients_of_several_event_loops(elsewhere: str) -> None:
+    """Each loop's client refreshes through its own session, though those of earlier loops are still around."""
+    store = MemoryTokenStore(expired())
+    oauth = oauth_for(elsewhere, store=store)
+    earlier = []
+
+    async def work() -> str | None:
+        client = SigningClient(elsewhere, oauth)
+        earlier.append(client)
+        # The lock is waited for in each of the loops.
+        async with store.lock():
+            refresh = asyncio.create_task(oauth.refresh())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await refresh
+        user = await client.me()
+        # Not the client: it is forgotten, and would be warned of.
+        await client._shared.sessions.get().close()
+        return user.id
+
+    assert [asyncio.run(work()) for _ in range(3)] == ["Bearer access-1", "Bearer access-2", "Bearer access-3"]
+
+
+def test_oauth_whose_own_session_belongs_to_an_earlier_event_loop(elsewhere: str) -> None:
+    """It makes a new one."""
+    oauth = oauth_for(elsewhere, store=MemoryTokenStore(expired()))
+
+    async def work() -> str:
+        token = await oauth.refresh()
+        # Else aiohttp complains that it is left open.
+        await oauth._sessions.get().close()
+        return token.access_token
+
+    assert [asyncio.run(work()) for _ in range(2)] == ["access-1", "access-2"]
 
 
 async def test_the_clients_own_session_is_lent() -> None:

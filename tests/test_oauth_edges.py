@@ -150,13 +150,14 @@ async def test_a_rejected_token_is_replaced() -> None:
 
 
 async def test_a_rejected_token_without_a_refresh_token() -> None:
-    """It is replaced where another token came, also where the store has lost that; else nothing can be done."""
+    """It is replaced where another token came; else nothing can be done."""
     old, store = Token("old"), MemoryTokenStore(Token("old"))
     async with (
         Scripted(says({"access_token": "newer"})) as server,
         oauth_for(server.base_url, store=store) as oauth,
     ):
-        assert await oauth_for(server.base_url).renewed(old) is False
+        with pytest.raises(AuthError, match="there is no token to refresh"):
+            await oauth_for(server.base_url).renewed(old)
         assert await oauth.token() == old
         assert await oauth.renewed(old) is False
         newer = await oauth.exchange("a-code")

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
-from signing_async import Assumptions, ConfigurationError, FileTokenStore, OAuth, SigningClient, Timeouts
+from signing_async import Assumptions, AuthError, ConfigurationError, FileTokenStore, OAuth, SigningClient, Timeouts
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings, config_folder
 
@@ -321,6 +321,77 @@ def test_a_files_secrets_go_to_its_tenant_alone(config: Path, monkeypatch: pytes
     assert Settings.load().auth() == "mine"
     write(config, 'base_url = "https://tenant.example.com"')
     assert Settings.load().note == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "said"),
+    [
+        ("", "https://a.example.com", "in the environment belong to https://a.example.com"),
+        ('base_url = "https://a.example.com"', None, "in the environment belong to https://a.example.com"),
+        ('base_url = "https://b.example.com"', "https://a.example.com", "in the environment belong to https://a"),
+    ],
+    ids=["environment", "file", "environment before file"],
+)
+def test_credentials_in_the_environment_go_to_their_tenant_alone(
+    file: str, environment: str | None, said: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names another tenant with --base-url does not send it the token of the environment's."""
+    write(config, file)
+    if environment is not None:
+        monkeypatch.setenv("SIGNING_BASE_URL", environment)
+    for name in ("access_token", "client_id", "client_secret", "redirect_uri", "token_file"):
+        monkeypatch.setenv(f"SIGNING_{name.upper()}", SECRET)
+    assert Settings.load().auth() == SECRET
+    assert Settings.load(given={"base_url": "https://A.example.com:443/"}).auth() == SECRET
+    settings = Settings.load(given={"base_url": "https://b.example.com"})
+    names = "SIGNING_ACCESS_TOKEN, SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI, SIGNING_TOKEN_FILE"
+    with pytest.raises(ConfigurationError, match=rf"is set \(the {names} {said}") as caught:
+        settings.auth()
+    assert SECRET not in str(caught.value)
+
+
+def test_files_credentials_belong_to_the_environments_tenant(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that names no tenant completes the environment; another tenant does not get what is in it."""
+    write(config, f'access_token = "{SECRET}"')
+    assert Settings.load(given={"base_url": "https://b.example.com"}).auth() == SECRET
+    monkeypatch.setenv("SIGNING_BASE_URL", "https://a.example.com")
+    assert Settings.load().auth() == SECRET
+    with pytest.raises(
+        ConfigurationError, match=r"the access_token in .*config.toml belong to https://a\.example\.com"
+    ):
+        Settings.load(given={"base_url": "https://b.example.com"}).auth()
+
+
+async def test_token_file_of_another_tenant_is_refused(
+    sandbox: Sandbox, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SIGNING_TOKEN_FILE names one that another tenant issued: it is not sent, and not written over."""
+    app = sandbox.register_app(redirect_uri="http://127.0.0.1:1/cb")
+    values = {
+        "BASE_URL": sandbox.base_url,
+        "CLIENT_ID": app.client_id,
+        "CLIENT_SECRET": app.client_secret,
+        "REDIRECT_URI": app.redirect_uri,
+        "TOKEN_FILE": str(tmp_path / "token.json"),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"SIGNING_{name}", str(value))
+    async with Settings.load().oauth() as oauth:
+        await oauth.exchange(sandbox.authorize(app))
+    kept = (tmp_path / "token.json").read_bytes()
+    async with Sandbox(seed=8) as other:
+        monkeypatch.setenv("SIGNING_BASE_URL", other.base_url)
+        async with SigningClient.from_env() as client:
+            with pytest.raises(
+                AuthError, match=f"the stored token is for {sandbox.base_url}, not for {other.base_url}"
+            ):
+                await client.me()
+            auth = client._shared.auth
+            assert isinstance(auth, OAuth)
+            with pytest.raises(AuthError, match="the stored token is for"):
+                await auth.refresh(rejected="another")
+        assert other.requests_of("me") == other.requests_of("oauth.token") == []
+    assert (tmp_path / "token.json").read_bytes() == kept
 
 
 def test_one_way_to_log_in_is_not_mixed_with_another(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -435,6 +435,31 @@ async def test_gates_are_each_ones_own(session: aiohttp.ClientSession) -> None:
                         assert (await quiet.me()).id == "quiet"
 
 
+async def test_token_that_cannot_be_saved_on_close_is_logged(
+    server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One tenant's store that fails for good is told at ERROR; the others are closed, and asyncio has no complaint."""
+
+    class Full(MemoryTokenStore):
+        async def save(self, token: Token) -> None:
+            raise OSError("no space left")
+
+    registry = Registry(server.origin)
+    registry.stores["a"] = Full(Token("access-a", "refresh-a"))
+    tenants = Tenants(registry.store, registry.app, session)
+    async with tenants.client("b") as other:
+        await other.me()
+    async with tenants.oauth("a") as oauth:
+        with pytest.raises(OSError, match="no space left"):
+            await oauth.refresh()
+    await tenants.aclose()
+    assert other.closed
+    del tenants, oauth, other
+    gc.collect()
+    [logged] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert (logged.name, "could not be saved and is lost" in logged.getMessage()) == ("signing_async", True)
+
+
 async def test_a_session_without_cookies_is_used_as_it_is(server: Web) -> None:
     """And one that is closed is said to be."""
     registry = Registry(server.origin)

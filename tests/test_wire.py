@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import json
+import logging
+import os
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +111,85 @@ async def test_a_hook_of_the_callers_session_that_fails(sandbox: Sandbox) -> Non
                 await client.documents.upload(signing, make_pdf(), "a.pdf")
         assert (await other.signings.get(signing)).documents == ()
     assert len(sandbox.requests_of("documents.upload")) <= 1
+
+
+# aiohttp's pool
+
+
+async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
+    """A canary: it fails if a release of aiohttp keeps its connections in another way than the client expects."""
+    used: list[Any] = []
+    headers: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        used.append(request.transport)
+        headers.append(request.headers.get("Connection"))
+        return web.json_response({"id": "u1"})
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        for _ in range(3):
+            await client.me()
+        sessions = client._shared.sessions
+        [(key, waiting)] = sessions.get().connector._conns.items()  # type: ignore[union-attr]  # what is tested
+        [(protocol, _)] = waiting
+        assert sessions._pooled_as == key
+        assert protocol.should_close is False
+    assert (len(set(used)), headers) == (1, [None] * 3)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("pool", [None, {"host": []}, {("host", 80): 5}], ids=repr)
+async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
+    pool: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With an unforeseen aiohttp calls go on, no connection waits for foreign bytes, and one warning says so."""
+    used: list[Any] = []
+    headers: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        used.append(request.transport)
+        headers.append(request.headers.get("Connection"))
+        return web.json_response({"id": "u1"})
+
+    def hidden(self: wire.Sessions, session: aiohttp.ClientSession, url: Any) -> None:
+        connector: Any = SimpleNamespace() if pool is None else SimpleNamespace(_conns=pool)
+        drop(self, SimpleNamespace(connector=connector), url)  # type: ignore[arg-type]  # stands for another aiohttp
+
+    drop = wire.Sessions.drop_spoiled
+    monkeypatch.setattr(wire.Sessions, "drop_spoiled", hidden)
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        for _ in range(3):
+            assert (await client.me()).id == "u1"
+    assert (len(set(used)), headers) == (3, ["close"] * 3)
+    [warned] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"aiohttp {aiohttp.__version__} cannot be checked" in warned
+
+
+# The event loop
+
+
+def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
+    """What is loaded for the first request and the first preflight is loaded in threads."""
+    (tmp_path / "lease.pdf").write_bytes(make_pdf())
+    (tmp_path / "large.pdf").write_bytes(make_pdf(1_000_000))
+    # What measures the tests imports by itself.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.first_upload", str(tmp_path / "lease.pdf"), str(tmp_path / "large.pdf")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    facts = json.loads(ran.stdout)
+    assert facts["on the loop"] == []
+    assert {"cattrs", "signing_async.pdf_preflight"} <= set(facts["in threads"])
+
+
+def test_the_version_is_the_distributions() -> None:
+    """It is known without looking for the installed distribution, and sent with each request."""
+    assert wire._HEADERS["User-Agent"] == f"signing-async/{importlib.metadata.version('signing-async')}"
 
 
 # Answers

@@ -198,7 +198,8 @@ async def _tell(state: State, settings: Settings, oauth: OAuth) -> None:
 def logout(state: State) -> None:
     """Remove the token from this machine.
 
-    The service is not told: its documentation shows no way to revoke a token. A copy of it works until it expires.
+    The service is not told: its documentation shows no way to revoke a token. A copy of it works until it expires, and
+    a process that uses the login ends with an error at its next refresh.
 
     \b
     Example:

@@ -19,9 +19,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from signing_async import FileTokenStore, SigningClient
+from signing_async import AuthError, FileTokenStore, SigningClient
 from signing_async.cli import account
 from signing_async.cli.callback import is_loopback
+from signing_async.settings import Settings
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -377,6 +378,37 @@ def test_logout(run: Run, app: dict[str, str], service: Service, pages: list[str
     assert ran.err == f"Error: nobody has logged in at {service.sandbox.base_url}: run signing-async login\n"
     assert run("logout", "--json").lines[0]["removed"] is False
     assert run("logout").out == f"Nobody was logged in at {service.sandbox.base_url}\n"
+
+
+def test_logout_ends_a_process_that_runs(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
+    """Its next refresh is an AuthError: no token is asked for, and the file does not come back."""
+    run("login")
+    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
+
+    async def work() -> None:
+        async with Settings.load().oauth() as oauth:
+            await oauth.access_token()
+            ran = await asyncio.to_thread(run, "logout")
+            assert ran.code == 0
+            with pytest.raises(AuthError, match="was removed from its store"):
+                await oauth.refresh()
+
+    asyncio.run(work())
+    assert not kept.exists()
+    assert len(service.do(lambda: service.sandbox.requests_of("oauth.token"))) == 1
+
+
+def test_token_of_the_environment_is_not_sent_to_another_tenant(run: Run) -> None:
+    """--base-url names one: the access token beside SIGNING_BASE_URL is not for it."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        other.setblocking(False)
+        ran = run("me", "--base-url", f"http://127.0.0.1:{other.getsockname()[1]}")
+        assert ran.code == 2
+        assert f"the SIGNING_ACCESS_TOKEN in the environment belong to {os.environ['SIGNING_BASE_URL']}" in ran.err
+        with pytest.raises(BlockingIOError):
+            other.accept()
 
 
 def test_a_file_that_is_no_token_is_left_alone(

@@ -16,7 +16,7 @@ def attack(data: bytes) -> None:
         answer = parse(data)
     except Unreadable:
         answer = None
-    _check(_read_token(answer, 1.8e9, Assumptions()))
+    _check(_read_token(answer, 1.8e9, Assumptions(), "https://tenant.example.com"))
     try:
         kept = token_from_json(data)
     except ValueError as error:
