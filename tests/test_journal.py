@@ -569,8 +569,8 @@ async def test_another_run_makes_the_file_meanwhile(tmp_path: Path, monkeypatch:
             Overtaken.left -= 1
             if not Overtaken.left:
                 # Where this one has the file, the other one has to wait, here in vain.
-                with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(connect(made, timeout=0.0)) as other:
-                    other.isolation_level = None
+                impatient = connect(made, timeout=0.0, isolation_level=None)
+                with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(impatient) as other:
                     signing_async.journal._prepare(other, made)
             return super().execute(*arguments)
 
