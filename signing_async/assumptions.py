@@ -138,6 +138,9 @@ class Assumptions:
     max_pdf_bytes: int = attrs.field(default=10 * 1024 * 1024, validator=_check_count)
     """The largest PDF that is uploaded; "10 MB" in the specification."""
 
+    download_accept: str = attrs.field(default="application/pdf, application/json", validator=_check_name)
+    """The Accept header of a download: a sealed PDF, or an error in JSON. Of all other requests it is JSON."""
+
     max_sealed_bytes: int = attrs.field(default=100 * 1024 * 1024, validator=_check_count)
     """The largest sealed PDF that is downloaded."""
 

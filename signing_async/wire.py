@@ -27,6 +27,7 @@ from .models import Token
 from .retry import Outcome
 
 __all__ = [
+    "JSON",
     "Body",
     "Broken",
     "Chunk",
@@ -43,6 +44,7 @@ __all__ = [
     "send",
 ]
 
+JSON = "application/json"
 _START = 64 * 1024
 _PATIENCE = 2.0
 _CONNECTIONS = 100
@@ -161,6 +163,7 @@ class Request:
     path: str = attrs.field(repr=lambda path: repr(path.partition("?")[0]))
     params: Mapping[str, str] = {}
     body: Body | None = None
+    accept: str = JSON
 
     @property
     def url(self) -> URL:
@@ -348,9 +351,9 @@ async def send(
             url,
             data=request.body,
             # Written here and nowhere bound to a name, so that no traceback that shows variables shows the token.
-            headers=_headers()
+            headers=_headers(request.accept)
             if token is None
-            else {**_headers(), hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
+            else {**_headers(request.accept), hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
             # A request without a body gets no type from aiohttp; an empty body would.
             skip_auto_headers=None if request.body is None or request.body.size else ("Content-Type",),
             allow_redirects=False,
@@ -380,13 +383,13 @@ async def send(
     return failure
 
 
-@lru_cache(maxsize=1)
-def _headers() -> Mapping[str, str]:
+@lru_cache(maxsize=8)
+def _headers(accept: str) -> Mapping[str, str]:
     """What every request has."""
     # Looked up when it is needed: that takes a twentieth of the time that importing aiohttp does.
     from importlib.metadata import version
 
-    return {hdrs.ACCEPT: "application/json", hdrs.USER_AGENT: f"signing-async/{version('signing-async')}"}
+    return {hdrs.ACCEPT: accept, hdrs.USER_AGENT: f"signing-async/{version('signing-async')}"}
 
 
 @lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ def test_they_are_a_value() -> None:
         changed.cursor_param = "x"  # type: ignore[misc]  # that it is frozen is what is tested
 
 
-_NAME = ("cursor_param", "limit_param")
+_NAME = ("cursor_param", "limit_param", "download_accept")
 _NAMES = ("item_paths", "next_paths", "has_more_paths", "record_paths", "recipient_done_fields", "request_id_headers")
 _NUMBERS = ("expires_in_seconds", "refresh_margin")
 _COUNTS = ("max_pdf_bytes", "max_sealed_bytes", "max_answer_bytes")
