@@ -52,6 +52,11 @@ def _check_statuses(instance: object, attribute: attrs.Attribute[frozenset[int]]
             raise ConfigurationError(f"Assumptions.{attribute.name} must hold statuses from 400 to 499, not {status!r}")
 
 
+def _check_switch(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"Assumptions.{attribute.name} must be true or false, not {value!r}")
+
+
 def _check_positive(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigurationError(f"Assumptions.{attribute.name} must be a number above 0, not {value!r}")
@@ -134,11 +139,17 @@ class Assumptions:
     expires_in_seconds: float = attrs.field(default=1.0, validator=_check_positive)
     """How many seconds one unit of the token response's ``expires_in`` is."""
 
+    pkce: bool = attrs.field(default=True, validator=_check_switch)
+    """Whether the service takes PKCE's parameters (RFC 7636) or ignores them: ``signing-async login`` sends them."""
+
     refresh_margin: float = attrs.field(default=30.0, validator=_check_positive)
     """Seconds before its expiry at which a token is refreshed; never more than a tenth of its lifetime."""
 
     max_pdf_bytes: int = attrs.field(default=10 * 1024 * 1024, validator=_check_count)
     """The largest PDF that is uploaded; "10 MB" in the specification."""
+
+    download_accept: str = attrs.field(default="application/pdf, application/json", validator=_check_name)
+    """The Accept header of a download: a sealed PDF, or an error in JSON. Of all other requests it is JSON."""
 
     max_sealed_bytes: int = attrs.field(default=100 * 1024 * 1024, validator=_check_count)
     """The largest sealed PDF that is downloaded."""

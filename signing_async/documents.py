@@ -221,17 +221,29 @@ class Documents:
         return document
 
     async def download_signed(
-        self, signing_id: str | Signing, document_id: str | Document, path: str | os.PathLike[str]
+        self,
+        signing_id: str | Signing,
+        document_id: str | Document,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = True,
     ) -> SealedFile:
         """Download a sealed PDF to ``path``, which is replaced only by a complete, checked file.
 
-        Raises `NotYetSigned` until the document is fully signed, and an `OSError` where the disk fails. ::
+        With ``overwrite=False`` a file that exists, or that appears during the download, is never replaced: that is an
+        `InvalidRequest`. Raises `NotYetSigned` until the document is fully signed, and an `OSError` where the disk
+        fails. ::
 
             sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
         """
         target = _target(path)
-        operation = self._sealed(signing_id, document_id, lambda response: _save(response, target, self._most))
-        return await self._transport.call(operation)
+        if not overwrite and os.path.lexists(target):
+            raise _exists(target)
+
+        async def receive(response: wire.Response) -> SealedFile:
+            return await _save(response, _Part(target, overwrite=overwrite), self._most)
+
+        return await self._transport.call(self._sealed(signing_id, document_id, receive))
 
     async def read_signed(self, signing_id: str | Signing, document_id: str | Document) -> bytes:
         """A sealed PDF, in memory."""
@@ -299,7 +311,16 @@ class Documents:
         self, signing_id: Any, document_id: Any, receive: Callable[[wire.Response], Awaitable[T]]
     ) -> Operation[T]:
         path = f"{signing_path(signing_id)}/documents/{wire.segment('document_id', document_id)}/download-signed"
-        return Operation(_DOWNLOAD, "GET", path, Repeat.READ, receive=receive, not_found=NotYetSigned, transfer=True)
+        return Operation(
+            _DOWNLOAD,
+            "GET",
+            path,
+            Repeat.READ,
+            receive=receive,
+            not_found=NotYetSigned,
+            transfer=True,
+            accept=self._transport.options.assumptions.download_accept,
+        )
 
     def _listing(self, path: str) -> Operation[Listed]:
         """Reads which documents a signing has; None where the answer does not list them."""
@@ -333,6 +354,10 @@ def _target(path: str | os.PathLike[str]) -> Path:
     if not target.parent.is_dir():
         raise InvalidRequest(f"path: {str(target)!r}: there is no folder {str(target.parent)!r}")
     return target
+
+
+def _exists(target: Path) -> InvalidRequest:
+    return InvalidRequest(f"path: {str(target)!r} exists already, and was not replaced")
 
 
 class _Many:
@@ -479,9 +504,10 @@ async def _checked(response: wire.Response, most: int) -> AsyncGenerator[bytes, 
         raise Unreadable("the sealed file has no end: it was cut short")
 
 
-async def _save(response: wire.Response, target: Path, most: int) -> SealedFile:
+async def _save(response: wire.Response, part: _Part, most: int) -> SealedFile:
     """Write a download beside its target, and put it in the target's place when it is complete."""
-    part, chunks, waiting = _Part(target), [], 0
+    chunks: list[bytes] = []
+    waiting = 0
     try:
         async for chunk in _checked(response, most):
             chunks.append(chunk)
@@ -502,8 +528,9 @@ class _Part:
     comes too late cleans up behind itself.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, overwrite: bool) -> None:
         self._target = target
+        self._overwrite = overwrite
         self._path = target.with_name(f".{secrets.token_hex(8)}.part")
         self._mode = "xb"
         self._digest = hashlib.sha256()
@@ -531,9 +558,27 @@ class _Part:
     def finish(self, chunks: Iterable[bytes]) -> SealedFile:
         self.add(chunks, last=True)
         if not self._given_up:
-            self._path.replace(self._target)
+            if self._overwrite:
+                self._path.replace(self._target)
+            else:
+                self._link()
             sync_folder(self._target.parent)
         return SealedFile(self._target, self._size, self._digest.hexdigest())
+
+    def _link(self) -> None:
+        """Give the file its name, unless that is taken."""
+        try:
+            try:
+                os.link(self._path, self._target)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without hard links: take the name first
+                self._target.open("xb").close()
+                self._path.replace(self._target)
+            else:
+                self._path.unlink()
+        except FileExistsError:
+            raise _exists(self._target) from None
 
     def remove(self) -> None:
         self._given_up = True

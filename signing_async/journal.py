@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -22,6 +23,7 @@ from weakref import WeakSet
 import attrs
 
 from . import checks
+from ._sqlite import SharedDatabase
 from .errors import ConfigurationError, InvalidRequest, JournalError
 from .files import sync_folder
 
@@ -116,12 +118,10 @@ class SqliteJournal:
             self.path: Path = Path(os.path.realpath(expanded))
         except (TypeError, ValueError):
             raise refused from None
-        self._timeout = timeout
-        self._connection: sqlite3.Connection | None = None
+        prepare = partial(_prepare, path=self.path)
+        self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
         self._owner = ""
         self._lock: IO[bytes] | None = None
-        self._in_use = threading.Lock()
-        """Held while the connection is worked with."""
         self._process = os.getpid()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="signing-journal")
         self._queue = threading.Lock()
@@ -249,20 +249,19 @@ class SqliteJournal:
                         self._give_back(step.outcome)
 
     def _commit(self, steps: list[_Step]) -> None:
-        with self._in_use:
-            try:
-                connection = self._opened()
+        try:
+            with self._database.connected() as connection:
+                if self._lock is None:
+                    self._take_lock()
                 connection.execute("BEGIN IMMEDIATE")
                 for step in steps:
                     step.outcome = step.work(connection)
                 connection.execute("COMMIT")
-                return
-            except JournalError as error:
-                failure = error
-            except Exception as error:  # whatever it is: somebody waits to be told
-                failure = JournalError(f"the journal {self.path}: {_words(error)}")
-            # What was not committed is undone by this.
-            self._disconnect()
+            return
+        except JournalError as error:
+            failure = error
+        except Exception as error:  # whatever it is: somebody waits to be told
+            failure = JournalError(f"the journal {self.path}: {_words(error)}")
         for step in steps:
             step.outcome = copy.copy(failure)
 
@@ -278,76 +277,14 @@ class SqliteJournal:
         )
         return Claim(key, state, fence + 1)
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._lock is None:
-            self._take_lock()
-        if self._connection is None:
-            self._connection = self._connect()
-        return self._connection
-
-    def _connect(self) -> sqlite3.Connection:
-        with contextlib.suppress(FileExistsError):
-            # For its owner only. Never opened when it is there: to close it would undo SQLite's locks on it.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            sync_folder(self.path.parent)
-        connection = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False)
-        try:
-            self._patiently(lambda: self._prepare(connection))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _patiently(self, step: Callable[[], None]) -> None:
-        """Where a file is made by two at once, SQLite does not itself wait for the other."""
-        deadline = time.monotonic() + self._timeout
-        while True:
-            try:
-                return step()
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                    raise
-            time.sleep(0.02)
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        def value(statement: str) -> int:
-            found: int = connection.execute(statement).fetchone()[0]
-            return found
-
-        with connection:
-            # Read as one: another run may be making it.
-            connection.execute("BEGIN")
-            is_ours = value("PRAGMA application_id") == _APPLICATION
-            version = value("PRAGMA user_version")
-            tables = value("SELECT count(*) FROM sqlite_master")
-        if not is_ours and tables:
-            raise JournalError(f"the journal {self.path} is the database of another program; it was left as it is")
-        if is_ours and version > _VERSION:
-            raise JournalError(f"the journal {self.path} was made by a newer version of signing-async")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        if not is_ours:
-            with connection:
-                connection.execute("BEGIN IMMEDIATE")
-                if not value("SELECT count(*) FROM sqlite_master"):
-                    connection.execute(_TABLE)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {_VERSION}")
-
     def _close(self) -> None:
-        with self._in_use:
-            self._disconnect()
-            if self._lock is not None:
-                # One that stays is removed by whoever looks for the dead next.
-                with contextlib.suppress(OSError):
-                    self._lock_path(self._owner).unlink()
-                self._lock.close()
-                self._lock = None
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._database.close()
+        if self._lock is not None:
+            # One that stays is removed by whoever looks for the dead next.
+            with contextlib.suppress(OSError):
+                self._lock_path(self._owner).unlink()
+            self._lock.close()
+            self._lock = None
 
     # Who is alive
 
@@ -381,20 +318,6 @@ class SqliteJournal:
         finally:
             os.close(lock)
 
-    # Forks
-
-    def _before_fork(self) -> None:
-        """A connection that is carried across a fork undoes the locks on the file. The next use opens a new one."""
-        self._in_use.acquire()
-        self._disconnect()
-
-    def _after_fork(self, *, child: bool) -> None:
-        if child and self._lock is not None:
-            # Else the child would keep the claims of a parent that is dead. It stays locked by the parent.
-            self._lock.close()
-            self._lock = None
-        self._in_use.release()
-
 
 class _Step:
     """Something to do with the database, what came of it, and who waits for that."""
@@ -424,27 +347,43 @@ def _locked(handle: int, *, exclusively: bool) -> bool:
     return True
 
 
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    def value(statement: str) -> int:
+        found: int = connection.execute(statement).fetchone()[0]
+        return found
+
+    with connection:
+        # Read as one: another run may be making it.
+        connection.execute("BEGIN")
+        is_ours = value("PRAGMA application_id") == _APPLICATION
+        version = value("PRAGMA user_version")
+        tables = value("SELECT count(*) FROM sqlite_master")
+    if not is_ours and tables:
+        raise JournalError(f"the journal {path} is the database of another program; it was left as it is")
+    if is_ours and version > _VERSION:
+        raise JournalError(f"the journal {path} was made by a newer version of signing-async")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if not is_ours:
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if not value("SELECT count(*) FROM sqlite_master"):
+                connection.execute(_TABLE)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+        sync_folder(path.parent)
+
+
 _journals: WeakSet[SqliteJournal] = WeakSet()
-_at_rest: list[SqliteJournal] = []
-_forking = threading.Lock()
 
 
-def _all_before_fork() -> None:
-    _forking.acquire()
-    _at_rest.extend(_journals)
-    for journal in _at_rest:
-        journal._before_fork()
+def _after_fork_in_child() -> None:
+    """Close the locks of the parent's journals: else a child would keep the claims of a dead parent."""
+    for journal in _journals:
+        if journal._lock is not None:
+            journal._lock.close()
+            journal._lock = None
 
 
-def _all_after_fork(*, child: bool) -> None:
-    while _at_rest:
-        _at_rest.pop()._after_fork(child=child)
-    _forking.release()
-
-
-_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork
-_at_fork(
-    before=_all_before_fork,
-    after_in_parent=lambda: _all_after_fork(child=False),
-    after_in_child=lambda: _all_after_fork(child=True),
-)
+_register_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork
+_register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import copy
+import hashlib
 import hmac
 import json
 import logging
@@ -61,10 +63,14 @@ _DEFAULT_ASSUMPTIONS = Assumptions()
 
 @attrs.frozen
 class AuthorizationRequest:
-    """Send the user's browser to ``url``; keep ``state`` in the user's session until the callback comes."""
+    """Send the user's browser to ``url``; keep ``state`` in the user's session until the callback comes.
+
+    Keep ``code_verifier`` there too, if PKCE was asked for, and give both to `OAuth.exchange`.
+    """
 
     url: str = attrs.field(repr=lambda url: repr(url.partition("&state=")[0] + "&state=..."))
     state: str = attrs.field(repr=False)
+    code_verifier: str | None = attrs.field(default=None, repr=False)
 
 
 class OAuth:
@@ -174,27 +180,35 @@ class OAuth:
 
     # The flow
 
-    def authorization_request(self) -> AuthorizationRequest:
-        """A URL to send the user to, with a new random state."""
+    def authorization_request(self, *, pkce: bool = False) -> AuthorizationRequest:
+        """A URL to send the user to, with a new random state.
+
+        ``pkce=True`` adds a code challenge (RFC 7636, S256): the code is then of use only with the ``code_verifier``.
+        """
         state = random_secrets.token_urlsafe(32)
+        verifier = random_secrets.token_urlsafe(32) if pkce else None
         query = {
             "client_id": self.client_id,
             "redirect_uri": self.redirect_uri,
             "response_type": "code",
+            **({} if verifier is None else {"code_challenge": _challenge(verifier), "code_challenge_method": "S256"}),
             "state": state,
         }
-        return AuthorizationRequest(f"{self.origin}/oauth/authorize?{urlencode(query)}", state)
+        return AuthorizationRequest(f"{self.origin}/oauth/authorize?{urlencode(query)}", state, verifier)
 
-    async def exchange(self, callback_url_or_code: str, state: str | None = None) -> Token:
+    async def exchange(
+        self, callback_url_or_code: str, state: str | None = None, code_verifier: str | None = None
+    ) -> Token:
         """Trade the code of a callback for a token, and save it.
 
         Give the callback's whole URL and the ``state`` that was remembered: it is checked, and so is the callback's
-        ``error``. A bare code carries no state, so give one only where the state was checked already. Once begun it is
-        carried through, even if the caller is cancelled: a code works only once.
+        ``error``. A bare code carries no state, so give one only where the state was checked already. Give the
+        ``code_verifier`` of the authorization request, if it has one. Once begun it is carried through, even if the
+        caller is cancelled: a code works only once.
         """
-        form = self._code_form(callback_url_or_code, state)
+        form = self._code_form(callback_url_or_code, state, code_verifier)
         # Variables are shown in some tracebacks.
-        del callback_url_or_code, state
+        del callback_url_or_code, state, code_verifier
         if isinstance(form, SigningError):
             raise form
         return await _outcome(self._start(self._exchange(form), "signing_async code exchange"))
@@ -427,11 +441,14 @@ class OAuth:
 
     # The token endpoint
 
-    def _code_form(self, callback_url_or_code: str, state: str | None) -> _Form | SigningError:
+    def _code_form(
+        self, callback_url_or_code: str, state: str | None, code_verifier: str | None
+    ) -> _Form | SigningError:
         code = _read_callback(callback_url_or_code, state)
         if isinstance(code, SigningError):
             return code
-        return self._form(grant_type="authorization_code", redirect_uri=self.redirect_uri, code=code)
+        proof = {} if code_verifier is None else {"code_verifier": code_verifier}
+        return self._form(grant_type="authorization_code", redirect_uri=self.redirect_uri, code=code, **proof)
 
     def _form(self, **fields: str) -> _Form:
         return _Form({"client_id": self.client_id, "client_secret": self._client_secret, **fields})
@@ -463,7 +480,7 @@ class _Form:
         return wire.bytes_body(urlencode(self.fields).encode(), "application/x-www-form-urlencoded")
 
     def secrets(self) -> list[str]:
-        return [self.fields[name] for name in ("code", "refresh_token") if name in self.fields]
+        return [self.fields[name] for name in ("code", "code_verifier", "refresh_token") if name in self.fields]
 
 
 class _TokenRequest:
@@ -691,6 +708,11 @@ def _read_callback(given: str, state: str | None) -> str | SigningError:
     if len(codes) != 1:
         return AuthError("the callback carries more than one code" if codes else "the callback carries no code")
     return codes[0]
+
+
+def _challenge(verifier: str) -> str:
+    """The S256 code challenge of RFC 7636."""
+    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
 def _bytes(text: str) -> bytes:

@@ -78,6 +78,17 @@ _DAY = 86_400
 _BLOCK = 1.0
 _ANSWER = 2.0
 _FROM_THE_FIRST = (b"0-0", "0-0")
+_ENTRY = "signing_async:entry"
+# Deleting a consumer takes its pending messages along, so both happen in one step.
+_DELETE_IDLE_CONSUMERS = """
+for _, found in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+    local consumer = {}
+    for at = 1, #found, 2 do consumer[found[at]] = found[at + 1] end
+    if consumer.pending == 0 and consumer.idle >= tonumber(ARGV[2]) then
+        redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer.name)
+    end
+end
+"""
 _CONTEXT: Any = TaskiqDepends()
 # A client that is closed, or needs a new login, concerns the worker: the message waits.
 _OF_THE_WORKER = (AuthError, ClientClosed)
@@ -248,6 +259,13 @@ def _journal(place: Any) -> Journal:
 
 async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dict[str, Any]:
     """The task of a worker: one package."""
+    if not isinstance(context.broker, _Streams):
+        return await _dispatch_one(message, context)
+    async with context.broker.keeping(context.message.labels[_ENTRY]):
+        return await _dispatch_one(message, context)
+
+
+async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, Any]:
     key, began = str(message.get("key")), time.monotonic()
     sent = await _sent(message, context.state)
     if isinstance(sent, Signing):
@@ -322,7 +340,8 @@ def _read(message: dict[str, Any]) -> SigningPackage:
 def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after: float = 60.0) -> Any:
     """A broker of Taskiq's in Redis Streams, that gives a message to another worker after ``redeliver_after`` seconds.
 
-    That may be shorter than a package takes: who gets it second waits for the first. Outcomes are kept for a day.
+    A worker that is alive keeps its messages, however long a package takes: only one that died or stands still for so
+    long loses them. Outcomes are kept for a day.
     """
     checks.text("redis_streams", "url", url)
     checks.text("redis_streams", "queue", queue)
@@ -354,13 +373,37 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
 class _Streams(RedisStreamBroker):
     """Taskiq's own looks for what others have left behind only after something new has come, and keeps all messages.
 
-    This one looks all the time, takes a message only when it can be worked on, deletes what was done, and outlives a
-    Redis that was away.
+    This one looks all the time, takes a message only when it can be worked on, keeps it while it is worked on, deletes
+    what was done, and outlives a Redis that was away.
     """
 
+    @property
+    def _consumer(self) -> str:
+        return f"{socket.gethostname()}:{os.getpid()}:{self.consumer_name}"
+
+    @contextlib.asynccontextmanager
+    async def keeping(self, entry: str) -> AsyncIterator[None]:
+        """Let no other worker get this message while the block runs."""
+        renewing = asyncio.create_task(self._renew(entry))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.wait([renewing])
+
+    async def _renew(self, entry: str) -> None:
+        while True:
+            await asyncio.sleep(self.idle_timeout / 3000)
+            # Who cannot reach Redis may lose the message; then the journal tells that the package is worked on.
+            with contextlib.suppress(RedisError, OSError):
+                async with Redis(connection_pool=self.connection_pool) as redis:
+                    # To claim it anew makes it look fresh; JUSTID does not count that as a delivery.
+                    queue, group = self.queue_name, self.consumer_group_name
+                    await redis.xclaim(queue, group, self._consumer, min_idle_time=0, message_ids=[entry], justid=True)
+
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        consumer = f"{socket.gethostname()}:{os.getpid()}:{self.consumer_name}"
-        sweep = 0.0
+        consumer = self._consumer
+        sweep = tidy = 0.0
         was_away = False
         while True:
             try:
@@ -370,6 +413,10 @@ class _Streams(RedisStreamBroker):
                     was_away = False
                     log.info("the broker answers again")
                 async with Redis(connection_pool=self.connection_pool) as redis:
+                    if time.monotonic() >= tidy:
+                        arguments = (self.consumer_group_name, str(self.idle_timeout))
+                        await redis.eval(_DELETE_IDLE_CONSUMERS, 1, self.queue_name, *arguments)
+                        tidy = time.monotonic() + self.idle_timeout / 1000
                     found = []
                     if time.monotonic() >= sweep:
                         found = await self._left_behind(redis, consumer)
@@ -383,8 +430,19 @@ class _Streams(RedisStreamBroker):
                 await asyncio.sleep(_BLOCK)
                 continue
             for number, fields in found:
-                # Of what is no message Taskiq says so, and acknowledges it.
-                yield AckableMessage(data=fields.get(b"data", b""), ack=self._ack_generator(number, self.queue_name))
+                yield AckableMessage(
+                    data=self._labelled(number, fields), ack=self._ack_generator(number, self.queue_name)
+                )
+
+    def _labelled(self, number: Any, fields: dict[Any, Any]) -> bytes:
+        """The message, with its entry's number as a label."""
+        data: bytes = fields.get(b"data", b"")
+        try:
+            message = self.formatter.loads(data)
+        except Exception:
+            return data  # Of what is no message Taskiq says so, and acknowledges it.
+        message.labels[_ENTRY] = number.decode()
+        return self.formatter.dumps(message).message
 
     async def _left_behind(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
         # Redis looks at ten of those that are being worked on, and tells where to look on.

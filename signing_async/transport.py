@@ -134,6 +134,7 @@ class Operation(Generic[T]):
     """Makes the body anew for each attempt."""
     not_found: type[errors.NotFound] = errors.NotFound
     transfer: bool = False
+    accept: str = wire.JSON
     was_begun: bool = False
     """Whether an earlier process may have sent the same request just before."""
 
@@ -534,7 +535,9 @@ class _Call(Generic[T]):
     async def _once(self, token: Token, limit: float) -> T | Trouble | _Renewed:
         """One request with this token."""
         operation = self.operation
-        request = wire.Request(operation.method, self.shared.origin, operation.path, operation.params, self.body)
+        request = wire.Request(
+            operation.method, self.shared.origin, operation.path, operation.params, self.body, operation.accept
+        )
         for _ in range(_MOST_REDIRECTS + 1):
             remaining = limit - asyncio.get_running_loop().time()
             connect = max(min(self.options.timeouts.connect, 0.9 * remaining), 0.001)

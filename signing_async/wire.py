@@ -30,6 +30,7 @@ from .models import Token
 from .retry import Outcome
 
 __all__ = [
+    "JSON",
     "Body",
     "Broken",
     "Chunk",
@@ -48,6 +49,7 @@ __all__ = [
 
 log: logging.Logger = logging.getLogger("signing_async")
 
+JSON = "application/json"
 _START = 64 * 1024
 _PATIENCE = 2.0
 _CONNECTIONS = 100
@@ -56,8 +58,6 @@ _MAX_ROUND_TRIP, _ROUND_TRIP_SLACK = 0.1, 0.02
 # urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
 _STRAY = re.compile(r"[\s\x00-\x1f\x7f\\]")
 _NETLOC = re.compile(r"(?:\[[^\]]+:[^\]]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)(?::[0-9]*)?")
-_HEADERS: Mapping[str, str] = {hdrs.ACCEPT: "application/json", hdrs.USER_AGENT: f"signing-async/{__version__}"}
-_HEADERS_LAST: Mapping[str, str] = {**_HEADERS, hdrs.CONNECTION: "close"}
 
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[Chunk], Awaitable[None]]
@@ -189,6 +189,7 @@ class Request:
     path: str = attrs.field(repr=lambda path: repr(path.partition("?")[0]))
     params: Mapping[str, str] = {}
     body: Body | None = None
+    accept: str = JSON
 
     @property
     def url(self) -> URL:
@@ -322,8 +323,10 @@ class Sessions:
         """Return whether the session that was made here belongs to another event loop."""
         return self._made is not None and self._loop is not asyncio.get_running_loop()
 
-    def prepare(self, session: aiohttp.ClientSession, url: URL) -> tuple[Mapping[str, str], Collection[object]]:
-        """Return the headers of every request, and the idle connections that the next one may be sent on.
+    def prepare(
+        self, session: aiohttp.ClientSession, url: URL, accept: str
+    ) -> tuple[Mapping[str, str], Collection[object]]:
+        """Return the headers of a request, and the idle connections that it may be sent on.
 
         If aiohttp's pool cannot be checked, as it may be with a later release, the service is asked to close each
         connection after its response, so that no connection waits in the pool for foreign bytes.
@@ -339,7 +342,7 @@ class Sessions:
                     aiohttp.__version__,
                     type(error).__name__,
                 )
-        return _HEADERS_LAST if self._pool_is_hidden else _HEADERS, idle
+        return _headers(accept, last=self._pool_is_hidden), idle
 
     def drop_spoiled(self, session: aiohttp.ClientSession, url: URL) -> Collection[object]:
         """Close connections that wait in the pool and on which more came than was asked for; return the others.
@@ -408,7 +411,7 @@ async def send(
     session = sessions.get()
     url = request.url
     body = request.body
-    headers, idle = sessions.prepare(session, url)
+    headers, idle = sessions.prepare(session, url, request.accept)
     if body is not None:
         body.idle_connections = idle
     loop = asyncio.get_running_loop()
@@ -469,6 +472,14 @@ def _was_cut(error: BaseException, body: Body, fastest_response: float) -> bool:
         and isinstance(getattr(error, "message", ""), str)
         and elapsed <= min(fastest_response, _MAX_ROUND_TRIP) + _ROUND_TRIP_SLACK
     )
+
+
+@lru_cache(maxsize=8)
+def _headers(accept: str, *, last: bool) -> Mapping[str, str]:
+    headers: dict[str, str] = {hdrs.ACCEPT: accept, hdrs.USER_AGENT: f"signing-async/{__version__}"}
+    if last:
+        headers[hdrs.CONNECTION] = "close"
+    return headers
 
 
 @lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ def test_they_are_a_value() -> None:
         changed.cursor_param = "x"  # type: ignore[misc]  # that it is frozen is what is tested
 
 
-_NAME = ("cursor_param", "limit_param")
+_NAME = ("cursor_param", "limit_param", "download_accept")
 _NAMES = (
     *("item_paths", "next_paths", "has_more_paths", "record_paths", "recipient_done_fields", "request_id_headers"),
     *("document_size_fields", "document_sha256_fields"),
@@ -43,7 +43,7 @@ _COUNTS = ("max_pdf_bytes", "max_sealed_bytes", "max_answer_bytes")
 
 def test_every_assumption_is_covered_here() -> None:
     """The lists above name every field."""
-    named = {*_NAME, *_NAMES, *_NUMBERS, *_COUNTS, "expired_token_statuses"}
+    named = {*_NAME, *_NAMES, *_NUMBERS, *_COUNTS, "expired_token_statuses", "pkce"}
     assert named == {field.name for field in attrs.fields(Assumptions)}
 
 
@@ -54,6 +54,7 @@ def test_every_assumption_is_covered_here() -> None:
         *((name, value) for name in _NAMES for value in ("", None, 5, [""], ["a", 5], [["a"]])),
         *((name, value) for name in _NUMBERS for value in (0, -1, True, "1", None, math.nan, math.inf)),
         *((name, value) for name in _COUNTS for value in (0, -1, True, "1", None, 1.5)),
+        *(("pkce", value) for value in (1, 0, "true", None)),
         *(("expired_token_statuses", value) for value in (399, 500, True, "401", ["401"], None, [[401]], [401, 200])),
     ],
 )

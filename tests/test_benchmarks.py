@@ -39,6 +39,7 @@ from benchmarks.measure import (
 from benchmarks.report import OURS, Section, Table, Target, collected, draw, judge, keep, show, shown, write
 from benchmarks.server import Server, pdf_bytes, running
 from signing_async import RateLimited, RetryPolicy, SigningClient
+from tests.needs import needs
 
 _ROOT = Path(__file__).parent.parent
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -54,6 +55,8 @@ def server() -> Iterator[Server]:
 @pytest.mark.parametrize("name", names())
 def test_a_benchmark_runs_and_does_its_work(name: str) -> None:
     """Each runs to its table; work that was not done would have ended it with an error."""
+    if name == "shared":
+        needs("redis-server")
     command = [sys.executable, "-m", "benchmarks", name, "--quick"]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gzip
 import hashlib
 import os
@@ -19,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
+    APIError,
     Assumptions,
     DecodeError,
     InvalidRequest,
@@ -138,6 +140,69 @@ async def test_every_size(target: Path, read: Read, size: int) -> None:
         assert list(target.parent.iterdir()) == [target]
     else:
         assert result == data
+
+
+async def test_a_file_that_exists_is_left_alone_without_overwrite(target: Path) -> None:
+    """Nothing is sent for it; a link to nowhere is a file too."""
+    (link := target.with_name("link.pdf")).symlink_to("nowhere")
+    async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
+        for path in (target, link):
+            with pytest.raises(InvalidRequest, match=rf"^path: '.*{path.name}' exists already"):
+                await client.documents.download_signed("s1", "d1", path, overwrite=False)
+        assert server.requests == []
+    link.unlink()
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("appears", [True, False])
+async def test_a_file_that_appears_meanwhile_is_left_alone_without_overwrite(
+    appears: bool, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file system has no hard links; nothing else is left beside it."""
+    target = tmp_path / "sealed.pdf"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if appears:
+            target.write_bytes(OLD)
+        return await sending(make_pdf())(request)
+
+    def unsupported(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", unsupported)
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        download = client.documents.download_signed("s1", "d1", target, overwrite=False)
+        if appears:
+            with pytest.raises(InvalidRequest, match=r"^path: '.*sealed\.pdf' exists already"):
+                await download
+            assert untouched(target)
+        else:
+            assert (await download).path == target
+            assert target.read_bytes() == make_pdf()
+            assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_a_download_accepts_a_pdf_and_errors_in_json(read: Read, target: Path) -> None:
+    """A service that negotiates strictly has a PDF, or an error in JSON; what is accepted is an assumption."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "application/pdf" not in request.headers["Accept"]:
+            return web.json_response({}, status=406)
+        return await sending(make_pdf())(request)
+
+    own = Assumptions(download_accept="*/*;q=0.5, application/pdf")
+    async with serving(answer) as server:
+        for settings in ({}, {"assumptions": own}):
+            async with SigningClient(server.origin, "token", **settings) as client:
+                await read(client, target)
+        async with SigningClient(server.origin, "token") as client:
+            with pytest.raises(APIError):
+                await client.me()
+    accepted = [request.headers["Accept"] for request in server.requests]
+    assert accepted == ["application/pdf, application/json", own.download_accept, "application/json"]
 
 
 async def test_the_path_may_be_text(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import pytest
 
 import signing_async.journal
 from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
+from signing_async._sqlite import SharedDatabase
 from signing_async.journal import Claim, ClaimLost
 
 HOLD = """
@@ -111,9 +112,10 @@ async def test_what_is_written_survives_a_power_cut(path: Path, monkeypatch: pyt
     async with SqliteJournal(path) as journal:
         await taken(journal)
         assert synced == [path.parent]
-        assert journal._connection is not None
+        assert journal._database.connection is not None
         settings = [
-            journal._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+            journal._database.connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
         ]
         assert settings == ["wal", 2]
 
@@ -135,8 +137,8 @@ async def test_how_long_a_lock_is_waited_for(path: Path) -> None:
     for seconds, named in ((0.25, {"timeout": 0.25}), (10, {})):
         async with SqliteJournal(path, **named) as journal:
             await taken(journal)
-            assert journal._connection is not None
-            assert journal._connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
+            assert journal._database.connection is not None
+            assert journal._database.connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
 
 
 async def test_one_at_a_time_has_a_package(path: Path) -> None:
@@ -314,7 +316,7 @@ async def test_a_claim_cancelled_while_it_closes(path: Path, caplog: pytest.LogC
     """It is free with the rest."""
     async with SqliteJournal(path) as journal:
         await taken(journal, "first")
-        with journal._in_use:
+        with journal._database.lock:
             claiming = asyncio.create_task(journal.claim("lease"))
             await asyncio.sleep(0.01)
             claiming.cancel()
@@ -367,7 +369,7 @@ def test_a_claim_of_a_loop_that_has_ended(path: Path) -> None:
     journal = SqliteJournal(path)
 
     async def ask() -> None:
-        journal._in_use.acquire()
+        journal._database.lock.acquire()
         claiming = asyncio.create_task(journal.claim("lease"))
         await asyncio.sleep(0.01)
         claiming.cancel()
@@ -380,7 +382,7 @@ def test_a_claim_of_a_loop_that_has_ended(path: Path) -> None:
         return claim
 
     asyncio.run(ask())
-    journal._in_use.release()
+    journal._database.lock.release()
     claim = asyncio.run(ask_again())
     assert claim is not None
     assert claim.fence == 2
@@ -390,7 +392,7 @@ async def test_a_cancelled_claim_that_got_nothing(path: Path) -> None:
     """There is nothing to give back."""
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._in_use:
+        with journal._database.lock:
             claiming = asyncio.create_task(journal.claim("lease"))
             await asyncio.sleep(0.01)
             claiming.cancel()
@@ -403,7 +405,7 @@ async def test_a_cancelled_write_keeps_its_order(path: Path) -> None:
     """A write whose caller has gone is made, before what is asked for after it."""
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._in_use:
+        with journal._database.lock:
             writing = asyncio.create_task(journal.write(claim, "one"))
             await asyncio.sleep(0.01)
             writing.cancel()
@@ -417,7 +419,7 @@ async def test_what_was_asked_for_is_done_before_it_closes(path: Path) -> None:
     """Also what waits behind what is under way; afterwards nothing is left open."""
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._in_use:
+        with journal._database.lock:
             writes = [asyncio.create_task(journal.write(claim, "one"))]
             await asyncio.sleep(0.05)
             writes.append(asyncio.create_task(journal.write(claim, "two")))
@@ -434,7 +436,7 @@ async def test_closing_that_is_cancelled(path: Path) -> None:
     """It closes all the same, when it can."""
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._in_use:
+        with journal._database.lock:
             writing = asyncio.create_task(journal.write(claim, "one"))
             await asyncio.sleep(0.01)
             closing = asyncio.create_task(journal.aclose())
@@ -459,7 +461,7 @@ async def test_writes_at_once_are_committed_together(path: Path, monkeypatch: py
     async with SqliteJournal(path) as journal:
         claims = [await taken(journal, f"{number}") for number in range(64)]
         monkeypatch.setattr(SqliteJournal, "_commit", counted)
-        with journal._in_use:
+        with journal._database.lock:
             first = asyncio.create_task(journal.write(claims[0], "first"))
             while not sizes:
                 await asyncio.sleep(0.001)
@@ -512,42 +514,6 @@ async def test_a_file_that_is_locked_from_the_beginning(path: Path) -> None:
         async with SqliteJournal(path, timeout=0.05) as journal:
             with pytest.raises(JournalError, match="locked"):
                 await journal.claim("lease")
-
-
-async def test_to_be_told_at_once_that_it_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While two make the file at once SQLite may not wait by itself: it is tried again."""
-    prepare = SqliteJournal._prepare
-    tries: list[int] = []
-
-    def busy(self: SqliteJournal, connection: sqlite3.Connection) -> None:
-        tries.append(1)
-        if len(tries) < 3:
-            error = sqlite3.OperationalError("database is locked")
-            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise error
-        prepare(self, connection)
-
-    monkeypatch.setattr(SqliteJournal, "_prepare", busy)
-    async with SqliteJournal(path) as journal:
-        await taken(journal)
-    assert len(tries) == 3
-
-
-async def test_what_no_waiting_mends_is_told_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a lock is waited for."""
-    tries: list[int] = []
-
-    def full(self: SqliteJournal, connection: sqlite3.Connection) -> None:
-        tries.append(1)
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
-
-    monkeypatch.setattr(SqliteJournal, "_prepare", full)
-    async with SqliteJournal(path, timeout=5) as journal:
-        with pytest.raises(JournalError, match="disk is full"):
-            await journal.claim("lease")
-    assert len(tries) == 1
 
 
 @pytest.mark.parametrize(
@@ -603,9 +569,9 @@ async def test_another_run_makes_the_file_meanwhile(tmp_path: Path, monkeypatch:
             Overtaken.left -= 1
             if not Overtaken.left:
                 # Where this one has the file, the other one has to wait, here in vain.
-                with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(connect(made, 0.0)) as other:
-                    other.isolation_level = None
-                    SqliteJournal(made)._prepare(other)
+                impatient = connect(made, timeout=0.0, isolation_level=None)
+                with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(impatient) as other:
+                    signing_async.journal._prepare(other, made)
             return super().execute(*arguments)
 
     monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Overtaken))
@@ -678,7 +644,7 @@ async def test_what_fails_takes_nothing_with_it(path: Path) -> None:
                 "CREATE TRIGGER strict BEFORE UPDATE ON packages WHEN new.state = 'bad'"
                 " BEGIN SELECT RAISE(ABORT, 'it is bad'); END"
             )
-            with journal._in_use:
+            with journal._database.lock:
                 first = asyncio.create_task(journal.write(claims[0], "one"))
                 await asyncio.sleep(0)
                 while journal._waiting:
@@ -703,11 +669,11 @@ async def test_whatever_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatc
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
 
-        def fail(self: SqliteJournal) -> None:
+        def fail(self: SharedDatabase) -> None:
             raise MemoryError
 
         with monkeypatch.context() as patch:
-            patch.setattr(SqliteJournal, "_opened", fail)
+            patch.setattr(SharedDatabase, "_open", fail)
             results = await asyncio.gather(
                 journal.write(claim, "one"), journal.write(claim, "two"), return_exceptions=True
             )
@@ -851,34 +817,6 @@ async def test_a_fork_takes_nothing_along(path: Path) -> None:
     await asyncio.to_thread(child.join)
 
 
-async def test_two_threads_that_fork_at_once(path: Path) -> None:
-    """Each has the journal at rest until its own fork is done."""
-    at_rest, forked = threading.Event(), threading.Event()
-
-    def fork() -> None:
-        signing_async.journal._all_before_fork()
-        at_rest.set()
-        forked.wait(20)
-        signing_async.journal._all_after_fork(child=False)
-
-    async with SqliteJournal(path) as journal:
-        await taken(journal)
-        signing_async.journal._all_before_fork()
-        other = threading.Thread(target=fork, daemon=True)
-        other.start()
-        assert not await asyncio.to_thread(at_rest.wait, 0.1)
-        signing_async.journal._all_after_fork(child=False)
-        assert await asyncio.to_thread(at_rest.wait, 20)
-        claiming = asyncio.create_task(taken(journal, "other"))
-        await asyncio.wait([claiming], timeout=0.1)
-        held, opened = journal._in_use.locked(), journal._connection
-        forked.set()
-        await asyncio.to_thread(other.join, 20)
-        assert held
-        assert opened is None
-        assert (await claiming).key == "other"
-
-
 FORK = """
 import asyncio, os, sys, time
 from signing_async import SqliteJournal
@@ -913,33 +851,12 @@ async def test_a_child_does_not_keep_what_its_dead_parent_had(path: Path) -> Non
             os.kill(child, signal.SIGKILL)
 
 
-async def test_a_fork_waits_for_what_is_being_written(path: Path) -> None:
-    """A connection is not taken away from under the writer."""
-    async with SqliteJournal(path) as journal:
-        claim = await taken(journal)
-
-        def is_connected() -> bool:
-            return journal._connection is not None
-
-        with journal._in_use:
-            forking = threading.Thread(target=journal._before_fork)
-            forking.start()
-            await asyncio.sleep(0.05)
-            assert is_connected()
-        await asyncio.to_thread(forking.join)
-        assert not is_connected()
-        journal._after_fork(child=False)
-        await journal.write(claim, "one")
-
-
 async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from the inside: the lock is not the child's, all use is refused, and closing closes nothing."""
     journal = SqliteJournal(path)
     await taken(journal)
-    journal._before_fork()
-    journal._after_fork(child=True)
-    journal._before_fork()
-    journal._after_fork(child=True)
+    signing_async.journal._after_fork_in_child()
+    signing_async.journal._after_fork_in_child()
     assert journal._lock is None
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
@@ -991,7 +908,7 @@ def test_one_journal_in_two_loops_at_once(path: Path) -> None:
             claims[key] = await taken(journal, key)
 
     threads = [threading.Thread(target=lambda key=key: asyncio.run(claim(key))) for key in "abc"]
-    with journal._in_use:
+    with journal._database.lock:
         threads[0].start()
         while journal._waiting or not journal._writing:
             time.sleep(0.001)
@@ -1006,12 +923,16 @@ def test_one_journal_in_two_loops_at_once(path: Path) -> None:
 
 
 async def test_a_journal_that_is_forgotten_is_told_of(path: Path) -> None:
-    """One that is not closed warns, and does not keep its packages."""
+    """One that is not closed warns, leaves nothing open, and does not keep its packages."""
     journal = SqliteJournal(path)
     await taken(journal)
+    connection = journal._database.connection
+    assert connection is not None
     await asyncio.sleep(0.05)  # the writer's thread holds it for a moment longer
     with pytest.warns(ResourceWarning, match=r"SqliteJournal\(.*the\.journal'\) was not closed"):
         del journal
     gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None

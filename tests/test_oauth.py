@@ -15,13 +15,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
 
 import aiohttp
 import pytest
@@ -186,6 +187,26 @@ def test_the_text_of_a_request_hides_the_state() -> None:
         "&response_type=code&state=...')"
     )
     assert repr(oauth_for(BASE)) == f"OAuth('{BASE}', client_id='app-1')"
+
+
+async def test_a_code_that_was_asked_for_with_pkce(sandbox: Sandbox) -> None:
+    """It is of use only with the verifier, which no text shows."""
+    oauth, _ = sandbox_oauth(sandbox)
+    (app,) = sandbox.apps
+    request = oauth.authorization_request(pkce=True)
+    verifier = request.code_verifier
+    assert verifier is not None
+    assert verifier not in request.url + repr(request)
+    asked = dict(parse_qsl(urlsplit(request.url).query))
+    assert asked["code_challenge_method"] == "S256"
+    code = sandbox.accounts.authorize(app, challenge=asked["code_challenge"])
+    async with oauth:
+        for wrong in (None, f"{verifier}-not"):
+            with pytest.raises(AuthError, match="code_verifier") as caught:
+                await oauth.exchange(code, code_verifier=wrong)
+            assert verifier not in "".join(traceback.format_exception(caught.value))
+        assert (await oauth.exchange(code, code_verifier=verifier)).access_token
+    assert oauth.authorization_request().code_verifier is None
 
 
 @pytest.mark.parametrize(

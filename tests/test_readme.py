@@ -148,6 +148,8 @@ def test_every_assumption_is_documented() -> None:
             assert shown == f"`{default}`"
         elif isinstance(default, frozenset):
             assert shown == ", ".join(map(str, default))
+        elif isinstance(default, bool):
+            assert shown == str(default).lower()
         else:
             number = float(shown.split()[0])
             assert default == number * (2**20 if "MiB" in shown else 1)

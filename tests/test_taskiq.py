@@ -217,7 +217,7 @@ async def working(broker: Any) -> AsyncIterator[None]:
         # What was told and acknowledged may not yet be done with: Taskiq saves it once more.
         under_way = [task for task in asyncio.all_tasks() if "Receiver.callback" in repr(task)]
         if under_way:
-            await asyncio.wait(under_way, timeout=1)
+            await asyncio.wait(under_way, timeout=20)
         receiving.cancel()
         await asyncio.wait([receiving])
         await broker.shutdown()
@@ -332,6 +332,61 @@ async def test_a_message_that_was_left_behind_is_found_behind_many_others(
             assert (await asyncio.wait_for(enqueued[-1].wait(0.02), 60)).error is None
             while await place.left() != (24, 24):
                 await asyncio.sleep(0.02)
+    assert sendings(sandbox) == ["Lease 0"]
+
+
+async def test_a_package_that_takes_long_fills_one_slot(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker keeps the message, so that no other slot, here or elsewhere, waits for the same package."""
+    long, *others = packages(tmp_path, 3)
+    slots, done, tried = [], asyncio.Event(), module._tried
+
+    async def try_at_length(message: dict[str, Any], state: Any) -> Any:
+        if message["key"] == long.key:
+            slots.append(asyncio.current_task())
+            await done.wait()
+        return await tried(message, state)
+
+    monkeypatch.setattr(module, "_tried", try_at_length)
+    async with enqueuing(place.streams()) as enqueue, working(place.worker()), working(place.worker()):
+        enqueued = [await enqueue(long)]
+        async with asyncio.timeout(60):
+            while not slots:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(6)  # time for six deliveries, to six slots
+            enqueued += [await enqueue(package) for package in others]
+            assert [(await each.wait(0.02)).error for each in enqueued[1:]] == [None, None]
+            assert len(slots) <= 2  # one, and another one if this machine stood still for a while
+            done.set()
+            assert (await enqueued[0].wait(0.02)).error is None
+            await place.emptied()
+    assert sendings(sandbox) == ["Lease 0", "Lease 1", "Lease 2"]
+
+
+async def test_consumers_of_workers_that_are_gone_are_deleted(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """Each start of a worker makes one; one that still has a message stays, since the message would go with it."""
+    (package,) = packages(tmp_path, 1)
+
+    async def names() -> set[str]:
+        return {one["name"].decode() for one in await redis.xinfo_consumers(place.queue, place.queue)}
+
+    async with enqueuing(place.streams()) as enqueue, Redis.from_url(place.url) as redis:
+        for number in range(3):
+            await redis.xgroup_createconsumer(place.queue, place.queue, f"gone:{number}")
+        await enqueue(package)
+        await redis.xreadgroup(place.queue, "died", {place.queue: ">"}, count=1)
+        left = await names()
+        await asyncio.sleep(0.5)  # they are gone for longer than it takes until a message is delivered again
+        async with working(place.worker()):
+            await place.emptied()
+            left |= await names()
+        async with working(place.worker()), asyncio.timeout(60):
+            while left & await names():
+                await asyncio.sleep(0.02)
+    assert {"gone:0", "gone:1", "gone:2", "died"} < left
     assert sendings(sandbox) == ["Lease 0"]
 
 

@@ -19,7 +19,7 @@ from .output import on_one_line
 
 if TYPE_CHECKING:
     from ..models import User
-    from ..oauth import OAuth
+    from ..oauth import AuthorizationRequest, OAuth
     from ..settings import Settings
 
 _PATIENCE = 30.0
@@ -82,9 +82,9 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     state.run(settings.store.load())
     if no_browser or not is_loopback(oauth.redirect_uri):
         # Asked before there is an event loop, which Ctrl-C could not get past.
-        request = oauth.authorization_request()
+        request = oauth.authorization_request(pkce=settings.assumptions.pkce)
         state.out.say(f"Go to this address with a browser, and agree:\n  {request.url}", url=request.url)
-        state.run(_by_hand(state, settings, oauth, _answer(), request.state))
+        state.run(_by_hand(state, settings, oauth, _answer(), request))
     else:
         state.run(_by_browser(state, settings, oauth, wait))
     if answers:
@@ -151,9 +151,9 @@ def _answer() -> str:
     return sys.stdin.readline().strip()
 
 
-async def _by_hand(state: State, settings: Settings, oauth: OAuth, answer: str, secret: str) -> None:
+async def _by_hand(state: State, settings: Settings, oauth: OAuth, answer: str, request: AuthorizationRequest) -> None:
     async with oauth:
-        await oauth.exchange(answer, state=secret)
+        await oauth.exchange(answer, request.state, request.code_verifier)
         await _tell(state, settings, oauth)
 
 
@@ -164,10 +164,10 @@ async def _by_browser(state: State, settings: Settings, oauth: OAuth, wait: floa
         if callback.redirect_uri != oauth.redirect_uri:
             oauth = settings.oauth(callback.redirect_uri)
         async with oauth:
-            request = oauth.authorization_request()
+            request = oauth.authorization_request(pkce=settings.assumptions.pkce)
 
-            async def finish(address: str) -> str:
-                await oauth.exchange(address, state=request.state)
+            async def finish(query: str) -> str:
+                await oauth.exchange(query, request.state, request.code_verifier)
                 return f"The token for {settings.origin} is kept on your machine."
 
             state.out.say(f"Your browser opens. Should it not, go to:\n  {request.url}", url=request.url)

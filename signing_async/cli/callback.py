@@ -11,12 +11,12 @@ from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
 
-from ..errors import ConfigurationError, SigningError, StateMismatch
+from ..errors import ConfigurationError, InvalidRequest, SigningError, StateMismatch
 
 __all__ = ["Callback", "is_loopback", "listening"]
 
 Finish = Callable[[str], Awaitable[str]]
-"""Takes the callback's address to its end, and says what to tell the user."""
+"""Takes the callback's query to its end, and says what to tell the user."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -79,9 +79,10 @@ class Callback:
             if self.outcome.done() or self._finish is None:
                 return _page("Nothing to do", "This login is over. You can close this window.", 410)
             try:
-                said = await self._finish(str(request.url))
-            except StateMismatch:
-                # It may be forged: the one that was asked for may still come.
+                # Not the whole URL, to which the Host header belongs: any program here may send what it likes.
+                said = await self._finish(f"?{request.rel_url.raw_query_string}")
+            except (StateMismatch, InvalidRequest):
+                # Without the state, which is looked for first, it is not the callback: that may still come.
                 return _page("Not logged in", "This answer does not belong to the login that is under way.", 400)
             except SigningError as error:
                 self.outcome.set_exception(error)

@@ -398,9 +398,12 @@ class Run:
     def tell(self) -> None:
         """Say what came of it, and end with its exit code."""
         interrupted = self._stop.asked and self.left > 0
-        # Of a report that is run itself nothing is to be lost: what was not tried may stand in it alone.
-        kept = interrupted and self._plan.failures.resolve() == self._plan.manifest.resolve()
-        reported = not kept and self._report.finish()
+        enqueued = self._plan.aim == "enqueued"
+        # Of a report that is run itself nothing is to be lost: what was not tried, or not sent yet, may stand in it
+        # alone.
+        is_own = self._plan.failures.resolve() == self._plan.manifest.resolve()
+        kept = is_own and (interrupted or enqueued)
+        reported = not kept and self._report.finish(remove_old=not enqueued)
         facts = {
             "packages": self._checked.packages,
             self._plan.aim: self._sent,
@@ -412,6 +415,9 @@ class Run:
         lines = [f"{of_all} {self._plan.aim}, {self._failed} failed."]
         if reported:
             lines.append(f"What failed is in {self._plan.failures}, with the reasons: it can be run as it is.")
+        if kept and enqueued:
+            words = "is kept until they are sent: to wait for that, run it again with --wait."
+            lines.append(f"{self._plan.failures} {words}")
         if interrupted:
             lines.append(f"Interrupted: {self.left} left. To go on, run the same command:\n  {self._plan.again}")
         self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))

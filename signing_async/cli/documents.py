@@ -167,7 +167,7 @@ async def _download(state: State, signing_id: str, choice: _Choice, output: str 
 async def _fetch(client: SigningClient, signing_id: str, document: Document, path: Path, *, force: bool) -> SealedFile:
     if os.path.lexists(path) and not force:
         raise InvalidRequest(f"{path} is there already: --force replaces it")
-    return await client.documents.download_signed(signing_id, document, path)
+    return await client.documents.download_signed(signing_id, document, path, overwrite=force)
 
 
 async def _to_stdout(state: State, client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:

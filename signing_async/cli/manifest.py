@@ -536,10 +536,11 @@ class Report:
         except OSError as error:
             raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: {error.strerror}") from None
 
-    def finish(self) -> bool:
-        """Put it in its place; whether there is one. Where nothing failed, one of an earlier run is removed."""
+    def finish(self, *, remove_old: bool = True) -> bool:
+        """Put it in its place; whether there is one. Where nothing failed, remove one of an earlier run if asked to."""
         if self._file is None:
-            self.path.unlink(missing_ok=True)
+            if remove_old:
+                self.path.unlink(missing_ok=True)
             return False
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -5,9 +5,11 @@ Secrets and tokens are kept as hashes: what was shown once cannot be read again.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -130,11 +132,22 @@ class Accounts:
             )
         return app, query.get("state")
 
-    def consent_redirect(self, app: App, state: str | None, *, user: User | None = None) -> str:
-        """Where the browser goes when the user agreed: the redirect URI with a code."""
-        return redirect_with(app, code=self.authorize(app, user=user), state=state)
+    def code_challenge(self, query: Mapping[str, str]) -> str | None:
+        """PKCE's challenge, if there is one; Refused unless it is an S256 one."""
+        challenge = query.get("code_challenge")
+        if challenge is None or not self._profile.pkce:
+            return None
+        if query.get("code_challenge_method") != "S256" or not re.fullmatch(r"[\w-]{43}", challenge, re.ASCII):
+            raise oauth_error("invalid_request", "code_challenge must be 43 characters, its method S256.")
+        return challenge
 
-    def authorize(self, app: App, *, user: User | None = None) -> str:
+    def consent_redirect(
+        self, app: App, state: str | None, *, user: User | None = None, challenge: str | None = None
+    ) -> str:
+        """Where the browser goes when the user agreed: the redirect URI with a code."""
+        return redirect_with(app, code=self.authorize(app, user=user, challenge=challenge), state=state)
+
+    def authorize(self, app: App, *, user: User | None = None, challenge: str | None = None) -> str:
         """An authorization code, as if the user had agreed."""
         with self._database.transaction():
             code = self._ids.secret("code", "code_")
@@ -144,6 +157,7 @@ class Accounts:
                 grant_id=self._grant(app.client_id, user or self.default_user()),
                 redirect_uri=app.redirect_uri,
                 expires_at=self._after(self._profile.code_lifetime),
+                challenge=challenge,
             )
         return code
 
@@ -161,7 +175,7 @@ class Accounts:
             raise oauth_error("invalid_client", "The client_id or the client_secret is wrong.", 401)
         if kind == "authorization_code":
             redirect_uri, code = self._required(parameters, "redirect_uri"), self._required(parameters, "code")
-            return self._exchange(client_id, redirect_uri, code)
+            return self._exchange(client_id, redirect_uri, code, parameters.get("code_verifier"))
         return self._refresh(client_id, self._required(parameters, "refresh_token"))
 
     @staticmethod
@@ -173,13 +187,13 @@ class Accounts:
             raise oauth_error("invalid_request", f"{name} is required.")
         return value
 
-    def _exchange(self, client_id: str, redirect_uri: str, code: str) -> dict[str, Any]:
-        sql = """SELECT grant_id, redirect_uri, expires_at, used_at FROM codes JOIN grants ON grants.id = grant_id
-                 WHERE hash = ? AND client_id = ?"""
+    def _exchange(self, client_id: str, redirect_uri: str, code: str, verifier: object) -> dict[str, Any]:
+        sql = """SELECT grant_id, redirect_uri, expires_at, used_at, challenge
+                 FROM codes JOIN grants ON grants.id = grant_id WHERE hash = ? AND client_id = ?"""
         row = self._database.run(sql, hashed(code), client_id).fetchone()
         if row is None:
             raise oauth_error("invalid_grant", "The code is not known.")
-        grant, registered, expires_at, used_at = row
+        grant, registered, expires_at, used_at, challenge = row
         if used_at is not None:
             self._replayed(grant)
             raise oauth_error("invalid_grant", "The code was used before.")
@@ -187,6 +201,8 @@ class Accounts:
             raise oauth_error("invalid_grant", "The code has expired.")
         if not hmac.compare_digest(registered.encode(), redirect_uri.encode("utf-8", "surrogatepass")):
             raise oauth_error("invalid_grant", "The redirect_uri is not the one the code was issued for.")
+        if challenge is not None and challenge != _challenge_of(verifier):
+            raise oauth_error("invalid_grant", "The code_verifier does not belong to the code's code_challenge.")
         with self._database.transaction():
             self._database.run("UPDATE codes SET used_at = ? WHERE hash = ?", self._clock.micros(), hashed(code))
             return self._issue(grant)
@@ -273,6 +289,14 @@ class Accounts:
 
     def _after(self, seconds: float) -> int:
         return self._clock.micros() + int(seconds * 1e6)
+
+
+def _challenge_of(verifier: object) -> str | None:
+    """The S256 code challenge of RFC 7636; None without a verifier."""
+    if not isinstance(verifier, str):
+        return None
+    digest = hashlib.sha256(verifier.encode()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def redirect_with(app: App, **parameters: str | None) -> str:

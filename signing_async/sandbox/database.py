@@ -15,7 +15,7 @@ from .records import columns_of
 
 Record = TypeVar("Record")
 
-VERSION = 1
+VERSION = 2
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -29,7 +29,7 @@ CREATE TABLE grants (
     WITHOUT ROWID;
 CREATE TABLE codes (
     hash TEXT PRIMARY KEY, grant_id TEXT NOT NULL, redirect_uri TEXT NOT NULL, expires_at INTEGER NOT NULL,
-    used_at INTEGER) WITHOUT ROWID;
+    used_at INTEGER, challenge TEXT) WITHOUT ROWID;
 CREATE TABLE tokens (
     hash TEXT PRIMARY KEY, kind TEXT NOT NULL, grant_id TEXT NOT NULL, expires_at INTEGER, replaced_at INTEGER)
     WITHOUT ROWID;
@@ -70,6 +70,8 @@ CREATE TABLE attempts (
     status INTEGER, error TEXT, fault TEXT);
 """
 
+FROM_1_TO_2 = "ALTER TABLE codes ADD COLUMN challenge TEXT;"
+
 
 class Database:
     """One connection, for the thread of the event loop."""
@@ -102,7 +104,9 @@ class Database:
 
     def _create(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, VERSION}:
+        if version == 1:
+            self._connection.executescript(f"BEGIN IMMEDIATE; {FROM_1_TO_2} PRAGMA user_version={VERSION}; COMMIT;")
+        elif version not in {0, VERSION}:
             raise ValueError(f"the sandbox's database has version {version}; this one reads version {VERSION}")
         if version == 0:
             self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")

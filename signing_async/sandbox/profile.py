@@ -57,6 +57,7 @@ _LONGEST = 10 * 365 * 86_400
 _SWITCHES = (
     "documents_in_list",
     "accept_exact_limit",
+    "pkce",
     "issue_refresh_tokens",
     "rotate_refresh_tokens",
     "revoke_family_on_replay",
@@ -128,6 +129,8 @@ class Profile:
     not_editable_status: Literal[400, 409, 422] = 400
     """Status of adding a document or recipient to a signing that is no longer editable."""
 
+    pkce: bool = True
+    """Whether a code asked for with a `code_challenge` (S256) needs its `code_verifier`; else both are ignored."""
     expires_in_unit: Literal["seconds", "minutes", "milliseconds"] = "seconds"
     """Unit of the token response's `expires_in`."""
     access_token_lifetime: float = 3600

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from .receiver import Receiver
+from .receiver import NO_END, Decision, Receiver
+from .verifier import Headers
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -86,10 +87,7 @@ def wsgi_app(receiver: Receiver) -> WSGIApplication:
     """A WSGI application; a Flask view may return it: ``app.post(path)(lambda: wsgi_app(receiver))``."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        with _cut_off(environ, receiver.body_timeout):
-            decision = receiver.handle_blocking(
-                environ["REQUEST_METHOD"], _wsgi_headers(environ), _wsgi_chunks(environ)
-            )
+        decision = _handle(receiver, environ["REQUEST_METHOD"], _wsgi_headers(environ), environ, _wsgi_chunks(environ))
         length = ("Content-Length", str(len(decision.body)))
         # Connection belongs to the server here (PEP 3333)
         headers = [*(pair for pair in decision.headers if pair[0] != "Connection"), length]
@@ -104,15 +102,29 @@ def django_view(receiver: Receiver) -> Callable[[HttpRequest], HttpResponse]:
     from django.http import HttpResponse
 
     def view(request: HttpRequest) -> HttpResponse:
-        chunks = iter(lambda: request.read(CHUNK), b"")
+        environ = getattr(request, "environ", {})  # ASGI has none
+        # Django reads Content-Length bytes, and so nothing of a chunked body.
+        chunks = _wsgi_chunks(environ) if _is_chunked(environ) else iter(lambda: request.read(CHUNK), b"")
         headers: Any = request.headers
-        with _cut_off(getattr(request, "environ", {}), receiver.body_timeout):
-            decision = receiver.handle_blocking(request.method or "", headers, chunks)
+        decision = _handle(receiver, request.method or "", headers, environ, chunks)
         answered = {name: value for name, value in decision.headers if name != "Connection"}
         return HttpResponse(decision.body, status=decision.status, headers=answered)
 
     view.csrf_exempt = True  # type: ignore[attr-defined]  # how Django is told
     return view
+
+
+def _handle(
+    receiver: Receiver, method: str, headers: Headers, environ: WSGIEnvironment, chunks: Iterator[bytes]
+) -> Decision:
+    if _is_chunked(environ) and not environ.get("wsgi.input_terminated"):
+        return NO_END
+    with _cut_off(environ, receiver.body_timeout):
+        return receiver.handle_blocking(method, headers, chunks)
+
+
+def _is_chunked(environ: WSGIEnvironment) -> bool:
+    return bool(environ.get("HTTP_TRANSFER_ENCODING")) and not environ.get("CONTENT_LENGTH")
 
 
 def _wsgi_headers(environ: WSGIEnvironment) -> list[tuple[str, str]]:

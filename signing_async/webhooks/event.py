@@ -37,18 +37,23 @@ class Event:
 def parse_event(body: bytes, received_at: datetime, *, max_body: int = MAX_BODY) -> Event:
     """Read an event from a body whose signature was verified.
 
-    Members are taken from ``{"event": {"id": ..., "type": ...}}``, and from the top level where that lacks them.
+    Of ``{"event": {"id": ...}}``, ``{"event.id": ...}`` and ``{"id": ...}`` the first that is there counts; ``type``
+    likewise.
     """
     if len(body) > max_body:
         raise MalformedEvent(f"the body has {len(body)} bytes; at most {max_body} are read")
     payload = _load(body)
     if not isinstance(payload, dict):
         raise MalformedEvent(f"the body is JSON, and no object but {_kind(payload)}")
+    kind = _member(payload, "type")
+    return Event(_identifier(_member(payload, "id")), kind if isinstance(kind, str) else "", payload, received_at)
+
+
+def _member(payload: dict[str, Any], name: str) -> object:
     event = payload.get("event")
-    inner = event if isinstance(event, dict) else {}
-    members = {**payload, **{name: value for name, value in inner.items() if value is not None}}
-    kind = members.get("type")
-    return Event(_identifier(members.get("id")), kind if isinstance(kind, str) else "", payload, received_at)
+    nested = event if isinstance(event, dict) else {}
+    values = (nested.get(name), payload.get(f"event.{name}"), payload.get(name))
+    return next((value for value in values if value is not None), None)
 
 
 def _identifier(value: object) -> str:

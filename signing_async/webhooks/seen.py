@@ -9,13 +9,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Protocol
-from weakref import WeakSet
 
+from .._sqlite import SharedDatabase
 from ..errors import ConfigurationError
 
 DAY = 86_400.0
+TIMEOUT = 2.0  # seconds for which another process may keep the file locked
 SETUP = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA wal_autocheckpoint = 4000",
@@ -143,13 +145,10 @@ class SQLiteSeenEvents:
         self.path: Path = Path(path)
         self.ttl = ttl
         self.lease = lease
-        self._synchronous = "FULL" if power_safe else "NORMAL"
+        prepare = partial(_prepare, synchronous="FULL" if power_safe else "NORMAL")
+        self._database = SharedDatabase(self.path, prepare, timeout=TIMEOUT)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-        self._process = 0
         self._claims = 0
-        _guards.add(self)
 
     def claim(self, event_id: str) -> Claim:
         now = self._clock()
@@ -181,56 +180,16 @@ class SQLiteSeenEvents:
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
-        with self._lock:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._connection is not None and self._process == os.getpid():
-            self._connection.close()
-        self._connection = None
-
-    def _hold(self) -> None:
-        self._lock.acquire()
-        _forking.held.append(self)
-        self._disconnect()
+        self._database.close()
 
     def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
-        with self._lock:
-            return self._open().execute(statement, values)
-
-    def _open(self) -> sqlite3.Connection:
-        # a server written in C may have forked without telling Python
-        if self._connection is None or self._process != os.getpid():
-            connection = sqlite3.connect(self.path, timeout=2.0, isolation_level=None, check_same_thread=False)
-            try:
-                for statement in (*SETUP, f"PRAGMA synchronous = {self._synchronous}"):
-                    connection.execute(statement)
-            except sqlite3.Error:
-                connection.close()
-                raise
-            self._connection, self._process = connection, os.getpid()
-        return self._connection
+        with self._database.connected() as connection:
+            return connection.execute(statement, values)
 
 
-# A connection carried across a fork undoes the locks on the file: one side may delete the log that the other writes to.
-# A lock that another thread holds meanwhile would be held in the child for ever.
-_guards: WeakSet[SQLiteSeenEvents] = WeakSet()
-_forking = threading.local()
-
-
-def _hold_all() -> None:
-    _forking.held = []
-    for guard in sorted(_guards, key=id):  # in one order: two threads may fork at once
-        guard._hold()
-
-
-def _let_go_all() -> None:
-    while _forking.held:
-        _forking.held.pop()._lock.release()
-
-
-_at_fork = getattr(os, "register_at_fork", dict)  # Windows has neither
-_at_fork(before=_hold_all, after_in_parent=_let_go_all, after_in_child=_let_go_all)
+def _prepare(connection: sqlite3.Connection, synchronous: str) -> None:
+    for statement in (*SETUP, f"PRAGMA synchronous = {synchronous}"):
+        connection.execute(statement)
 
 
 def _check_times(ttl: float, lease: float) -> None:

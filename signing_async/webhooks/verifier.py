@@ -70,6 +70,7 @@ class WebhookVerifier:
         ``reason`` is ``missing``, ``malformed`` or ``mismatch``; where a timestamp or an id is signed also ``header``
         (it is missing or unusable), ``too_old`` or ``too_new``.
         """
+        first: HASH | None = None
         if self._labels:  # the body alone in hex: nearly every delivery ends here, at the price of the hashing
             if signature is None:
                 signature = _joined(header_values(headers, self.scheme.header)[0])
@@ -78,6 +79,7 @@ class WebhookVerifier:
                 inner.update(body)
                 outer = self._outer.copy()
                 outer.update(inner.digest())
+                first = outer
                 expected = outer.hexdigest()
                 # Of two ASCII strings compare_digest compares the bytes; any other header is a TypeError.
                 if self._bare and compare_digest(expected, signature):  # type: ignore[type-var]  # as said above
@@ -88,7 +90,7 @@ class WebhookVerifier:
             except (TypeError, BufferError):
                 pass  # said in words below
             expected = ""  # error reporters show the locals of a frame
-        self._verify(body, signature, headers)
+        self._verify(body, signature, headers, first)
 
     def parse(self, body: bytes, signature: str | bytes | None = None, *, headers: Headers | None = None) -> Event:
         """Verify, and then read the event; :class:`MalformedEvent` when the body is genuine and holds none."""
@@ -96,7 +98,7 @@ class WebhookVerifier:
         received_at = datetime.fromtimestamp(self.scheme.clock(), UTC)
         return parse_event(bytes(body), received_at, max_body=self.max_body)
 
-    def _verify(self, body: bytes, signature: str | bytes | None, headers: Headers | None) -> None:
+    def _verify(self, body: bytes, signature: str | bytes | None, headers: Headers | None, first: HASH | None) -> None:
         body = as_bytes(body)
         found = header_values(headers, *self._names)
         text = _signature_text(signature, found[0], self.scheme.header)
@@ -109,7 +111,7 @@ class WebhookVerifier:
             )
         timestamp = self._signed_timestamp(text, found[1])
         before, after = around(self.scheme.signed, self._signed_id(found[2]), timestamp)
-        if not any(self._matches(mac, values) for mac in self._macs(before, body, after)):
+        if not any(self._matches(mac, values) for mac in self._macs(before, body, after, first)):
             raise InvalidSignature("no secret matches the signature", reason="mismatch")
         if timestamp:
             self._check_age(int(timestamp))
@@ -118,8 +120,11 @@ class WebhookVerifier:
         expected = [plain(write(mac, encoding)) for encoding in self.scheme.encodings]
         return any(compare_digest(one, value) for value in values for one in expected)
 
-    def _macs(self, before: bytes, body: bytes, after: bytes) -> Iterator[bytes]:
-        for inner_state, outer_state in self._states:
+    def _macs(self, before: bytes, body: bytes, after: bytes, first: HASH | None) -> Iterator[bytes]:
+        """Yield each secret's MAC; ``first`` is the first one's, if it is known already."""
+        if first is not None:
+            yield first.digest()
+        for inner_state, outer_state in self._states[first is not None :]:
             inner, outer = inner_state.copy(), outer_state.copy()
             inner.update(before)
             inner.update(body)

@@ -86,6 +86,8 @@ class Terminal:
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             try:
+                # Whoever runs the tests in the background of a shell has Ctrl-C ignored.
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.chdir(cwd or ".")
                 size = struct.pack("HHHH", 24, columns, 0, 0)
                 fcntl.ioctl(0, termios.TIOCSWINSZ, size)

@@ -15,13 +15,14 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
 from signing_async import AuthError, FileTokenStore, SigningClient
 from signing_async.cli import account
 from signing_async.cli.callback import is_loopback
+from signing_async.oauth import OAuth
 from signing_async.settings import Settings
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
@@ -128,8 +129,8 @@ def test_the_page_in_the_browser(run: Run, app: dict[str, str], monkeypatch: pyt
                 with urllib.request.urlopen(f"{app['SIGNING_REDIRECT_URI']}?{query}") as response:
                     answers.append(response)
             except urllib.error.HTTPError as error:
-                answers.append(error)
                 error.text = error.read().decode()  # type: ignore[attr-defined]  # kept for the test
+                answers.append(error)
         return ""
 
     browsing(monkeypatch, visit)
@@ -145,6 +146,74 @@ def test_the_page_in_the_browser(run: Run, app: dict[str, str], monkeypatch: pyt
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     assert "does not belong to the login" in forged.text == empty.text
     assert "Not logged in" in wrong.text
+
+
+@pytest.mark.parametrize(
+    ("query", "host"),
+    [
+        ("", "127.0.0.1"),
+        ("?code=x", "127.0.0.1"),
+        ("?error=access_denied", "127.0.0.1"),
+        ("?error=access_denied&state=", "127.0.0.1"),
+        ("?" + "a=1&" * 200, "127.0.0.1"),
+        ("?code=x", "a b"),
+        ("?code=x", "\xff"),
+    ],
+)
+def test_a_request_without_the_state_does_not_end_the_login(
+    query: str, host: str, run: Run, app: dict[str, str], service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any program on this machine, and any page in a browser, may send one: it is refused, and the login goes on."""
+    statuses: list[bytes] = []
+
+    def visit(address: str) -> str:
+        parts = urlsplit(app["SIGNING_REDIRECT_URI"])
+        with socket.create_connection(("127.0.0.1", parts.port or 0), timeout=20) as connection:
+            connection.sendall(f"GET {parts.path}{query} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1"))
+            statuses.append(connection.recv(4096).split()[1])
+        return agree(address)
+
+    browsing(monkeypatch, visit)
+    ran = run("login")
+    assert (ran.code, statuses) == (0, [b"400"]), ran.err
+
+
+@pytest.mark.parametrize("arguments", [["login"], ["login", "--no-browser"]])
+@pytest.mark.parametrize("pkce", [True, False])
+def test_login_proves_who_asked_for_the_code(
+    arguments: list[str],
+    pkce: bool,
+    run: Run,
+    app: dict[str, str],
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """By PKCE, whose challenge the sandbox verifies, unless the assumptions say that the service takes none."""
+    (tmp_path / "assumptions.toml").write_text(f"pkce = {str(pkce).lower()}\n")
+    monkeypatch.setenv("SIGNING_ASSUMPTIONS", str(tmp_path / "assumptions.toml"))
+    asked: list[dict[str, str]] = []
+    ask = OAuth.authorization_request
+
+    def request(oauth: OAuth, **settings: Any) -> Any:
+        made = ask(oauth, **settings)
+        asked.append(dict(parse_qsl(urlsplit(made.url).query)))
+        return made
+
+    def answer() -> str:
+        (made,) = service.do(lambda: service.sandbox.apps)
+        query = asked[0]
+        challenge = query.get("code_challenge")
+        return service.do(service.sandbox.accounts.consent_redirect, made, query["state"], challenge=challenge)
+
+    monkeypatch.setattr(OAuth, "authorization_request", request)
+    monkeypatch.setattr(account, "_answer", answer)
+    browsing(monkeypatch, agree)
+    ran = run(*arguments)
+    assert ran.code == 0, ran.err
+    assert asked[0].get("code_challenge_method") == ("S256" if pkce else None)
+    kept = service.do(service.sandbox._database.value, "SELECT challenge FROM codes")
+    assert kept == asked[0].get("code_challenge")
 
 
 def test_the_user_does_not_agree(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

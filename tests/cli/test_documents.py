@@ -7,11 +7,13 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from signing_async import Document
+from signing_async import Document, documents
 from signing_async.cli.documents import _names, safe_stem
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -146,6 +148,25 @@ def test_a_file_that_is_there_is_left_alone(run: Run, completed: str, tmp_path: 
     assert (tmp_path / "lease-signed.pdf").read_text() == "mine"
     assert run("download", completed, "lease.pdf", "--force").code == 0
     assert (tmp_path / "lease-signed.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def test_a_file_that_appears_meanwhile_is_left_alone(
+    run: Run, completed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else made it while the PDF was on its way: only --force replaces it."""
+    target, read = tmp_path / "lease-signed.pdf", documents._checked
+
+    async def checked(*arguments: Any) -> AsyncIterator[bytes]:
+        async for chunk in read(*arguments):
+            yield chunk
+        target.write_text("mine")
+
+    monkeypatch.setattr(documents, "_checked", checked)
+    ran = run("download", completed, "lease.pdf")
+    assert (ran.code, ran.out, target.read_text()) == (2, "", "mine")
+    assert "lease-signed.pdf' exists already" in ran.err
+    assert run("download", completed, "lease.pdf", "--force").code == 0
+    assert target.read_bytes().startswith(b"%PDF-")
 
 
 def test_a_link_to_nowhere_is_a_file_that_is_there(run: Run, completed: str, tmp_path: Path) -> None:

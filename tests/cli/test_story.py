@@ -55,7 +55,7 @@ def signing_async(origin: str, tmp_path: Path) -> Callable[..., str]:
     def run(*arguments: str, code: int = 0) -> str:
         ran = subprocess.run(
             [*COMMAND, *arguments],
-            env=environment(tmp_path),
+            env={**os.environ, **environment(tmp_path)},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -76,7 +76,7 @@ def _shown(prefix: str, page: str) -> str:
 
 def environment(folder: Path) -> dict[str, str]:
     """Of a user whose settings are in this folder, and whose browser agrees to everything."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config"), "BROWSER": BROWSER}
+    return {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config"), "BROWSER": BROWSER}
 
 
 def post(address: str, **what: Any) -> None:

@@ -152,6 +152,18 @@ def _once(folder: Path) -> str:
     return str(path)
 
 
+def test_on_a_terminal_that_cannot_move_its_cursor(service: Service) -> None:
+    """Each change is a line, and it ends when the signing is completed."""
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    terminal = Terminal("watch", signing, *WATCH, environment={**service.environment, "TERM": "dumb"})
+    terminal.wait_for("Lease is sent")
+    service.call(service.sandbox.complete(signing))
+    screen = terminal.end()
+    assert screen.code == 0
+    assert "Lease is completed" in screen.text
+    assert b"\x1b" not in screen.raw
+
+
 def test_on_a_terminal_it_is_shown_live(service: Service) -> None:
     """It moves, ends with the last picture, and leaves the cursor as it was."""
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)

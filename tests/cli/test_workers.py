@@ -148,6 +148,63 @@ def test_workers_that_there_are_not(
     assert sent(service) == ALL
 
 
+def test_a_report_is_kept_until_its_packages_are_sent(
+    run: Run,
+    service: Service,
+    leases: None,
+    journal: str,
+    redis: RedisServer,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Enqueued is not sent: until the workers say so, the report may be all that tells of the packages."""
+    report = Path("leases.failures.csv")
+    Path("leases.csv").rename(report)
+    before = report.read_bytes()
+    ran = run("dispatch", report.name, "--broker", redis.url)
+    assert (ran.code, report.read_bytes()) == (0, before)
+    assert ran.out == (
+        "3 of 3 packages are enqueued, 0 failed.\n"
+        "leases.failures.csv is kept until they are sent: to wait for that, run it again with --wait.\n"
+    )
+    ran = run("--json", "dispatch", report.name, "--broker", redis.url)
+    assert (ran.lines[-1]["summary"]["failures"], report.read_bytes()) == (None, before)
+    request.getfixturevalue("worker")
+    ran = run("dispatch", report.name, "--broker", redis.url, "--wait", "--for", "60")
+    assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
+    assert not report.exists()
+    assert sent(service) == ALL
+
+
+def test_an_earlier_report_is_kept_until_its_packages_are_sent(
+    run: Run, leases: None, journal: str, redis: RedisServer
+) -> None:
+    """Also where the manifest is another file: only a run that sends knows that nothing of it is left."""
+    report = Path("leases.failures.csv")
+    report.write_text("name,key,error\nLease 0,k,lost\n")
+    assert run("dispatch", "leases.csv", "--broker", redis.url).code == 0
+    assert report.exists()
+
+
+def test_a_report_of_which_some_cannot_be_enqueued(
+    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept whole: a new one would hold only those."""
+    results = Workers._results
+
+    def spoiled(self: Workers, packages: object) -> object:
+        Path("1.pdf").write_bytes(b"no PDF any more")
+        return results(self, packages)  # type: ignore[arg-type]  # what was given
+
+    monkeypatch.setattr(Workers, "_results", spoiled)
+    report = Path("leases.failures.csv")
+    Path("leases.csv").rename(report)
+    before = report.read_bytes()
+    ran = run("dispatch", report.name, "--broker", redis.url)
+    assert (ran.code, report.read_bytes()) == (1, before)
+    assert "leases.failures.csv, line 3" in ran.err
+    assert not list(Path().glob("*.part"))
+
+
 def test_a_document_that_changes_while_it_is_enqueued(
     run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from aiohttp import web
 from signing_async.sandbox import Profile, Refused, Sandbox
 from signing_async.sandbox.deliveries import BACK_OFF
 from signing_async.sandbox.faults import DELIVERY
+from signing_async.webhooks import WebhookVerifier
 from tests.sandbox.serving import Caller
 
 SECRET = "a shared secret"
@@ -158,11 +159,14 @@ async def test_event_names(receiver: Receiver, names: Any, expected: str) -> Non
 
 
 async def test_flat_events(receiver: Receiver) -> None:
-    """With another profile the members are named `event.id` and `event.type`."""
-    async with Sandbox(profile=Profile(event_shape="flat"), webhook_url=receiver.url) as sandbox:
+    """With another profile the members are named `event.id` and `event.type`, and the package's receiver reads them."""
+    profile = Profile(event_shape="flat")
+    async with Sandbox(profile=profile, webhook_url=receiver.url, webhook_secret=SECRET) as sandbox:
         sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
         await receiver.got(1)
-    assert {"event.id", "event.type"} <= set(json.loads(receiver.bodies[0]))
+    sent = json.loads(receiver.bodies[0])
+    event = WebhookVerifier(SECRET).parse(receiver.bodies[0], receiver.signatures[0])
+    assert (event.id, event.type) == (sent["event.id"], sent["event.type"])
 
 
 # again until it arrives

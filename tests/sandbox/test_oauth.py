@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import aiohttp
 import pytest
@@ -136,6 +136,31 @@ async def test_a_code_expires(call: Caller, signing_sandbox: Sandbox, app: App) 
     signing_sandbox.clock.advance(seconds=11)
     status, body = await call("POST", TOKEN, data=late)
     assert (status, body["error"]) == (400, "invalid_grant")
+
+
+VERIFIER = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
+CHALLENGE = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"  # both are RFC 7636's example
+
+
+@pytest.mark.parametrize(
+    ("verifier", "expected"),
+    [(VERIFIER, 200), (None, 400), ("", 400), (VERIFIER + "x", 400), (CHALLENGE, 400), (5, 400)],
+)
+async def test_a_code_with_a_challenge_needs_its_verifier(
+    call: Caller, signing_sandbox: Sandbox, app: App, verifier: Any, expected: int
+) -> None:
+    """PKCE (RFC 7636, S256); a wrong verifier does not use up the code."""
+    right = exchange(signing_sandbox, app, code=signing_sandbox.accounts.authorize(app, challenge=CHALLENGE))
+    body: dict[str, Any] = right if verifier is None else {**right, "code_verifier": verifier}
+    status, answer = await call("POST", TOKEN, json=body)
+    assert (status, answer.get("error")) == (expected, None if expected == 200 else "invalid_grant")
+    if expected != 200:
+        assert (await call("POST", TOKEN, data={**right, "code_verifier": VERIFIER}))[0] == 200
+
+
+async def test_a_verifier_without_a_challenge_is_ignored(call: Caller, signing_sandbox: Sandbox, app: App) -> None:
+    """As by a service that does not know PKCE."""
+    assert (await call("POST", TOKEN, data=exchange(signing_sandbox, app, code_verifier="x")))[0] == 200
 
 
 async def test_malformed_token_requests(call: Caller) -> None:
@@ -398,6 +423,40 @@ async def test_consent(browser: Browser, signing_sandbox: Sandbox, app: App, cal
     assert await works(call, token["access_token"])
     assert len(signing_sandbox.requests_of("oauth.authorize")) == 1
     assert query["code"][0] not in repr(signing_sandbox.requests)
+
+
+S256 = {"code_challenge": CHALLENGE, "code_challenge_method": "S256"}
+
+
+async def test_consent_keeps_the_challenge(browser: Browser, signing_sandbox: Sandbox, app: App) -> None:
+    """The page's form carries it, and the code is bound to it."""
+    query = request_of(app, **S256)
+    _, page, _ = await browser.get("/oauth/authorize", params=query)
+    assert urlencode(S256) in html.unescape(page)
+    _, _, location = await browser.submit("/oauth/authorize", {"decision": "allow"}, params=query)
+    assert "code=" in location
+    assert signing_sandbox._database.value("SELECT challenge FROM codes") == CHALLENGE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"code_challenge_method": "plain"},
+        {"code_challenge_method": None},
+        {"code_challenge": CHALLENGE + "="},
+        {"code_challenge": ""},
+    ],
+)
+async def test_consent_with_a_challenge_that_is_none(browser: Browser, app: App, change: dict[str, str | None]) -> None:
+    """It is the application's mistake, and the application is told so."""
+    status, _, location = await browser.get("/oauth/authorize", params=request_of(app, **{**S256, **change}))
+    assert (status, parse_qs(urlsplit(location).query)["error"]) == (302, ["invalid_request"])
+
+
+async def test_a_service_that_does_not_know_pkce() -> None:
+    """It ignores the parameters, as OAuth wants it."""
+    async with Sandbox(profile=Profile(pkce=False)) as sandbox:
+        assert sandbox.accounts.code_challenge(S256) is None
 
 
 async def test_denial(browser: Browser, app: App) -> None:

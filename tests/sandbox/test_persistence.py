@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
@@ -119,6 +120,19 @@ async def test_snapshots_of_a_kept_sandbox(tmp_path: Path) -> None:
     async with Sandbox(data=tmp_path) as sandbox:
         assert sandbox.signings == [kept]
         assert sandbox.clock.offset.days == 0
+
+
+async def test_a_database_of_the_first_version(tmp_path: Path) -> None:
+    """It had no room for PKCE's challenges: it gets that, and keeps the rest."""
+    async with Sandbox(data=tmp_path) as sandbox:
+        app = sandbox.register_app("http://127.0.0.1:1/")
+    with contextlib.closing(sqlite3.connect(tmp_path / "sandbox.db")) as connection:
+        connection.execute("ALTER TABLE codes DROP COLUMN challenge")
+        connection.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        async with Sandbox(data=tmp_path) as sandbox:
+            assert [one.client_id for one in sandbox.apps] == [app.client_id]
+            assert sandbox.accounts.authorize(app, challenge="c")
 
 
 async def test_a_database_of_another_version(tmp_path: Path) -> None:

@@ -474,8 +474,8 @@ def test_a_power_cut_is_paid_for_only_where_it_is_asked_for(tmp_path: Path, sett
     """SQLite's synchronous is FULL (2) for those who want it, else NORMAL (1)."""
     guard = SQLiteSeenEvents(tmp_path / "seen.db", **settings)
     guard.claim("a")
-    assert guard._connection is not None
-    assert guard._connection.execute("PRAGMA synchronous").fetchone() == (level,)
+    assert guard._database.connection is not None
+    assert guard._database.connection.execute("PRAGMA synchronous").fetchone() == (level,)
     guard.close()
 
 
@@ -485,10 +485,10 @@ def test_one_connection_until_it_is_closed(tmp_path: Path) -> None:
     assert guard.lease == 60.0
     guard.close()
     guard.claim("a")
-    connection = guard._connection
+    connection = guard._database.connection
     guard.confirm("a")
     assert guard.claim("a") is Claim.CONFIRMED
-    assert guard._connection is connection
+    assert guard._database.connection is connection
     guard.close()
     assert connection is not None
     with pytest.raises(sqlite3.ProgrammingError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.wsgi import get_wsgi_application  # type: ignore[import-untyped]  # Django ships no types
 
 from signing_async.webhooks import Event, Receiver, WebhookVerifier, asgi_app, django_view, wsgi_app
 from tests.webhooks.deliveries import SECRET, event_body, hex_of, signed
@@ -219,6 +220,33 @@ async def test_asgi_disconnect_and_other_protocols() -> None:
     assert sent[0]["status"] == 400
     with pytest.raises(ValueError, match="websocket"):
         await app({"type": "websocket"}, receive, send)
+
+
+@pytest.mark.parametrize(("kind", "status"), [("flask", 202), ("wsgi", 411), ("django", 411)])
+def test_a_chunked_body_where_threads_serve(kind: str, status: int) -> None:
+    """Read where the server decodes it; else the sender is told that the length is missing, not that it is forged."""
+    target = Endpoint()
+    body = event_body("a")
+    with serve(kind, Receiver(WebhookVerifier(SECRET), target.hand_off)) as target.port:
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        answer = target.raw(head("Transfer-Encoding: chunked", f"X-Signature: {hex_of(body)}"), chunks)
+    assert answer.split()[1] == b"%d" % status
+    assert target.ids == ["a"][: status == 202]
+
+
+def test_django_reads_a_chunked_body_that_its_server_decodes() -> None:
+    """As gunicorn does: it marks the end of the input, and there is no Content-Length."""
+    target = Endpoint()
+    body = event_body("a")
+    with serve("django", Receiver(WebhookVerifier(SECRET), target.hand_off)):  # which sets Django up
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": PATH, "SERVER_NAME": "localhost", "SERVER_PORT": "80"}
+        environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "HTTP_X_SIGNATURE": hex_of(body)}
+        server = {"wsgi.input": io.BytesIO(body), "wsgi.input_terminated": True, "wsgi.url_scheme": "http"}
+        statuses: list[str] = []
+        answer = get_wsgi_application()({**environ, **server}, lambda status, headers: statuses.append(status))
+        answer.close()
+    assert statuses == ["202 Accepted"]
+    assert target.ids == ["a"]
 
 
 def test_wsgi_without_a_socket_to_get_at() -> None:

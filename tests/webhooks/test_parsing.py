@@ -35,10 +35,14 @@ def parse(body: bytes) -> Event:
         ({"event": {"id": 12345, "type": None}}, ("12345", "")),
         ({"id": "evt 6 – å", "type": 7}, ("evt 6 – å", "")),
         ({"id": "x" * 512}, ("x" * 512, "")),
+        ({"event.id": "evt_7", "event.type": "signing.completed"}, ("evt_7", "signing.completed")),
+        ({"event.id": 8, "id": "outer", "type": "b"}, ("8", "b")),
+        ({"event": {"id": "inner"}, "event.id": "dotted", "event.type": "a"}, ("inner", "a")),
+        ({"event": "signing.sent", "event.id": "evt_9", "event.type": None, "type": "b"}, ("evt_9", "b")),
     ],
 )
 def test_id_and_type_are_found_where_they_may_be(payload: dict[str, Any], expected: tuple[str, str]) -> None:
-    """In the member event or at the top; an unknown or missing type is fine; the payload is kept whole."""
+    """In the member event, dotted, or at the top; an unknown or missing type is fine; the payload is kept whole."""
     event = parse(json.dumps(payload).encode())
     assert (event.id, event.type) == expected
     assert event.payload == payload
@@ -63,6 +67,8 @@ def test_id_and_type_are_found_where_they_may_be(payload: dict[str, Any], expect
         (b"{}", "no id"),
         (b'{"event": {}}', "no id"),
         (b'{"event": {"id": null}}', "no id"),
+        (b'{"event.id": null}', "no id"),
+        (b'{"event.id": []}', "is an array"),
         (b'{"id": ""}', "is empty"),
         (b'{"id": "  "}', "is empty"),
         (b'{"id": true}', "is a boolean"),

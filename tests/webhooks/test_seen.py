@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from signing_async._sqlite import SharedDatabase
 from signing_async.errors import ConfigurationError
-from signing_async.webhooks import Claim, MemorySeenEvents, SeenEvents, SQLiteSeenEvents
+from signing_async.webhooks import Claim, MemorySeenEvents, SeenEvents, SQLiteSeenEvents, seen
 
 
 class Clock:
@@ -206,8 +207,8 @@ def test_sqlite_in_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def _claim_in_child(guard: SQLiteSeenEvents, answers: Any) -> None:
-    inherited = guard._connection
-    answers.put([guard.claim("parent's"), guard.claim("child's"), guard._connection is not inherited])
+    inherited = guard._database.connection
+    answers.put([guard.claim("parent's"), guard.claim("child's"), guard._database.connection is not inherited])
     guard.close()
 
 
@@ -282,17 +283,18 @@ def test_no_thread_uses_sqlite_during_a_fork(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_sqlite_is_not_closed_under_a_thread_that_uses_it(tmp_path: Path) -> None:
+def test_sqlite_is_not_closed_under_a_thread_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing waits for a step that is under way."""
     begun, go = threading.Event(), threading.Event()
 
-    class Slow(SQLiteSeenEvents):
+    class Slow(SharedDatabase):
         def _open(self) -> sqlite3.Connection:
             begun.set()
             assert go.wait(30)
             return super()._open()
 
-    guard = Slow(tmp_path / "seen.db")
+    monkeypatch.setattr(seen, "SharedDatabase", Slow)
+    guard = SQLiteSeenEvents(tmp_path / "seen.db")
     claims: list[Claim] = []
     claiming = threading.Thread(target=lambda: claims.append(guard.claim("a")))
     claiming.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import pickle
 import subprocess
 import sys
@@ -157,6 +158,39 @@ def test_a_bad_header_is_an_invalid_signature_of_its_kind(header: Any, reason: s
     )
     for expected in (HEX, HEX.upper(), base64_of(BODY), URL_SAFE, SECRET):
         assert expected not in text
+
+
+class Counting:
+    """The state of a SHA-256 that counts how often the body goes through any copy of it."""
+
+    def __init__(self, state: Any, hashed: list[bytes]) -> None:
+        self._state = state
+        self._hashed = hashed
+
+    def copy(self) -> Counting:
+        return Counting(self._state.copy(), self._hashed)
+
+    def update(self, data: bytes) -> None:
+        self._state.update(data)
+        if data == BODY:
+            self._hashed.append(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+@pytest.mark.parametrize("write", [hex_of, base64_of])
+@pytest.mark.parametrize(("right", "times"), [("new", 1), ("old", 2), ("oldest", 3), ("none of them", 3)])
+def test_the_body_is_hashed_once_for_each_secret_until_one_matches(
+    write: Callable[..., str], right: str, times: int
+) -> None:
+    """No secret is tried twice, whatever the encoding of the signature."""
+    verifier, hashed = WebhookVerifier(["new", "old", "oldest"]), []
+    verifier._states = [(Counting(inner, hashed), outer) for inner, outer in verifier._states]  # type: ignore[misc]  # it acts as a hash
+    verifier._inner = verifier._states[0][0]
+    with contextlib.suppress(InvalidSignature):
+        verifier.verify(BODY, write(BODY, right))
+    assert len(hashed) == times
 
 
 @pytest.mark.parametrize("secrets", [SECRET, ["another", SECRET]])

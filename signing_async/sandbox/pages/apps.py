@@ -29,6 +29,7 @@ from .site import (
 
 AUTHORIZE = "/oauth/authorize"
 ASKED = ("client_id", "redirect_uri", "response_type", "state")
+PKCE = ("code_challenge", "code_challenge_method")
 
 
 class Apps:
@@ -138,24 +139,27 @@ class Apps:
         if decision not in {"allow", "deny"}:
             return self._ask(request, Filled(fields, {}, "Choose whether to agree or to decline."), 400)
         try:
-            app, state = self._asked(request)
+            app, state, challenge = self._asked(request)
             user = self._user(fields)
         except Refused as refused:
             return self._ask(request, Filled.refused(fields, refused), 400)
         if decision == "deny":
             raise web.HTTPFound(redirect_with(app, error="access_denied", state=state))
-        raise web.HTTPFound(self._accounts.consent_redirect(app, state, user=user))
+        raise web.HTTPFound(self._accounts.consent_redirect(app, state, user=user, challenge=challenge))
 
-    def _asked(self, request: web.Request) -> tuple[App, str | None]:
-        """The application that asks and its state; one that asks wrongly is told so itself."""
+    def _asked(self, request: web.Request) -> tuple[App, str | None, str | None]:
+        """The application that asks, its state and code challenge; one that asks wrongly is told so itself."""
         app, state = self._accounts.authorization_request(request.query)
         if request.query.get("response_type") != "code":
             raise web.HTTPFound(redirect_with(app, error="unsupported_response_type", state=state))
-        return app, state
+        try:
+            return app, state, self._accounts.code_challenge(request.query)
+        except Refused as refused:
+            raise web.HTTPFound(redirect_with(app, error=refused.code, state=state)) from None
 
     def _ask(self, request: web.Request, filled: Filled, status: int = 200) -> web.StreamResponse:
         try:
-            app, _ = self._asked(request)
+            app, *_ = self._asked(request)
         except Refused as refused:
             return self._site.page(
                 request, "Cannot continue", _not_trusted(request, refused), status=400, for_recipients=True
@@ -175,7 +179,7 @@ class Apps:
         return response
 
     def _question(self, request: web.Request, app: App, filled: Filled) -> Html:
-        asked = {name: request.query[name] for name in ASKED if name in request.query}
+        asked = {name: request.query[name] for name in (*ASKED, *PKCE) if name in request.query}
         user = self._accounts.default_user()
         you = tag("p", "You are ", tag("strong", theirs(user.name)), " (", theirs(user.email), ").")
         form = self._site.form(

@@ -1,0 +1,133 @@
+"""SQLite files that threads, processes and forks share. Standard library only: `webhooks` imports it too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from weakref import WeakSet
+
+__all__ = ["SharedDatabase"]
+
+_PAUSE = 0.02
+
+
+class SharedDatabase:
+    """One connection to a SQLite file, opened on first use and closed before a fork.
+
+    ``prepare`` sets up each new connection: the journal mode, the tables. It has to be idempotent: it is repeated for
+    up to ``timeout`` seconds while another process keeps the file locked, because SQLite itself doesn't wait for every
+    lock. Two processes that switch a new file to WAL at once are such a case. ``mode`` is the permissions of a file
+    that is created here; None leaves them to SQLite.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        prepare: Callable[[sqlite3.Connection], None],
+        *,
+        timeout: float,
+        mode: int | None = None,
+    ) -> None:
+        self.path = path
+        self.lock = threading.Lock()
+        """Held while the connection is used, and during a fork."""
+        self.connection: sqlite3.Connection | None = None
+        self._prepare = prepare
+        self._timeout = timeout
+        self._mode = mode
+        self._process = 0
+        with _forking:
+            _databases.add(self)
+
+    def __del__(self) -> None:
+        # Python 3.13 warns of connections that are collected while they are open.
+        self._disconnect()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[sqlite3.Connection]:
+        """Hold the connection. An error closes it, which rolls back; the next use opens a new one."""
+        with self.lock:
+            try:
+                yield self._open()
+            except BaseException:
+                self._disconnect()
+                raise
+
+    def close(self) -> None:
+        """Close the connection; the next use opens a new one."""
+        with self.lock:
+            self._disconnect()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._process != os.getpid():
+            self._disconnect()
+        if self.connection is None:
+            self.connection, self._process = self._connect(), os.getpid()
+        return self.connection
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._mode is not None:
+            # Never opened if it exists: to close that descriptor would release this process's locks on the file.
+            with _creating, contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode))
+        connection = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False)
+        try:
+            self._wait_until_prepared(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _wait_until_prepared(self, connection: sqlite3.Connection) -> None:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self._prepare(connection)
+            except sqlite3.OperationalError as error:
+                # The low byte is the primary result code: SQLITE_BUSY_RECOVERY is a SQLITE_BUSY too.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _disconnect(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is None:
+            return
+        if self._process == os.getpid():
+            connection.close()
+        else:
+            # A server written in C has forked without telling Python: to close the parent's connection here would let
+            # SQLite delete the log that the parent writes to.
+            _inherited.append(connection)
+
+
+# A connection carried across a fork undoes the locks on the file: one side may delete the log that the other writes to.
+# A lock held by another thread at the fork would never be released in the child.
+_databases: WeakSet[SharedDatabase] = WeakSet()
+_inherited: list[sqlite3.Connection] = []
+_at_rest: list[SharedDatabase] = []
+_forking = threading.Lock()
+_creating = threading.Lock()
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    _at_rest.extend(_databases)
+    for database in _at_rest:
+        database.lock.acquire()
+        database._disconnect()
+
+
+def _after_fork() -> None:
+    while _at_rest:
+        _at_rest.pop().lock.release()
+    _forking.release()
+
+
+_register_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork
+_register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

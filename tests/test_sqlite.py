@@ -1,0 +1,214 @@
+"""The SQLite files of the journal and the seen events: opened together, locked, forked, forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from signing_async import _sqlite
+from signing_async._sqlite import SharedDatabase
+
+TOGETHER = """
+import asyncio, multiprocessing, sys
+from signing_async import SqliteJournal
+from signing_async.webhooks import SQLiteSeenEvents
+
+folder, kind, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+async def claim_in_journal(path):
+    async with SqliteJournal(path) as journal:
+        await journal.claim("lease")
+
+def open_each(barrier, failures):
+    for number in range(rounds):
+        path = f"{folder}/{number}.db"
+        barrier.wait(60)
+        try:
+            if kind == "seen":
+                SQLiteSeenEvents(path).claim("event")
+            else:
+                asyncio.run(claim_in_journal(path))
+        except Exception as error:
+            failures.put(f"round {number}: {error!r}")
+
+context = multiprocessing.get_context("fork")
+barrier, failures = context.Barrier(4), context.SimpleQueue()
+processes = [context.Process(target=open_each, args=(barrier, failures)) for _ in range(4)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+while not failures.empty():
+    print(failures.get())
+"""
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("seen", 200), ("journal", 50)])
+def test_processes_open_a_new_file_together(kind: str, rounds: int, tmp_path: Path) -> None:
+    """Four at a time make it, and none is told that it is locked."""
+    command = [sys.executable, "-c", TOGETHER, str(tmp_path), kind, f"{rounds}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr
+
+
+def make_table(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE IF NOT EXISTS numbers (number)")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> SharedDatabase:
+    return SharedDatabase(tmp_path / "numbers.db", make_table, timeout=10)
+
+
+def numbers(database: SharedDatabase) -> list[int]:
+    with database.connected() as connection:
+        return [number for (number,) in connection.execute("SELECT number FROM numbers")]
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY])
+def test_preparing_is_repeated_while_the_file_is_locked(code: int, tmp_path: Path) -> None:
+    """SQLite reports some locks at once, whatever its timeout."""
+    attempts: list[int] = []
+
+    def prepare(connection: sqlite3.Connection) -> None:
+        attempts.append(1)
+        if len(attempts) < 3:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = code
+            raise error
+        make_table(connection)
+
+    assert numbers(SharedDatabase(tmp_path / "numbers.db", prepare, timeout=10)) == []
+    assert len(attempts) == 3
+
+
+def test_other_errors_while_preparing_are_raised_at_once(tmp_path: Path) -> None:
+    """Only a lock is waited for."""
+    attempts: list[int] = []
+
+    def prepare(connection: sqlite3.Connection) -> None:
+        attempts.append(1)
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    database = SharedDatabase(tmp_path / "numbers.db", prepare, timeout=10)
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        numbers(database)
+    assert len(attempts) == 1
+
+
+def test_a_lock_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
+    """Then the error says that the file is locked."""
+    path = tmp_path / "numbers.db"
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    database = SharedDatabase(path, make_table, timeout=0.05)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        numbers(database)
+    blocker.close()
+    assert numbers(database) == []
+
+
+def test_an_error_rolls_back(database: SharedDatabase) -> None:
+    """What the block did not commit is undone, and the next use goes on."""
+    with contextlib.suppress(KeyError), database.connected() as connection:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO numbers VALUES (1)")
+        raise KeyError
+    assert numbers(database) == []
+
+
+@pytest.mark.parametrize("mode", [0o600, None])
+def test_the_permissions_of_a_new_file(mode: int | None, tmp_path: Path) -> None:
+    """As given whatever the umask, and SQLite's own where none are given."""
+    path = tmp_path / "numbers.db"
+    umask = os.umask(0)
+    try:
+        numbers(SharedDatabase(path, make_table, timeout=10, mode=mode))
+    finally:
+        os.umask(umask)
+    assert path.stat().st_mode & 0o777 == (mode or 0o644)
+
+
+def test_a_forgotten_database_is_closed(tmp_path: Path) -> None:
+    """Python 3.13 warns of a connection that is collected while it is open."""
+    database = SharedDatabase(tmp_path / "numbers.db", make_table, timeout=10)
+    numbers(database)
+    connection = database.connection
+    assert connection is not None
+    del database
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+
+
+# Forks
+
+
+def test_a_fork_waits_for_what_is_being_written(database: SharedDatabase) -> None:
+    """The connection is not closed under the thread that uses it, and after the fork the next use opens a new one."""
+    at_rest = threading.Event()
+
+    def fork() -> None:
+        _sqlite._before_fork()
+        at_rest.set()
+        _sqlite._after_fork()
+
+    forking = threading.Thread(target=fork)
+    with database.connected() as connection:
+        forking.start()
+        assert not at_rest.wait(0.1)
+        connection.execute("INSERT INTO numbers VALUES (1)")
+    forking.join(30)
+    assert database.connection is None
+    assert numbers(database) == [1]
+
+
+def test_two_threads_that_fork_at_once(database: SharedDatabase) -> None:
+    """Each has every database at rest until its own fork is done."""
+    at_rest, forked = threading.Event(), threading.Event()
+
+    def fork() -> None:
+        _sqlite._before_fork()
+        at_rest.set()
+        forked.wait(30)
+        _sqlite._after_fork()
+
+    numbers(database)
+    _sqlite._before_fork()
+    forking = threading.Thread(target=fork)
+    forking.start()
+    waits = not at_rest.wait(0.1)
+    _sqlite._after_fork()
+    assert at_rest.wait(30)
+    held, connection = database.lock.locked(), database.connection
+    forked.set()
+    forking.join(30)
+    assert (waits, held, connection) == (True, True, None)
+    assert numbers(database) == []
+
+
+def test_a_connection_that_python_did_not_see_forked_is_left_open(
+    database: SharedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the workers of a server written in C: it is the parent's, and is neither used nor closed."""
+    numbers(database)
+    parents = database.connection
+    assert parents is not None
+    monkeypatch.setattr(database, "_process", os.getpid() + 1)
+    assert numbers(database) == []
+    assert database.connection is not parents
+    assert parents.execute("SELECT 1").fetchone() == (1,)
+    database.close()
+    _sqlite._inherited.remove(parents)
+    parents.close()
