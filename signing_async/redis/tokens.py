@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import logging
+import math
 import os
 import random
 import secrets
@@ -51,11 +52,11 @@ class _Known:
     def arguments(self, grace: float) -> tuple[str, str, str, float]:
         """Return what a script needs to restore the token, and for how long a newer one may still turn up.
 
-        While the token is valid, a newer one can only come from a refresh that is under way.
+        Until the last tenth of its life nobody refreshes a token unless the service rejects it. After that a newer one
+        may be known to a worker that does not need Redis for as long as a token lives.
         """
-        expiry = None if self.token is None else self.token.expires_at
-        valid = expiry is None or expiry.timestamp() > time.time()
-        return self.fence, self.saved, self.record, grace if valid else max(self.lives, grace)
+        fresh = self.token is None or _seconds_left(self.token) > self.lives / 10
+        return self.fence, self.saved, self.record, grace if fresh else max(self.lives, grace)
 
 
 @attrs.define(eq=False)
@@ -144,6 +145,8 @@ class RedisTokenStore:
         self._grace = grace
         self._local = asyncio.Lock()
         self._known = _Known()
+        self._given = ""
+        """The fence of the token that this worker loaded or saved last."""
         self._ended: _Hold | None = None
         self._finishing: asyncio.Task[None] | None = None
 
@@ -191,7 +194,10 @@ class RedisTokenStore:
             record, fence, saved, now, wait, refresher = map(text_of, answer[1:])
             token = self._learn(known, record, fence, saved, float(now)) if record else None
             left = float(wait)
-            if left <= 0:
+            # A valid token that is new to the caller is adopted, and not refreshed.
+            is_news = token is not None and fence != self._given and _seconds_left(token) > self._connection.timeout
+            if left <= 0 or is_news:
+                self._given = fence
                 if hold is not None:
                     hold.fence = fence
                 return token
@@ -374,8 +380,7 @@ class RedisTokenStore:
         raise AuthError(f"the token store cannot be used: {words}")
 
     async def _put(self, token: Token, hold: _Hold | None) -> None:
-        expiry = token.expires_at
-        lives = 0.0 if expiry is None else max(expiry.timestamp() - time.time(), 0.0)
+        lives = 0.0 if token.expires_at is None else max(_seconds_left(token), 0.0)
         record = self._write(token, lives)
         replaced = "" if hold is None else hold.fence
         # What is saved without having been loaded comes from an authorization.
@@ -387,7 +392,7 @@ class RedisTokenStore:
         if not answer:
             raise TokenSuperseded(f"{self!r} holds a newer token than the one that was to be replaced: that one stays")
         fence, saved = map(text_of, answer)
-        self._known = _Known(fence, saved, record, token, lives)
+        self._known, self._given = _Known(fence, saved, record, token, lives), fence
 
     def _write(self, token: Token, lives: float) -> str:
         fields = {"token": token_to_json(token).decode(), "clock": time.time(), "lives": lives}
@@ -426,6 +431,10 @@ class RedisTokenStore:
             fields = json.loads(data)
             return token_from_json(fields["token"].encode()), float(fields["clock"]), float(fields["lives"])
         raise ValueError("no token in it")
+
+
+def _seconds_left(token: Token) -> float:
+    return math.inf if token.expires_at is None else token.expires_at.timestamp() - time.time()
 
 
 def _from_base64(text: str) -> bytes:
