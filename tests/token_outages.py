@@ -172,6 +172,8 @@ class Postgres:
     async def seed(self) -> None:
         async with self.store(self.port) as store:
             await store.save(EXPIRED)
+        # A server that has only just been started waits for refreshers of an earlier run.
+        await asyncio.sleep(self.settings.get("grace", 45.0))
 
     async def terminate(self) -> None:
         await self.server.execute(
@@ -238,15 +240,15 @@ async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
     async with AsyncExitStack() as opened:
         server = await opened.enter_async_context(TokenServer(case.request))
         await engine.seed()
-        ways, workers = [], []
+        ways, clients = [], []
         for number in range(WORKERS):
             ways.append(await opened.enter_async_context(slow_way(engine.port)))
             store = await opened.enter_async_context(engine.store(urlsplit(ways[-1].url).port or 0))
             # Each has seen the token before the outage.
             await store.load()
-            oauth = oauth_for(server.base_url, store=store, client_id=str(number))
-            await opened.enter_async_context(oauth)
-            workers.append(asyncio.create_task(refresh(oauth, errors)))
+            clients.append(oauth_for(server.base_url, store=store, client_id=str(number)))
+            await opened.enter_async_context(clients[-1])
+        workers = [asyncio.create_task(refresh(oauth, errors)) for oauth in clients]
         await server.posted.wait()
         began = time.monotonic()
         if case.late:
@@ -291,7 +293,11 @@ async def matrix(cases: Sequence[Case], at_once: int, output: Path | None) -> li
                 file.write(json.dumps(attrs.asdict(result)) + "\n")
         return result
 
-    return await asyncio.gather(*(one(case) for case in cases))
+    results = await asyncio.gather(*(one(case) for case in cases), return_exceptions=True)
+    for case, result in zip(cases, results, strict=True):
+        if isinstance(result, BaseException):
+            print(f"not run: {case}: {result!r}", flush=True)
+    return [result for result in results if isinstance(result, Result)]
 
 
 def main() -> int:

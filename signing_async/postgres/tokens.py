@@ -54,7 +54,7 @@ _ROWS = "INSERT INTO {table} (name, part) VALUES ($1, 'token'), ($1, 'lock') ON 
 # the refresher may have used the refresh token, and may come back to save the new one.
 _QUEUE = """\
 SELECT refresher IS NULL OR refresher = $2
-    OR greatest(lost_since, pg_postmaster_start_time()) < clock_timestamp() - $3::interval
+    OR (lost_since < clock_timestamp() - $3::interval AND pg_postmaster_start_time() < clock_timestamp() - $3::interval)
 FROM {table} WHERE name = $1 AND part = 'lock' FOR UPDATE"""
 # Between the two steps of a refresher others may find the row unlocked: so soon the lock is not lost.
 _LOST = """\

@@ -22,7 +22,10 @@ local function text(seconds)
 end
 
 local function this_run()
-    local info = redis.call('INFO', 'server')
+    local info = redis.pcall('INFO', 'server')
+    if type(info) == 'table' then
+        error('the user needs +info: ' .. info.err)
+    end
     return string.match(info, 'run_id:(%x+)'), tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)'))
 end
 

@@ -201,7 +201,8 @@ class RedisTokenStore:
                 if hold is not None:
                     hold.fence = fence
                 return token
-            if left > self._grace or time.monotonic() - began > self._grace + self._lease:
+            longest = self._grace + self._lease
+            if left > longest or time.monotonic() - began > longest:
                 raise AuthError(self._kept_back(left, refresher))
             await asyncio.sleep(min(left, _SAVE_AGAIN))
 
@@ -353,11 +354,7 @@ class RedisTokenStore:
             return
         await asyncio.wait([self._finishing], timeout=self._connection.timeout)
         if not self._finishing.done():
-            left = (
-                "a refreshed token waits to be saved"
-                if self._is_save_pending()
-                else "the last refresh is not yet ended"
-            )
+            left = "a refreshed token waits to be saved" if self._is_save_pending() else "the lock waits to be released"
             raise AuthError(f"{self._connection.place} does not answer, and {left} there")
         self._finishing = self._ended = None
 
