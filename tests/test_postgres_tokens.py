@@ -271,6 +271,45 @@ async def test_a_lock_that_is_lost_is_noticed_before_the_refresh_token_is_used(
         assert await store.load() == OLD
 
 
+@pytest.mark.parametrize("how", ["cut off", "down"])
+async def test_a_failed_refresh_leaves_the_lock_as_soon_as_postgresql_is_back(
+    how: str, postgres: PostgresServer, dsn: str
+) -> None:
+    """The worker is alive and has no token to save: that it lost its connection costs the others no grace."""
+    async with two_stores(dsn) as (one, two):
+        await one.save(OLD)
+        with contextlib.ExitStack() as fault:
+            with contextlib.suppress(ZeroDivisionError):
+                async with one.lock():
+                    await one.load()
+                    await cut_off(postgres)
+                    if how == "down":
+                        fault.enter_context(postgres.down())
+                    raise ZeroDivisionError
+            if how == "down":
+                with pytest.raises(AuthError, match="the lock waits to be released there"):
+                    await locked_save(one, NEW)
+        async with asyncio.timeout(20):
+            for store in (two, one):
+                async with store.lock():
+                    assert await store.load() == OLD
+
+
+async def test_a_store_is_closed_though_its_lock_cannot_be_released(
+    postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others then wait for the grace; no token is lost."""
+    store = PostgresTokenStore(dsn, "anna", timeout=0.3)
+    await store.save(OLD)
+    with contextlib.ExitStack() as fault:
+        with contextlib.suppress(ZeroDivisionError):
+            async with store.lock():
+                fault.enter_context(postgres.down())
+                raise ZeroDivisionError
+        await asyncio.wait_for(store.aclose(), 20)
+    assert "never saved" not in caplog.text
+
+
 async def test_saved_twice_in_one_lock(store: PostgresTokenStore) -> None:
     """The second one counts, and what a task of the holder's does belongs to the holder."""
     async with store.lock():
@@ -296,6 +335,28 @@ async def test_one_at_a_time_also_without_a_grace(dsn: str) -> None:
     async with AsyncExitStack() as opened:
         stores = [await opened.enter_async_context(PostgresTokenStore(dsn, "anna", grace=1e-6)) for _ in range(6)]
         await asyncio.gather(*(refresh(store) for store in stores for _ in range(8)))
+
+
+async def test_a_worker_that_is_overtaken_on_its_way_to_the_lock_queues_again(
+    postgres: PostgresServer, dsn: str
+) -> None:
+    """It announced its refresh over a slow network, and another worker took it for lost: it begins again."""
+    async with slow_way(postgres.port, 0.2) as way:
+        far = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
+        async with (
+            PostgresTokenStore(far, "anna", timeout=10) as slow,
+            PostgresTokenStore(dsn, "anna", timeout=10, grace=1e-6) as quick,
+        ):
+            await quick.save(OLD)
+            await slow.load()
+            saving = asyncio.create_task(locked_save(slow, NEW))
+            announced = f"SELECT refresher FROM {dsn.rpartition('=')[2]}.signing_tokens WHERE refresher IS NOT NULL"
+            while not await postgres.execute(announced):
+                await asyncio.sleep(0.01)
+            async with quick.lock():
+                assert await quick.load() == OLD
+            await asyncio.wait_for(saving, 30)
+            assert await quick.load() == NEW
 
 
 # Other processes

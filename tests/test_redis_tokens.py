@@ -428,6 +428,21 @@ async def test_a_refresher_that_lost_the_lock_is_waited_for(shared: RedisServer)
         assert await asyncio.wait_for(waiting, 20) == NEW
 
 
+async def test_a_task_that_waits_for_the_lock_when_its_holder_ends_takes_nothing(shared: RedisServer) -> None:
+    """The lock was lost, and the block that held it is over: the task reads the token, and the lock is free."""
+    async with two_stores(shared, lease=0.3) as (one, two):
+        async with one.lock():
+            await ask(shared, "DEL", LOCK_KEY)
+            async with two.lock():
+                waiting = asyncio.create_task(one.load())
+                await not_yet(waiting, 0.2)
+                ending = asyncio.create_task(asyncio.sleep(0.3))
+        async with two.lock():
+            await ending
+        assert await asyncio.wait_for(waiting, 20) == OLD
+        assert not await ask(shared, "EXISTS", LOCK_KEY)
+
+
 async def test_a_refresher_that_goes_on_for_ever_is_named(shared: RedisServer) -> None:
     """A worker does not wait for it without end."""
     async with two_stores(shared, lease=0.2, grace=0.3) as (one, two), one.lock():

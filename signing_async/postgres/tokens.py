@@ -261,7 +261,7 @@ class PostgresTokenStore:
         return next((held for held in reversed(_held_here.get()) if held.store is self and not held.over), None)
 
     async def _lock(self, held: _Held) -> None:
-        while not held.usable:
+        while True:
             async with AsyncExitStack() as kept:
                 if await self._database.keep(partial(self._lock_row, held), kept):
                     held.kept, held.usable = kept.pop_all(), True

@@ -178,10 +178,10 @@ class RedisTokenStore:
         await self._connection.aclose()
 
     async def load(self) -> Token | None:
-        hold = self._hold()
         began = time.monotonic()
         while True:
-            known = self._known
+            # The lock may end while a task that was made inside it waits here.
+            hold, known = self._hold(), self._known
             if hold is not None:
                 hold.loaded = True
             owner = "" if hold is None else hold.owner
@@ -190,6 +190,8 @@ class RedisTokenStore:
                 assert hold is not None
                 # Paused for longer than the lease. The token was not read yet, so this worker may queue again.
                 await self._acquire(hold)
+                if hold.over:
+                    await self._end(hold)
                 continue
             record, fence, saved, now, wait, refresher = map(text_of, answer[1:])
             token = self._learn(known, record, fence, saved, float(now)) if record else None
