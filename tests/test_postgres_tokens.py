@@ -337,26 +337,69 @@ async def test_one_at_a_time_also_without_a_grace(dsn: str) -> None:
         await asyncio.gather(*(refresh(store) for store in stores for _ in range(8)))
 
 
+@contextlib.asynccontextmanager
+async def on_its_way(postgres: PostgresServer, dsn: str) -> AsyncIterator[tuple[PostgresTokenStore, asyncio.Task[Any]]]:
+    """A worker that has announced its refresh over a slow network, and what it is doing."""
+    async with slow_way(postgres.port, 0.2) as way:
+        far = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
+        async with PostgresTokenStore(far, "anna", timeout=10) as slow:
+            await slow.save(OLD)
+            saving = asyncio.create_task(locked_save(slow, NEW))
+            while not await row(postgres, dsn, "refresher"):
+                await asyncio.sleep(0.01)
+            yield slow, saving
+
+
+async def row(postgres: PostgresServer, dsn: str, column: str) -> Any:
+    """What is in the row of the lock."""
+    table = f"{dsn.rpartition('=')[2]}.signing_tokens"
+    found = await postgres.execute(f"SELECT {column} FROM {table} WHERE part = 'lock'")
+    return found[0][column] if found else None
+
+
 async def test_a_worker_that_is_overtaken_on_its_way_to_the_lock_queues_again(
     postgres: PostgresServer, dsn: str
 ) -> None:
-    """It announced its refresh over a slow network, and another worker took it for lost: it begins again."""
-    async with slow_way(postgres.port, 0.2) as way:
-        far = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
-        async with (
-            PostgresTokenStore(far, "anna", timeout=10) as slow,
-            PostgresTokenStore(dsn, "anna", timeout=10, grace=1e-6) as quick,
-        ):
-            await quick.save(OLD)
-            await slow.load()
-            saving = asyncio.create_task(locked_save(slow, NEW))
-            announced = f"SELECT refresher FROM {dsn.rpartition('=')[2]}.signing_tokens WHERE refresher IS NOT NULL"
-            while not await postgres.execute(announced):
-                await asyncio.sleep(0.01)
-            async with quick.lock():
-                assert await quick.load() == OLD
-            await asyncio.wait_for(saving, 30)
-            assert await quick.load() == NEW
+    """Another worker took it for lost, and its place: it begins again."""
+    async with on_its_way(postgres, dsn) as (slow, saving), PostgresTokenStore(dsn, "anna", grace=1e-6) as quick:
+        async with quick.lock():
+            assert await quick.load() == OLD
+        await asyncio.wait_for(saving, 30)
+        assert await slow.load() == NEW
+
+
+async def test_a_worker_that_is_taken_for_lost_on_its_way_to_the_lock_is_not_lost_in_it(
+    postgres: PostgresServer, dsn: str
+) -> None:
+    """Should its connection break in the refresh, the grace begins then, and not before."""
+    async with on_its_way(postgres, dsn) as (_, saving), PostgresTokenStore(dsn, "anna", grace=60) as other:
+        waiting = asyncio.create_task(locked_save(other, OLD))
+        while not await row(postgres, dsn, "lost_since"):
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        taken: list[Any] = []
+        while not saving.done():
+            taken.append(await row(postgres, dsn, "lost_since"))
+            await asyncio.sleep(0.01)
+        assert taken[-1] is None
+
+
+async def test_the_grace_begins_anew_when_the_server_is_started(postgres: PostgresServer, dsn: str) -> None:
+    """A lock that was lost before the outage is not taken before its holder has had the time to come back."""
+    schema = dsn.rpartition("=")[2]
+    async with PostgresTokenStore(dsn, "anna", grace=2.0) as store:
+        await store.save(OLD)
+        async with store.lock():
+            pass
+        began = time.monotonic()
+        postgres.restart()
+        await postgres.execute(
+            f"UPDATE {schema}.signing_tokens SET refresher = 'host:1:gone', refreshing_since = now() - interval '1 h',"
+            " lost_since = now() - interval '1 h' WHERE part = 'lock'"
+        )
+        async with asyncio.timeout(30), store.lock():
+            assert time.monotonic() - began > 1.9
 
 
 # Other processes

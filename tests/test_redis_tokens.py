@@ -428,6 +428,18 @@ async def test_a_refresher_that_lost_the_lock_is_waited_for(shared: RedisServer)
         assert await asyncio.wait_for(waiting, 20) == NEW
 
 
+async def test_a_refresher_is_heard_of_for_as_long_as_it_refreshes(shared: RedisServer) -> None:
+    """Should its connection break late in a slow token request, the grace begins then."""
+    async with two_stores(shared, lease=0.1) as (one, _), one.lock():
+        await one.load()
+        for key in (LOCK_KEY, "signing:none"):
+            before = await ask(shared, "HGET", TOKEN_KEY, "seen")
+            async with asyncio.timeout(20):
+                while await ask(shared, "HGET", TOKEN_KEY, "seen") == before:
+                    await asyncio.sleep(0.02)
+            await ask(shared, "DEL", key)
+
+
 async def test_a_task_that_waits_for_the_lock_when_its_holder_ends_takes_nothing(shared: RedisServer) -> None:
     """The lock was lost, and the block that held it is over: the task reads the token, and the lock is free."""
     async with two_stores(shared, lease=0.3) as (one, two):

@@ -234,6 +234,14 @@ async def refresh(oauth: Any, errors: Counter[str]) -> None:
         await asyncio.sleep(0.05)
 
 
+async def first_load(store: RedisTokenStore | PostgresTokenStore) -> None:
+    """Each worker has seen the token before the outage, however busy the machine is."""
+    while True:
+        with contextlib.suppress(SigningError):
+            assert await store.load() == EXPIRED
+            return
+
+
 async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
     """Let eight workers refresh one token while the engine fails."""
     errors: Counter[str] = Counter()
@@ -244,8 +252,7 @@ async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
         for number in range(WORKERS):
             ways.append(await opened.enter_async_context(slow_way(engine.port)))
             store = await opened.enter_async_context(engine.store(urlsplit(ways[-1].url).port or 0))
-            # Each has seen the token before the outage.
-            await store.load()
+            await first_load(store)
             clients.append(oauth_for(server.base_url, store=store, client_id=str(number)))
             await opened.enter_async_context(clients[-1])
         workers = [asyncio.create_task(refresh(oauth, errors)) for oauth in clients]
