@@ -44,8 +44,15 @@ async def dsn(postgres: PostgresServer) -> str:
 @pytest.fixture
 async def store(dsn: str) -> AsyncIterator[PostgresTokenStore]:
     """A store that does not wait long for PostgreSQL."""
+    await make_table(dsn)
     async with PostgresTokenStore(dsn, "anna", timeout=0.5) as opened:
         yield opened
+
+
+async def make_table(dsn: str) -> None:
+    """Make the table, however long a busy machine takes."""
+    async with PostgresTokenStore(dsn, "anna", timeout=60) as patient:
+        await patient.create_table()
 
 
 async def cut_off(postgres: PostgresServer) -> None:
@@ -192,6 +199,7 @@ async def test_a_connection_that_is_lost_in_a_refresh(
 @contextlib.asynccontextmanager
 async def two_stores(dsn: str) -> AsyncIterator[tuple[PostgresTokenStore, PostgresTokenStore]]:
     """Two workers' stores for one token."""
+    await make_table(dsn)
     async with PostgresTokenStore(dsn, "anna", timeout=0.5) as one, PostgresTokenStore(dsn, "anna", timeout=0.5) as two:
         yield one, two
 
@@ -276,8 +284,8 @@ async def test_a_failed_refresh_leaves_the_lock_as_soon_as_postgresql_is_back(
     how: str, postgres: PostgresServer, dsn: str
 ) -> None:
     """The worker is alive and has no token to save: that it lost its connection costs the others no grace."""
-    async with two_stores(dsn) as (one, two):
-        await one.save(OLD)
+    async with PostgresTokenStore(dsn, "anna") as one, PostgresTokenStore(dsn, "anna", timeout=10) as two:
+        await two.save(OLD)
         with contextlib.ExitStack() as fault:
             with contextlib.suppress(ZeroDivisionError):
                 async with one.lock():

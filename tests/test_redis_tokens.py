@@ -509,6 +509,32 @@ async def test_a_valid_token_that_is_new_to_a_worker_is_not_waited_for(redis: Re
         await asyncio.wait([waiting])
 
 
+async def test_a_token_that_was_saved_late_is_not_waited_for(redis: RedisServer) -> None:
+    """Redis was restarted while the token server responded: the refresher itself goes on as soon as Redis is back."""
+
+    async def failing(request: Any, received: Any) -> Any:
+        redis.kill()
+        return await grants("second")(request, received)
+
+    async with (
+        Scripted(failing) as server,
+        RedisTokenStore(redis.url, "a") as store,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        await store.save(OLD)
+        with pytest.raises(AuthError, match="cannot be saved"):
+            await oauth.access_token()
+        redis.start()
+        async with asyncio.timeout(20):
+            while b"access-second" not in await ask(redis, "HGET", TOKEN_KEY, "record"):
+                await asyncio.sleep(0.02)
+            redis.restart()
+            while True:
+                with contextlib.suppress(AuthError):
+                    assert await oauth.access_token() == "access-second"
+                    break
+
+
 async def test_a_clock_of_redis_that_is_set_back_holds_nobody_up_for_long(shared: RedisServer) -> None:
     """What was written at a later time by the former clock is over after a lease and a grace all the same."""
     async with two_stores(shared, lease=0.2, grace=0.4) as (_, two):

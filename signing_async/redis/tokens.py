@@ -146,7 +146,7 @@ class RedisTokenStore:
         self._local = asyncio.Lock()
         self._known = _Known()
         self._given = ""
-        """The fence of the token that this worker loaded or saved last."""
+        """The fence of the token that the caller loaded or saved last."""
         self._ended: _Hold | None = None
         self._finishing: asyncio.Task[None] | None = None
 
@@ -215,6 +215,7 @@ class RedisTokenStore:
         except Unreachable as error:
             words = str(error)
         else:
+            self._given = self._known.fence
             if hold is not None:
                 hold.unsaved, hold.fence, hold.silent = None, self._known.fence, False
             return
@@ -391,7 +392,7 @@ class RedisTokenStore:
         if not answer:
             raise TokenSuperseded(f"{self!r} holds a newer token than the one that was to be replaced: that one stays")
         fence, saved = map(text_of, answer)
-        self._known, self._given = _Known(fence, saved, record, token, lives), fence
+        self._known = _Known(fence, saved, record, token, lives)
 
     def _write(self, token: Token, lives: float) -> str:
         fields = {"token": token_to_json(token).decode(), "clock": time.time(), "lives": lives}
