@@ -133,7 +133,7 @@ class Redis:
         from redis.asyncio import Redis as Client
 
         async with self.store(self.port) as store, Client.from_url(self.server.url) as client:
-            await store.save(EXPIRED)
+            await first_save(store)
             record = json.loads(await client.hget("signing:token:user", "record"))
             await client.hset("signing:token:user", "record", json.dumps(record | {"lives": 3600.0}))
 
@@ -171,7 +171,7 @@ class Postgres:
 
     async def seed(self) -> None:
         async with self.store(self.port) as store:
-            await store.save(EXPIRED)
+            await first_save(store)
         # A server that has only just been started waits for refreshers of an earlier run.
         await asyncio.sleep(self.settings.get("grace", 45.0))
 
@@ -235,11 +235,18 @@ async def refresh(oauth: Any, errors: Counter[str]) -> None:
 
 
 async def first_load(store: RedisTokenStore | PostgresTokenStore) -> None:
-    """Each worker has seen the token before the outage, however busy the machine is."""
+    """Load the token, however busy the machine is: each worker has seen it before the outage."""
     while True:
         with contextlib.suppress(SigningError):
             assert await store.load() == EXPIRED
             return
+
+
+async def first_save(store: RedisTokenStore | PostgresTokenStore) -> None:
+    """Save the expired token, however busy the machine is."""
+    while True:
+        with contextlib.suppress(SigningError):
+            return await store.save(EXPIRED)
 
 
 async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
