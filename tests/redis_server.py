@@ -129,7 +129,11 @@ async def slow_way(port: int, delay: float = 0.0) -> AsyncIterator[SlowWay]:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.close()
+            return
         ways = [asyncio.create_task(work) for work in (pass_on(reader, far_writer), pass_on(far_reader, writer))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)

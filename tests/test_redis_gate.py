@@ -438,3 +438,45 @@ async def test_many_calls_of_a_client_pass(shared: RedisServer) -> None:
     ):
         await asyncio.gather(*(each.me() for each in (client, second) for _ in range(30)))
         assert len(server.requests) == 60
+
+
+def test_a_gate_that_was_not_closed_works_in_a_second_event_loop(shared: RedisServer) -> None:
+    """It hears of another worker's 429, fetches its turns, and tells the others of its own 429."""
+    code = f"""
+import asyncio
+from signing_async.redis import RedisGate
+
+gate = RedisGate({shared.url!r}, "loops", rate=200)
+
+def now():
+    return asyncio.get_running_loop().time()
+
+async def passed(gate):
+    return await gate.passed(now() + 10)
+
+async def hear():
+    async with RedisGate({shared.url!r}, "loops") as other:
+        print(await passed(gate), await passed(other))
+        other.close(60)
+        async with asyncio.timeout(20):
+            while gate.opens_at <= now() + 20:
+                await asyncio.sleep(0.01)
+        print("heard")
+
+async def tell():
+    gate.close(120)
+    async with asyncio.timeout(20), RedisGate({shared.url!r}, "loops") as other:
+        await passed(other)
+        while other.opens_at <= now() + 90:
+            await asyncio.sleep(0.01)
+    print("told")
+
+print(asyncio.run(passed(gate)))
+asyncio.run(hear())
+asyncio.run(tell())
+asyncio.run(gate.aclose())
+"""
+    # The connections of the first loop are lost with it, which is a warning.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["True", "True", "True", "heard", "told"], done.stderr
+    assert "Traceback" not in done.stderr

@@ -390,6 +390,272 @@ async def test_a_worker_paused_in_a_refresh_loses_nothing(shared: RedisServer) -
         assert len(server.token_requests) == 1
 
 
+# Whoever may have used the refresh token
+
+TOKEN_KEY, LOCK_KEY = "signing:token:a", "signing:token-lock:a"
+
+
+@contextlib.asynccontextmanager
+async def two_stores(server: RedisServer, **settings: Any) -> AsyncIterator[tuple[RedisTokenStore, RedisTokenStore]]:
+    """Two workers of one token that has expired."""
+    one, two = RedisTokenStore(server.url, "a", **settings), RedisTokenStore(server.url, "a", **settings)
+    async with one, two:
+        await ask(server, "DEL", TOKEN_KEY, LOCK_KEY)
+        await one.save(OLD)
+        yield one, two
+
+
+async def loaded_in_the_lock(store: RedisTokenStore) -> Token | None:
+    """What a refresh would begin with."""
+    async with store.lock():
+        return await store.load()
+
+
+async def not_yet(task: asyncio.Task[Any], seconds: float) -> None:
+    """The task does not end within this time."""
+    await asyncio.wait([task], timeout=seconds)
+    assert not task.done()
+
+
+async def test_a_refresher_that_lost_the_lock_is_waited_for(shared: RedisServer) -> None:
+    """For as long as it is heard of, be it for longer than the grace; then the others go on from its token."""
+    async with two_stores(shared, lease=0.3, grace=0.6) as (one, two), one.lock():
+        await one.load()
+        await ask(shared, "DEL", LOCK_KEY)
+        waiting = asyncio.create_task(loaded_in_the_lock(two))
+        await not_yet(waiting, 0.8)
+        await one.save(NEW)
+        assert await asyncio.wait_for(waiting, 20) == NEW
+
+
+async def test_a_refresher_is_heard_of_for_as_long_as_it_refreshes(shared: RedisServer) -> None:
+    """Should its connection break late in a slow token request, the grace begins then."""
+    async with two_stores(shared, lease=0.1) as (one, _), one.lock():
+        await one.load()
+        for key in (LOCK_KEY, "signing:none"):
+            before = await ask(shared, "HGET", TOKEN_KEY, "seen")
+            async with asyncio.timeout(20):
+                while await ask(shared, "HGET", TOKEN_KEY, "seen") == before:
+                    await asyncio.sleep(0.02)
+            await ask(shared, "DEL", key)
+
+
+async def test_a_task_that_waits_for_the_lock_when_its_holder_ends_takes_nothing(shared: RedisServer) -> None:
+    """The lock was lost, and the block that held it is over: the task reads the token, and the lock is free."""
+    async with two_stores(shared, lease=0.3) as (one, two):
+        async with one.lock():
+            await ask(shared, "DEL", LOCK_KEY)
+            async with two.lock():
+                waiting = asyncio.create_task(one.load())
+                await not_yet(waiting, 0.2)
+                ending = asyncio.create_task(asyncio.sleep(0.3))
+        async with two.lock():
+            await ending
+        assert await asyncio.wait_for(waiting, 20) == OLD
+        assert not await ask(shared, "EXISTS", LOCK_KEY)
+
+
+async def test_a_refresher_that_goes_on_for_ever_is_named(shared: RedisServer) -> None:
+    """A worker does not wait for it without end."""
+    async with two_stores(shared, lease=0.2, grace=0.3) as (one, two), one.lock():
+        await one.load()
+        await ask(shared, "DEL", LOCK_KEY)
+        with pytest.raises(AuthError, match=r"locked by process \d+ on .*, which is still connected and may have used"):
+            await loaded_in_the_lock(two)
+
+
+async def test_a_restart_that_lost_the_mark_is_waited_out(redis: RedisServer) -> None:
+    """What Redis was told last it may have lost, so after a restart nobody refreshes before the grace is over."""
+    async with two_stores(redis, lease=0.3, grace=2.0) as (one, two):
+        async with one.lock():
+            await one.load()
+            await ask(redis, "HDEL", TOKEN_KEY, "refresher", "seen")
+            await ask(redis, "DEL", LOCK_KEY)
+            redis.restart()
+            waiting = asyncio.create_task(loaded_in_the_lock(two))
+            await not_yet(waiting, 0.5)
+            await one.save(NEW)
+            assert await asyncio.wait_for(waiting, 20) == NEW
+        await one.save(OLD)
+        redis.restart()
+        began = time.monotonic()
+        assert await loaded_in_the_lock(two) == OLD
+        # Redis counts whole seconds.
+        assert time.monotonic() - began > 0.9
+
+
+async def test_an_authorization_does_not_wait_for_the_grace(redis: RedisServer) -> None:
+    """Somebody who logs in after a restart, or beside a refresher that is gone, is not kept waiting."""
+    async with two_stores(redis, lease=0.3) as (_, two):
+        await ask(redis, "HSET", TOKEN_KEY, "refresher", "host:1:gone", "seen", "9999999999")
+        redis.restart()
+        async with asyncio.timeout(1.5), two.lock():
+            await two.save(NEW)
+        assert await loaded_in_the_lock(two) == NEW
+
+
+async def test_a_valid_token_that_is_new_to_a_worker_is_not_waited_for(redis: RedisServer) -> None:
+    """It is adopted, and not refreshed: nothing stands against that, also after a restart."""
+    async with two_stores(redis, lease=0.3) as (one, two):
+        assert await two.load() == OLD
+        await one.save(NEW)
+        await two.aclose()
+        redis.restart()
+        async with asyncio.timeout(2):
+            assert await loaded_in_the_lock(two) == NEW
+        waiting = asyncio.create_task(loaded_in_the_lock(two))
+        await not_yet(waiting, 0.3)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_a_token_that_was_saved_late_is_not_waited_for(redis: RedisServer) -> None:
+    """Redis was restarted while the token server responded: the refresher itself goes on as soon as Redis is back."""
+
+    async def failing(request: Any, received: Any) -> Any:
+        redis.kill()
+        return await grants("second")(request, received)
+
+    async with (
+        Scripted(failing) as server,
+        RedisTokenStore(redis.url, "a") as store,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        await store.save(OLD)
+        with pytest.raises(AuthError, match="cannot be saved"):
+            await oauth.access_token()
+        redis.start()
+        async with asyncio.timeout(20):
+            while b"access-second" not in await ask(redis, "HGET", TOKEN_KEY, "record"):
+                await asyncio.sleep(0.02)
+            redis.restart()
+            while True:
+                with contextlib.suppress(AuthError):
+                    assert await oauth.access_token() == "access-second"
+                    break
+
+
+async def test_a_clock_of_redis_that_is_set_back_holds_nobody_up_for_long(shared: RedisServer) -> None:
+    """What was written at a later time by the former clock is over after a lease and a grace all the same."""
+    async with two_stores(shared, lease=0.2, grace=0.4) as (_, two):
+        ahead = str(time.time() + 3600)
+        await ask(shared, "HSET", LOCK_KEY, "owner", "host:1:gone", "until", ahead)
+        await ask(shared, "HSET", TOKEN_KEY, "refresher", "host:1:gone", "seen", ahead)
+        async with asyncio.timeout(20):
+            assert await loaded_in_the_lock(two) == OLD
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+async def test_a_mark_is_removed_as_soon_as_redis_is_back(redis: RedisServer, fault: str) -> None:
+    """A refresh that failed because Redis did not respond costs the others no grace."""
+    async with two_stores(redis, lease=0.3, timeout=0.3) as (one, _):
+        with contextlib.suppress(ZeroDivisionError):
+            async with one.lock():
+                await one.load()
+                still(redis, fault)
+                raise ZeroDivisionError
+        with pytest.raises(AuthError, match="the lock waits to be released there"):
+            await loaded_in_the_lock(one)
+        redis.wake() if fault == "stopped" else redis.start()
+        async with asyncio.timeout(20):
+            while await ask(redis, "HGET", TOKEN_KEY, "refresher") is not None:
+                await asyncio.sleep(0.02)
+            assert await loaded_in_the_lock(one) == OLD
+
+
+async def test_a_store_is_closed_though_its_mark_cannot_be_removed(redis: RedisServer) -> None:
+    """The mark ends with its grace."""
+    store = RedisTokenStore(redis.url, "a", timeout=0.2)
+    await store.save(OLD)
+    with contextlib.suppress(AuthError):
+        async with store.lock():
+            await store.load()
+            redis.kill()
+            await store.load()
+    await asyncio.wait_for(store.aclose(), 20)
+
+
+async def test_who_waits_in_the_same_store_waits_for_its_save(redis: RedisServer) -> None:
+    """A second refresh of one store begins when the token of the first one is saved."""
+    async with RedisTokenStore(redis.url, "a", lease=0.3, timeout=0.5) as store:
+        await store.save(OLD)
+        with contextlib.suppress(AuthError):
+            async with store.lock():
+                await store.load()
+                second = asyncio.create_task(loaded_in_the_lock(store))
+                await asyncio.sleep(0)
+                redis.stop()
+                await store.save(NEW)
+        redis.wake()
+        assert await asyncio.wait_for(second, 20) == NEW
+
+
+async def test_a_user_of_redis_without_info_is_told(redis: RedisServer) -> None:
+    """Without it a restart could not be told: Redis's word for what is missing is in the error."""
+    await ask(redis, "ACL", "SETUSER", "app", "on", f">{PASSWORD}", "+@all", "-info", "~signing:*", "&signing:*")
+    async with RedisTokenStore(redis.url.replace("://", f"://app:{PASSWORD}@"), "a") as store:
+        with pytest.raises(AuthError, match=r"cannot be saved: .*the user needs \+info"):
+            await store.save(NEW)
+
+
+# Which of two tokens is newer
+
+
+async def test_an_authorization_while_redis_is_empty_is_newer_than_what_workers_know(redis: RedisServer) -> None:
+    """However many tokens they have seen, and whatever Redis's clock says: they learn the new one."""
+    async with two_stores(redis) as (one, two):
+        for _ in range(3):
+            async with one.lock():
+                await one.load()
+                await one.save(OLD)
+        await two.load()
+        await ask(redis, "FLUSHALL")
+        async with RedisTokenStore(redis.url, "a") as fresh:
+            async with fresh.lock():
+                await fresh.save(NEW)
+            assert [await store.load() for store in (one, two, fresh)] == [NEW] * 3
+
+
+async def test_a_backup_does_not_bring_back_a_token_from_before_an_authorization(redis: RedisServer) -> None:
+    """The worker that knows the newer token puts it back over the older one, though that was refreshed more often."""
+    async with two_stores(redis) as (one, two):
+        for _ in range(5):
+            async with one.lock():
+                await one.load()
+                await one.save(OLD)
+        backup = await ask(redis, "DUMP", TOKEN_KEY)
+        async with two.lock():
+            await two.save(NEW)
+        await ask(redis, "RESTORE", TOKEN_KEY, "0", backup, "REPLACE")
+        assert await one.load() == OLD
+        assert await two.load() == NEW
+        assert await one.load() == NEW
+
+
+async def test_a_fence_does_not_grow_with_every_authorization(shared: RedisServer) -> None:
+    """The last ones are enough to tell what is newer."""
+    async with two_stores(shared) as (one, two):
+        for _ in range(20):
+            await one.save(OLD)
+        fence = (await ask(shared, "HGET", TOKEN_KEY, "fence")).decode()
+        assert [len(part) for part in fence.removesuffix(":1").split(".")] == [8] * 16
+        backup = await ask(shared, "DUMP", TOKEN_KEY)
+        await two.save(NEW)
+        await ask(shared, "RESTORE", TOKEN_KEY, "0", backup, "REPLACE")
+        assert await two.load() == NEW
+
+
+async def test_a_token_near_its_end_is_not_refreshed_when_redis_was_emptied(redis: RedisServer) -> None:
+    """Another worker may have refreshed it already, and need Redis no sooner than its own token ends."""
+    async with two_stores(redis, lease=0.1, grace=0.2) as (one, two):
+        await one.save(Token("access", "refresh", datetime.now(UTC) + timedelta(seconds=3)))
+        await two.load()
+        await asyncio.sleep(2.75)
+        await ask(redis, "FLUSHALL")
+        with pytest.raises(AuthError, match="lost its data"):
+            await loaded_in_the_lock(two)
+
+
 # What is kept
 
 KEYS = [base64.urlsafe_b64encode(bytes([number]) * 32).decode() for number in range(3)]
@@ -685,8 +951,8 @@ async def test_emptied_the_newest_token_that_is_known_comes_back(redis: RedisSer
     later = Token("access-later", "refresh-later", datetime.now(UTC) + timedelta(seconds=1.0))
     async with (
         Scripted(grants("new")) as server,
-        RedisTokenStore(redis.url, "a") as idle,
-        RedisTokenStore(redis.url, "a") as busy,
+        RedisTokenStore(redis.url, "a", grace=1.5) as idle,
+        RedisTokenStore(redis.url, "a", grace=1.5) as busy,
         oauth_for(server.base_url, store=idle) as oauth,
     ):
         await busy.save(late)
@@ -743,9 +1009,10 @@ async def test_an_answer_that_comes_late_is_not_the_newest(redis: RedisServer) -
     """A reading that was overtaken by a save does not make a worker restore the older token later."""
     async with RedisTokenStore(redis.url, "a") as store:
         await store.save(OLD)
-        record, fence = (await ask(redis, "HMGET", "signing:token:a", "record", "fence"))[:2]
+        known = store._known
+        kept = await ask(redis, "HMGET", "signing:token:a", "record", "fence", "saved")
         await store.save(NEW)
-        assert store._learn(record.decode(), fence.decode(), time.time()) == OLD
+        assert store._learn(known, *[field.decode() for field in kept], time.time()) == OLD
         await ask(redis, "FLUSHALL")
         assert await store.load() == NEW
 
@@ -762,6 +1029,7 @@ def test_settings_are_checked() -> None:
         ({"prefix": "\udfff:"}, r"prefix must be a text, in whole characters, not '\udfff:'"),
         ({"prefix": None}, "prefix must be a text, in whole characters, not None"),
         ({"lease": 0}, "lease must be seconds above 0, not 0"),
+        ({"grace": 0}, "grace must be seconds above 0, not 0"),
         ({"timeout": float("nan")}, "timeout must be seconds above 0, not nan"),
         ({"key": "short"}, "an encryption key must be 32 bytes"),
         ({"redis": 5}, "redis must be a URL or a client of redis.asyncio, not int"),

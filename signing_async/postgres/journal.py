@@ -78,6 +78,9 @@ class PostgresJournal:
     A claim is a lease of ``lease`` seconds by the server's clock, renewed for as long as it is held. A run that dies,
     or that is paused for longer, is taken over from; what it still tries to write is refused. While the server is out
     of reach every step is a `JournalError`, so that nothing is sent which is not written down.
+
+    A failover to a replica that lacks the last commits loses their packages, and the next run sends those again: a
+    replica that may take over must be synchronous.
     """
 
     def __init__(

@@ -31,13 +31,10 @@ __all__ = ["PostgresTokenStore"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-_AGAIN = 0.03
+_AGAIN = 0.1
 _SAVE_AGAIN = 0.1
 # What may pass between a look at one clock and a look at the other.
 _CLOCKS_AGREE = 5.0
-# For so long nobody takes the place of a refresher whose connection is lost.
-_IN_DOUBT = timedelta(seconds=5)
-
 # The lock is a row of its own: in a transaction that holds it nobody is kept from reading or saving the token.
 _TABLE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -49,23 +46,30 @@ CREATE TABLE IF NOT EXISTS {table} (
     saver_clock double precision,
     refresher text,
     refreshing_since timestamptz,
+    lost_since timestamptz,
     PRIMARY KEY (name, part)
 )"""
 _ROWS = "INSERT INTO {table} (name, part) VALUES ($1, 'token'), ($1, 'lock') ON CONFLICT DO NOTHING"
-# A refresher says so in the row, and then holds the row's lock. The lock is freed with its connection; what it said
-# stays, so that one who has lost the connection in a refresh, and not his life, has the time to come back and save.
+# A refresher commits its name to the row, and then locks the row. The lock ends with its connection, the name stays:
+# the refresher may have used the refresh token, and may come back to save the new one.
 _QUEUE = """\
 SELECT refresher IS NULL OR refresher = $2
-    OR greatest(refreshing_since, pg_postmaster_start_time()) < clock_timestamp() - $3::interval
+    OR (lost_since < clock_timestamp() - $3::interval AND pg_postmaster_start_time() < clock_timestamp() - $3::interval)
 FROM {table} WHERE name = $1 AND part = 'lock' FOR UPDATE"""
+# Between the two steps of a refresher others may find the row unlocked: so soon the lock is not lost.
+_LOST = """\
+UPDATE {table} SET lost_since = clock_timestamp() WHERE name = $1 AND part = 'lock'
+    AND lost_since IS NULL AND refreshing_since < clock_timestamp() - interval '0.5 s'"""
 _ANNOUNCE = """\
-UPDATE {table} SET refresher = $2, refreshing_since = clock_timestamp() WHERE name = $1 AND part = 'lock'"""
+UPDATE {table} SET refresher = $2, refreshing_since = clock_timestamp(), lost_since = NULL
+WHERE name = $1 AND part = 'lock'"""
 # A holder whose machine is gone is found out by keep-alive in half a minute. One that is paused keeps the lock: it may
 # have used the refresh token already.
 _HOLD = """\
 BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0;
 SET LOCAL tcp_keepalives_idle = 10; SET LOCAL tcp_keepalives_interval = 5; SET LOCAL tcp_keepalives_count = 4"""
-_LOCK = "SELECT true FROM {table} WHERE name = $1 AND part = 'lock' AND refresher = $2 FOR UPDATE"
+_LOCK = """\
+SELECT true FROM {table} WHERE name = $1 AND part = 'lock' AND refresher = $2 AND lost_since IS NULL FOR UPDATE"""
 _UNLOCK = "UPDATE {table} SET refresher = NULL WHERE name = $1 AND part = 'lock' AND refresher = $2"
 _READ = """\
 SELECT version, token, saver_clock - extract(epoch FROM saved_at)::float8 AS saver_ahead,
@@ -93,13 +97,17 @@ class _Held:
     """A row that is locked, for as long as this connection and its transaction last."""
 
     store: PostgresTokenStore
-    connection: Any
-    kept: AsyncExitStack
+    name: str
+    """Of this holder, as it is announced in the row."""
+    connection: Any = None
+    kept: AsyncExitStack = attrs.field(factory=AsyncExitStack)
     """Gives the connection back."""
-    version: int
+    version: int = 0
     """That of the token which is to be replaced."""
-    usable: bool = True
+    announced: bool = False
+    usable: bool = False
     saving: asyncio.Task[bool] | None = None
+    unlocking: asyncio.Task[None] | None = None
     over: bool = False
 
 
@@ -116,12 +124,19 @@ class PostgresTokenStore:
     which the first encrypts and all are tried. Give many tenants' stores one pool: a refresh keeps one connection of it
     for as long as it takes, and the others wait for theirs.
 
-    The lock is the row's, from the reading to the save, which ends it. It is freed when its holder's connection is
-    gone; a holder that is paused keeps it, since it may have used the refresh token. Should the connection be lost in
-    a refresh, the token is saved over another within seconds, before anybody else begins a refresh, and never over a
-    newer one (`TokenSuperseded`). One that was refreshed and cannot be saved is saved as soon as PostgreSQL is back.
+    A refresh locks the row from the load to the save. A holder that is paused keeps the lock for as long as its
+    connection lasts. If the connection is lost, the new token is saved over another one, as soon as PostgreSQL is back,
+    and never over a newer token (`TokenSuperseded`).
 
-    Where PostgreSQL does not answer within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` serves the token
+    A refresh token is not used twice: a server that detects reuse may revoke all tokens of the user. A holder that lost
+    its connection may have used the refresh token and may yet come back to save the new one. So no other worker
+    refreshes before that, or before ``grace`` seconds are over: counted from when the lock was first found to be lost,
+    and again from when the server was started. An outage of the server that is longer than the grace, or a worker that
+    is cut off for longer while the others are not, is beyond that promise. A worker that is killed between the token
+    request and the save takes the new token with it: the others wait for the grace and then have only the used refresh
+    token to try.
+
+    If PostgreSQL does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` serves the token
     in hand while it is valid. A worker's clock may be wrong: what counts is how long a token lives by the server's.
     """
 
@@ -132,6 +147,7 @@ class PostgresTokenStore:
         *,
         key: str | bytes | Sequence[str | bytes] | None = None,
         table: str = "signing_tokens",
+        grace: float = 45.0,
         timeout: float = 2.0,
     ) -> None:
         self._sealer = Sealer(key, owner="PostgresTokenStore")
@@ -145,7 +161,8 @@ class PostgresTokenStore:
             postgres, table, _TABLE, owner="PostgresTokenStore", timeout=timeout, failure=AuthError
         )
         del postgres
-        self._id = secrets.token_hex(8)
+        checks.seconds("PostgresTokenStore", "grace", grace)
+        self._grace = timedelta(seconds=grace)
         # One waits for the row at a time, so that the others need no connection for it.
         self._turn = asyncio.Lock()
         self._finishing: _Held | None = None
@@ -195,9 +212,10 @@ class PostgresTokenStore:
         before = _held_here.get()
         async with self._turn:
             await self._finished()
-            held = await self._locked()
-            _held_here.set((*before, held))
+            held = _Held(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}")
             try:
+                await self._lock(held)
+                _held_here.set((*before, held))
                 yield
             finally:
                 _held_here.set(before)
@@ -210,13 +228,18 @@ class PostgresTokenStore:
     async def aclose(self) -> None:
         """Close the connections, but not a pool that was given; a save that waits for PostgreSQL is given its time."""
         held, self._finishing = self._finishing, None
-        if held is not None and held.saving is not None:
-            await asyncio.wait([held.saving], timeout=self._database.timeout)
-            if not held.saving.done():
-                log.error("%r is closed, and a refreshed token was never saved: its user may have to authorize", self)
-                held.saving.cancel()
-                await asyncio.wait([held.saving])
-            await self._let_go(held)
+        if held is not None:
+            ending = held.unlocking or held.saving
+            assert ending is not None
+            await asyncio.wait([ending], timeout=self._database.timeout)
+            if not ending.done():
+                if held.unlocking is None:
+                    log.error(
+                        "%r is closed, and a refreshed token was never saved: its user may have to authorize", self
+                    )
+                ending.cancel()
+                await asyncio.wait([ending])
+            await held.kept.aclose()
         await self._database.aclose()
 
     async def __aenter__(self) -> Self:
@@ -237,37 +260,38 @@ class PostgresTokenStore:
         """The lock that this task holds, or the one that started it."""
         return next((held for held in reversed(_held_here.get()) if held.store is self and not held.over), None)
 
-    async def _locked(self) -> _Held:
+    async def _lock(self, held: _Held) -> None:
         while True:
-            async with AsyncExitStack() as used:
-                kept = await used.enter_async_context(AsyncExitStack())
-                held = await self._database.keep(partial(self._lock_row, kept), kept)
-                if held is not None:
-                    used.pop_all()
-                    return held
+            async with AsyncExitStack() as kept:
+                if await self._database.keep(partial(self._lock_row, held), kept):
+                    held.kept, held.usable = kept.pop_all(), True
+                    return
             await asyncio.sleep(_AGAIN)
 
-    async def _lock_row(self, kept: AsyncExitStack, connection: Any) -> _Held | None:
-        """The row, locked in a transaction; None if another holds it for long, or has only just lost it."""
+    async def _lock_row(self, held: _Held, connection: Any) -> bool:
+        """Lock the row in a transaction; False if another holds it for long, or may come back to it."""
         # It waits in PostgreSQL's queue for half of the time, and then joins it again.
         wait = int(self._database.timeout * 500)
         await connection.execute(self._sql(_ROWS), self.name)
         await connection.execute(f"BEGIN; SET LOCAL lock_timeout = {wait}")
         try:
-            is_free = await connection.fetchval(self._sql(_QUEUE), self.name, self._me, _IN_DOUBT)
+            is_free = await connection.fetchval(self._sql(_QUEUE), self.name, held.name, self._grace)
+            if is_free:
+                held.announced = True
+                await connection.execute(self._sql(_ANNOUNCE), self.name, held.name)
+            else:
+                await connection.execute(self._sql(_LOST), self.name)
         except asyncpg.LockNotAvailableError:
             is_free = False
-        if is_free:
-            await connection.execute(self._sql(_ANNOUNCE), self.name, self._me)
         await connection.execute("COMMIT")
         if not is_free:
-            return None
+            return False
         await connection.execute(_HOLD)
-        if not await connection.fetchval(self._sql(_LOCK), self.name, self._me):
+        if not await connection.fetchval(self._sql(_LOCK), self.name, held.name):
             await connection.execute("COMMIT")
-            return None
-        row = await self._read(connection)
-        return _Held(self, connection, kept, row["version"])
+            return False
+        held.connection, held.version = connection, (await self._read(connection))["version"]
+        return True
 
     async def _over(self, held: _Held, work: Any) -> Any:
         """Do it over the connection that holds the lock; one that failed once is used no more."""
@@ -283,15 +307,27 @@ class PostgresTokenStore:
                 drop(held.connection)
 
     async def _let_go(self, held: _Held) -> None:
+        """Unlock the row. A mark that cannot be removed now is left to a task: until then no other worker refreshes."""
         if held.saving is None and held.usable:
             with contextlib.suppress(*PASSING, *FINAL):
                 async with asyncio.timeout(self._database.timeout / 2):
-                    await self._over(held, self._unlock)
+                    await self._over(held, partial(self._unlock, held))
+                    held.announced = False
         await held.kept.aclose()
+        if held.saving is None and held.announced:
+            held.unlocking = asyncio.create_task(self._unlock_later(held), name="signing_async token unlock")
+            self._finishing = held
 
-    async def _unlock(self, connection: Any) -> None:
-        await connection.execute(self._sql(_UNLOCK), self.name, self._me)
-        await connection.execute("COMMIT")
+    async def _unlock(self, held: _Held, connection: Any) -> None:
+        await connection.execute(self._sql(_UNLOCK), self.name, held.name)
+        if connection.is_in_transaction():
+            await connection.execute("COMMIT")
+
+    async def _unlock_later(self, held: _Held) -> None:
+        while True:
+            with contextlib.suppress(AuthError):
+                return await self._database.run(partial(self._unlock, held))
+            await asyncio.sleep(_SAVE_AGAIN)
 
     # What is kept
 
@@ -303,7 +339,7 @@ class PostgresTokenStore:
 
     async def _replace(self, held: _Held, data: bytes) -> bool:
         """Whether it is in the row: False where that holds a newer one. It goes on until one or the other is so."""
-        work = partial(self._replace_over, held.version, data)
+        work = partial(self._replace_over, held.name, held.version, data)
         held.version += 1
         try:
             return bool(await self._over(held, work))
@@ -315,8 +351,8 @@ class PostgresTokenStore:
                 return await self._database.run(work)
             await asyncio.sleep(_SAVE_AGAIN)
 
-    async def _replace_over(self, version: int, data: bytes, connection: Any) -> bool:
-        values = (self.name, data, time.time(), version, self._me)
+    async def _replace_over(self, holder: str, version: int, data: bytes, connection: Any) -> bool:
+        values = (self.name, data, time.time(), version, holder)
         saved = await connection.fetchval(self._sql(_REPLACE), *values)
         if connection.is_in_transaction():
             await connection.execute("COMMIT")
@@ -330,11 +366,19 @@ class PostgresTokenStore:
         return saving.result()
 
     async def _finished(self) -> None:
-        """Wait for a save that an earlier holder had to leave behind."""
-        if self._finishing is not None and self._finishing.saving is not None:
-            await self._done(self._finishing.saving)
-            held, self._finishing = self._finishing, None
+        """Wait for a save, or the removal of a mark, that an earlier holder had to leave behind."""
+        held = self._finishing
+        if held is None:
+            return
+        if held.unlocking is not None:
+            await asyncio.wait([held.unlocking], timeout=self._database.timeout)
+            if not held.unlocking.done():
+                raise AuthError(f"{self!r} does not answer; the lock waits to be released there")
+        else:
+            assert held.saving is not None
+            await self._done(held.saving)
             await carried_through(self._let_go(held))
+        self._finishing = None
 
     def _token(self, row: Any) -> Token | None:
         if row is None or row["token"] is None:
@@ -349,11 +393,6 @@ class PostgresTokenStore:
 
     def _sql(self, statement: str) -> str:
         return statement.format(table=self._database.table)
-
-    @property
-    def _me(self) -> str:
-        # After a fork there are two.
-        return f"{socket.gethostname()}:{os.getpid()}:{self._id}"
 
     @property
     def _place(self) -> str:

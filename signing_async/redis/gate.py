@@ -145,6 +145,7 @@ class RedisGate:
         self._watching: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()
         self._looked = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._together: bool | None = None
 
     def __repr__(self) -> str:
@@ -164,6 +165,7 @@ class RedisGate:
 
     async def aclose(self) -> None:
         """Stop watching, and close the connections, but not a client that was given."""
+        self._forget_other_loop(asyncio.get_running_loop())
         await end(self._watching, self._fetching, *self._telling)
         self._watching = self._fetching = None
         self._looked.clear()
@@ -180,6 +182,7 @@ class RedisGate:
     def close(self, seconds: float) -> None:
         """Stay closed for at least this long from now, here and at all workers."""
         loop = asyncio.get_running_loop()
+        self._forget_other_loop(loop)
         self._closed_until = max(self._closed_until, loop.time() + seconds)
         self._local.close(seconds)
         task = loop.create_task(self._tell(loop.time() + seconds), name="signing_async gate closing")
@@ -188,6 +191,7 @@ class RedisGate:
 
     async def passed(self, deadline: float) -> bool:
         """Wait for the gate to be open, and for a turn; False where that is not before the deadline."""
+        self._forget_other_loop(asyncio.get_running_loop())
         if not self._looked.is_set():
             await self._look_first(deadline)
         if self._turns is not None and not await self._turn(self._turns, deadline):
@@ -197,6 +201,14 @@ class RedisGate:
     def left(self, since: float, admitted: bool | None) -> None:
         """A request is over."""
         self._local.left(since, admitted)
+
+    def _forget_other_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch anew in a second event loop: the tasks of the first one ended with it."""
+        if self._loop is not loop:
+            self._loop = loop
+            self._watching = self._fetching = None
+            self._telling = set()
+            self._looked = asyncio.Event()
 
     # The rate
 

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import logging
+import math
 import os
 import random
 import secrets
@@ -27,104 +28,15 @@ from ..errors import AuthError, TokenSuperseded
 from ..models import Token
 from ..token_stores import carried_through, token_from_json, token_to_json
 from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
+from .token_scripts import ACQUIRE, LOAD, RELEASE, RENEW, SAVE
 
 __all__ = ["RedisTokenStore"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-_LONGEST_WAIT_FOR_LOST = 2.0
 _SAVE_AGAIN = 0.2
+_LEASES_OF_GRACE = 9
 _CLOCKS_AGREE = 2.0
-
-# All times are of Redis's own clock. A token's fence is when it was saved, in microseconds, and always grows.
-_NOW = """
-local time = redis.call('TIME')
-local micros = time[1] * 1000000 + time[2]
-local now = micros / 1000000
-"""
-# A worker that knows a newer token than there is puts it back: Redis has lost it. One that has expired is kept back
-# for as long as a token lives, since another worker may yet come with a newer one.
-_RESTORE = """
-local function restore(key, known, record, doubt)
-    if known ~= '' and tonumber(known) > tonumber(redis.call('HGET', key, 'fence') or '0') then
-        redis.call('HSET', key, 'fence', known, 'record', record)
-        redis.call('HDEL', key, 'doubt')
-        if tonumber(doubt) > 0 then
-            redis.call('HSET', key, 'doubt', string.format('%.6f', now + tonumber(doubt)))
-        end
-    end
-end
-"""
-# KEYS: token, lock. ARGV: owner, seconds until it is renewed, known fence, its record, its doubt.
-# A lock whose lease is over is taken, unless its holder has read the token and is still connected: it is paused, and
-# may have used the refresh token. Who may not take it is told the seconds that are left (negative: paused since).
-_ACQUIRE = Script(
-    _NOW
-    + _RESTORE
-    + """
-restore(KEYS[1], ARGV[3], ARGV[4], ARGV[5])
-local lock = redis.call('HMGET', KEYS[2], 'owner', 'until', 'read')
-if lock[1] and lock[1] ~= ARGV[1] then
-    local left = tonumber(lock[2]) - now
-    if left > 0 or (lock[3] and redis.call('PUBSUB', 'NUMSUB', KEYS[2] .. ':' .. lock[1])[2] > 0) then
-        return {0, string.format('%.6f', left), lock[1]}
-    end
-end
-redis.call('DEL', KEYS[2])
-redis.call('HSET', KEYS[2], 'owner', ARGV[1], 'until', string.format('%.6f', now + tonumber(ARGV[2])))
-return {1, redis.call('HGET', KEYS[1], 'fence') or '0'}
-"""
-)
-# KEYS: token, lock. ARGV: owner of the lock or '', known fence, its record, its doubt.
-_LOAD = Script(
-    _NOW
-    + _RESTORE
-    + """
-if ARGV[1] ~= '' then
-    if redis.call('HGET', KEYS[2], 'owner') ~= ARGV[1] then
-        return {0}
-    end
-    redis.call('HSET', KEYS[2], 'read', '1')
-end
-restore(KEYS[1], ARGV[2], ARGV[3], ARGV[4])
-local kept = redis.call('HMGET', KEYS[1], 'record', 'fence', 'doubt')
-return {1, kept[1] or '', kept[2] or '0', string.format('%.6f', now), string.format('%.6f', (kept[3] or now) - now)}
-"""
-)
-# KEYS: token. ARGV: the newest fence that it may replace or '', record.
-_SAVE = Script(
-    _NOW
-    + """
-local fence = tonumber(redis.call('HGET', KEYS[1], 'fence') or '0')
-if ARGV[1] ~= '' and fence > tonumber(ARGV[1]) then
-    return ''
-end
-local newer = string.format('%.0f', math.max(micros, fence + 1))
-redis.call('HSET', KEYS[1], 'fence', newer, 'record', ARGV[2])
-redis.call('HDEL', KEYS[1], 'doubt')
-return newer
-"""
-)
-# KEYS: lock. ARGV: owner, lease. Tells how many connections show that the owner lives; -1 where the lock is lost.
-_RENEW = Script(
-    _NOW
-    + """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then
-    return -1
-end
-redis.call('HSET', KEYS[1], 'until', string.format('%.6f', now + tonumber(ARGV[2])))
-return redis.call('PUBSUB', 'NUMSUB', KEYS[1] .. ':' .. ARGV[1])[2]
-"""
-)
-# KEYS: lock. ARGV: owner.
-_RELEASE = Script(
-    """
-if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then
-    redis.call('DEL', KEYS[1])
-end
-return 1
-"""
-)
 
 
 @attrs.frozen
@@ -132,15 +44,19 @@ class _Known:
     """The newest token that this worker has seen."""
 
     fence: str = ""
+    saved: str = "0"
     record: str = attrs.field(default="", repr=False)
     token: Token | None = attrs.field(default=None, repr=False)
     lives: float = 0.0
 
-    def arguments(self, lease: float) -> tuple[str, str, float]:
-        """For `_RESTORE`. While it is valid, a newer one can only be a refresh that is under way."""
-        expiry = None if self.token is None else self.token.expires_at
-        valid = expiry is None or expiry.timestamp() > time.time()
-        return self.fence, self.record, min(self.lives, lease) if valid else self.lives
+    def arguments(self, grace: float) -> tuple[str, str, str, float]:
+        """Return what a script needs to restore the token, and for how long a newer one may still turn up.
+
+        Until the last tenth of its life nobody refreshes a token unless the service rejects it. After that a newer one
+        may be known to a worker that does not need Redis for as long as a token lives.
+        """
+        fresh = self.token is None or _seconds_left(self.token) > self.lives / 10
+        return self.fence, self.saved, self.record, grace if fresh else max(self.lives, grace)
 
 
 @attrs.define(eq=False)
@@ -150,8 +66,12 @@ class _Hold:
     store: RedisTokenStore
     owner: str
     fence: str = ""
+    loaded: bool = False
+    """A refresh may be under way: Redis was asked for the token."""
     silent: bool = False
-    """Redis did not answer when it was last asked for it."""
+    """Redis did not respond to the last command."""
+    over: bool = False
+    """The block that held the lock has ended."""
     listener: Any = None
     keeper: asyncio.Task[None] | None = None
     unsaved: Token | None = attrs.field(default=None, repr=False)
@@ -171,20 +91,28 @@ class RedisTokenStore:
     rest: the first key encrypts, all of them decrypt, so a new one is put in front, and the old one taken away after
     the next refresh. What cannot be decrypted is an `AuthError`, and a refresh never writes over it.
 
-    The lock has a ``lease``, renewed while it is held. When that is over, the holder is dead or paused. From the dead
-    it is taken. A holder that is paused after it has read the token may have used the refresh token, and a server that
-    sees that again may revoke all tokens of the user: so for as long as its connection to Redis lives, nobody takes
-    its place, and the error names its machine and process. A worker that lost the lock saves nothing over a newer
-    token (`TokenSuperseded`; an `OAuth` then goes on with the newer one).
+    The lock has a ``lease``, renewed while it is held; after that another worker takes the lock. A worker that lost the
+    lock saves nothing over a newer token (`TokenSuperseded`; an `OAuth` then goes on with the newer one).
 
-    Where Redis does not answer within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` serves the token in
-    hand while it is valid. A token that was refreshed and cannot be saved is saved as soon as Redis is back, and the
-    lock is kept until then. Where Redis comes back without its data, workers put the newest token back that they know.
+    A refresh token is not used twice: a server that detects reuse may revoke all tokens of the user. A load inside the
+    lock marks the token as being refreshed; the save, or the end of the lock, removes the mark. If the refresher
+    disappears in between, it may have used the refresh token and may yet come back to save the new one. So no other
+    worker refreshes before that, or before the ``grace`` (by default nine leases) is over: counted from when the
+    refresher was last heard of, and again from when Redis was restarted or lost its data. A refresher that is paused
+    and still connected is waited for longer; the error names its machine and process.
 
-    A refresh token may be worth a person's time, so let Redis keep it: ``appendonly yes``, ``noeviction``. With
-    replicas a failover may lose the last save; ``min-replicas-to-write`` narrows that, and nothing in Redis closes it.
-    The keys are ``<prefix>token:<name>`` and ``<prefix>token-lock:<name>``; the channels begin with the latter. All
-    times are of Redis's clock: a worker's may be wrong.
+    An outage of Redis that is longer than the grace, or a worker that is cut off from Redis for longer while the others
+    are not, is beyond that promise. A worker that is killed between the token request and the save takes the new token
+    with it: the others wait for the grace and then have only the used refresh token to try.
+
+    If Redis does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` serves the token in
+    hand while it is valid. A token that was refreshed and cannot be saved is saved as soon as Redis is back. If Redis
+    comes back without its data, workers put back the newest token that they know.
+
+    Let Redis keep its data: ``appendonly yes``, ``noeviction``. With replicas a failover may lose the last save and the
+    mark of a refresh; ``min-replicas-to-write`` narrows that, and nothing in Redis closes it. A user with an ACL needs
+    the channels and ``+info``. The keys are ``<prefix>token:<name>`` and ``<prefix>token-lock:<name>``; the channels
+    begin with the latter. All times are of Redis's clock: a worker's may be wrong.
     """
 
     def __init__(
@@ -195,6 +123,7 @@ class RedisTokenStore:
         key: str | bytes | Sequence[str | bytes] | None = None,
         prefix: str = "signing:",
         lease: float = 5.0,
+        grace: float | None = None,
         timeout: float = 1.0,
     ) -> None:
         self._connection = Connection("RedisTokenStore", redis, timeout)
@@ -203,16 +132,22 @@ class RedisTokenStore:
         checks.text("RedisTokenStore", "name", name)
         checks.text("RedisTokenStore", "prefix", prefix, may_be_empty=True)
         checks.seconds("RedisTokenStore", "lease", lease)
+        grace = _LEASES_OF_GRACE * lease if grace is None else grace
+        checks.seconds("RedisTokenStore", "grace", grace)
         self._sealed = key is not None
         self._sealer = Sealer(key, owner="RedisTokenStore")
         del key
         self.name = name
         self._place = f"{prefix}token:{name}"
-        self._key = self._place.encode()
         self._lock_key = f"{prefix}token-lock:{name}".encode()
+        self._keys = [self._place.encode(), self._lock_key]
         self._lease = lease
+        self._grace = grace
         self._local = asyncio.Lock()
         self._known = _Known()
+        self._given = ""
+        """The fence of the token that the caller loaded or saved last."""
+        self._ended: _Hold | None = None
         self._finishing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -235,42 +170,52 @@ class RedisTokenStore:
         if self._finishing is not None:
             await asyncio.wait([self._finishing], timeout=self._connection.timeout)
             if not self._finishing.done():
-                log.error("%r is closed, and a refreshed token was never saved: its user may have to authorize", self)
+                if self._is_save_pending():
+                    log.error(
+                        "%r is closed, and a refreshed token was never saved: its user may have to authorize", self
+                    )
                 await end(self._finishing)
         await self._connection.aclose()
 
     async def load(self) -> Token | None:
-        hold = self._hold()
         began = time.monotonic()
         while True:
+            # The lock may end while a task that was made inside it waits here.
+            hold, known = self._hold(), self._known
+            if hold is not None:
+                hold.loaded = True
             owner = "" if hold is None else hold.owner
-            answer = await self._ask(hold, _LOAD, owner, *self._known.arguments(self._lease))
+            answer = await self._ask(hold, LOAD, owner, self._grace, *known.arguments(self._grace))
             if not answer[0]:
                 assert hold is not None
-                # Paused for longer than the lease. Nothing was read yet, so it may queue again.
+                # Paused for longer than the lease. The token was not read yet, so this worker may queue again.
                 await self._acquire(hold)
+                if hold.over:
+                    await self._end(hold)
                 continue
-            record, fence, now, doubt = map(text_of, answer[1:])
-            token = self._learn(record, fence, float(now)) if record else None
-            if hold is None:
+            record, fence, saved, now, wait, refresher = map(text_of, answer[1:])
+            token = self._learn(known, record, fence, saved, float(now)) if record else None
+            left = float(wait)
+            # A valid token that is new to the caller is adopted, and not refreshed.
+            is_news = token is not None and fence != self._given and _seconds_left(token) > self._connection.timeout
+            if left <= 0 or is_news:
+                self._given = fence
+                if hold is not None:
+                    hold.fence = fence
                 return token
-            if float(doubt) <= 0:
-                hold.fence = fence
-                return token
-            if time.monotonic() - began + float(doubt) > _LONGEST_WAIT_FOR_LOST:
-                raise AuthError(
-                    f"{self!r} lost its data: the token that is known here is kept back for {float(doubt):.0f} s more,"
-                    " for a worker that knows a newer one; or authorize again"
-                )
-            await asyncio.sleep(min(float(doubt), _SAVE_AGAIN))
+            longest = self._grace + self._lease
+            if left > longest or time.monotonic() - began > longest:
+                raise AuthError(self._kept_back(left, refresher))
+            await asyncio.sleep(min(left, _SAVE_AGAIN))
 
     async def save(self, token: Token) -> None:
         hold = self._hold()
         try:
-            await self._put(token, "" if hold is None else hold.fence)
+            await self._put(token, hold)
         except Unreachable as error:
             words = str(error)
         else:
+            self._given = self._known.fence
             if hold is not None:
                 hold.unsaved, hold.fence, hold.silent = None, self._known.fence, False
             return
@@ -280,9 +225,9 @@ class RedisTokenStore:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Held by one worker; waits for as long as others hold it, but not for one that is paused."""
-        await self._finished()
+        """Held by one worker; waits while others hold it, but not while a holder is paused."""
         async with self._local:
+            await self._finished()
             hold = _Hold(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}")
             try:
                 await self._acquire(hold)
@@ -292,38 +237,50 @@ class RedisTokenStore:
                 finally:
                     _holding.reset(mark)
             finally:
-                if hold.unsaved is None:
-                    await carried_through(self._let_go(hold))
-                else:
-                    self._finishing = asyncio.create_task(self._finish(hold), name="signing_async token save")
+                hold.over = True
+                await carried_through(self._end(hold))
 
     # The lock
 
     def _hold(self) -> _Hold | None:
-        return next((hold for hold in _holding.get() if hold.store is self), None)
+        """Return the lock that this task, or the task that started it, holds."""
+        return next((hold for hold in _holding.get() if hold.store is self and not hold.over), None)
 
     async def _acquire(self, hold: _Hold) -> None:
         patience: float | None = None
-        # Redis that was stopped does when it wakes what nobody waits for any more: such a lock is not renewed.
+        # Redis that was stopped runs on waking what nobody waits for any more: such a lock is not renewed.
         begin = min(self._lease, 2 * self._connection.timeout)
+        most = self._lease + self._grace
         while True:
-            answer = await self._ask(hold, _ACQUIRE, hold.owner, begin, *self._known.arguments(self._lease))
+            answer = await self._ask(hold, ACQUIRE, hold.owner, begin, most, *self._known.arguments(self._grace))
             if answer[0]:
                 break
             left, now = float(text_of(answer[1])), time.monotonic()
-            # Redis may have been away itself: a holder that is well renews its lease before another one is over.
+            # Redis may have been away itself: a live holder renews its lease before another lease is over.
             patience = None if left > 0 else patience or now + self._lease
             if patience is not None and now > patience:
-                host, process, _ = text_of(answer[2]).rsplit(":", 2)
-                raise AuthError(
-                    f"{self!r} is locked by process {process} on {host}, which has been paused for {-left:.0f} s in a"
-                    " refresh and may have used the refresh token: let it go on, or end it"
-                )
+                raise AuthError(self._kept_back(left, text_of(answer[2])))
             await asyncio.sleep(random.uniform(0.01, 0.04))
         hold.fence = text_of(answer[1])
         await self._listen(hold)
         await end(hold.keeper)
         hold.keeper = asyncio.create_task(self._keep(hold), name="signing_async token lock")
+
+    def _kept_back(self, left: float, refresher: str) -> str:
+        """Say why the token is not refreshed: ``left`` seconds remain, or the refresher has been paused for them."""
+        if not refresher:
+            return (
+                f"{self!r} lost its data: the token that is known here is kept back for {left:.0f} s more,"
+                " for a worker that knows a newer one; or authorize again"
+            )
+        host, process, _ = refresher.rsplit(":", 2)
+        paused = (
+            f", which has been paused for {-left:.0f} s in a refresh" if left <= 0 else ", which is still connected"
+        )
+        return (
+            f"{self!r} is locked by process {process} on {host}{paused} and may have used the refresh token:"
+            " let it go on, or end it"
+        )
 
     async def _listen(self, hold: _Hold) -> None:
         """Hold a connection open that shows the others that this worker lives, be it paused."""
@@ -351,57 +308,67 @@ class RedisTokenStore:
                 await self._connection.bounded(listener.aclose)
 
     async def _keep(self, hold: _Hold) -> None:
-        """Renew the lease until the lock is given back or lost."""
+        """Renew the lease, and show that this worker is alive, until the lock is released."""
         listeners = 1
-        while True:
+        while listeners >= 0:
             with contextlib.suppress(Unreachable, AuthError):
                 if not listeners:
                     await self._listen(hold)
-                listeners = await self._connection.script(_RENEW, [self._lock_key], hold.owner, self._lease)
-            if listeners < 0:
-                return
+                listeners = await self._connection.script(RENEW, self._keys, hold.owner, self._lease)
             await asyncio.sleep(self._lease / 3)
 
-    async def _let_go(self, hold: _Hold) -> None:
-        await end(hold.keeper)
-        # Redis that has just not answered is not waited for again: the lease ends by itself.
-        if not hold.silent:
-            with contextlib.suppress(Unreachable):
-                await self._connection.script(_RELEASE, [self._lock_key], hold.owner)
-        await self._hush(hold)
-
-    # A save that waits for Redis
+    async def _end(self, hold: _Hold) -> None:
+        """Release the lock. A save that failed, or a mark that cannot be removed, is left to a task of its own."""
+        released = hold.unsaved is None and not hold.silent
+        if released:
+            await end(hold.keeper)
+            try:
+                await self._connection.script(RELEASE, self._keys, hold.owner)
+            except Unreachable:
+                released = False
+        if released or not (hold.unsaved or hold.loaded):
+            await end(hold.keeper)
+            await self._hush(hold)
+        else:
+            self._ended = hold
+            self._finishing = asyncio.create_task(self._finish(hold), name="signing_async token save")
 
     async def _finish(self, hold: _Hold) -> None:
-        """Save what could not be saved. Until then the lock is kept: another worker would use the old refresh token."""
-        assert hold.unsaved is not None
+        """Save what could not be saved, and remove the mark: until then no other worker refreshes."""
         try:
             while True:
                 try:
-                    await self._put(hold.unsaved, hold.fence)
-                    break
-                except TokenSuperseded:
-                    # By another worker, or by this very token: only the answer to its save had been lost.
-                    break
+                    if hold.unsaved is not None:
+                        # Refused if another worker saved a newer token, or if only the answer to this save was lost.
+                        with contextlib.suppress(TokenSuperseded):
+                            await self._put(hold.unsaved, hold)
+                        hold.unsaved = None
+                    await end(hold.keeper)
+                    await self._connection.script(RELEASE, self._keys, hold.owner)
+                    return
                 except Unreachable:
                     await asyncio.sleep(_SAVE_AGAIN)
-            hold.silent = False
         finally:
-            await self._let_go(hold)
+            await end(hold.keeper)
+            await self._hush(hold)
 
     async def _finished(self) -> None:
         if self._finishing is None:
             return
         await asyncio.wait([self._finishing], timeout=self._connection.timeout)
         if not self._finishing.done():
-            raise AuthError(f"{self._connection.place} does not answer, and a refreshed token waits to be saved there")
-        self._finishing = None
+            left = "a refreshed token waits to be saved" if self._is_save_pending() else "the lock waits to be released"
+            raise AuthError(f"{self._connection.place} does not answer, and {left} there")
+        self._finishing = self._ended = None
+
+    def _is_save_pending(self) -> bool:
+        return self._ended is not None and self._ended.unsaved is not None
 
     # What is kept
 
     async def _ask(self, hold: _Hold | None, script: Script, *arguments: Any) -> Any:
         try:
-            answer = await self._connection.script(script, [self._key, self._lock_key], *arguments)
+            answer = await self._connection.script(script, self._keys, *arguments)
         except Unreachable as error:
             words = str(error)
         else:
@@ -412,31 +379,37 @@ class RedisTokenStore:
             hold.silent = True
         raise AuthError(f"the token store cannot be used: {words}")
 
-    async def _put(self, token: Token, fence: str) -> None:
-        expiry = token.expires_at
-        lives = 0.0 if expiry is None else max(expiry.timestamp() - time.time(), 0.0)
+    async def _put(self, token: Token, hold: _Hold | None) -> None:
+        lives = 0.0 if token.expires_at is None else max(_seconds_left(token), 0.0)
         record = self._write(token, lives)
-        newer = text_of(await self._connection.script(_SAVE, [self._key], fence, record))
-        if not newer:
+        replaced = "" if hold is None else hold.fence
+        # What is saved without having been loaded comes from an authorization.
+        is_refresh = int(hold is not None and hold.loaded)
+        known = self._known.arguments(self._grace)
+        answer = await self._connection.script(
+            SAVE, self._keys, replaced, is_refresh, secrets.token_hex(4), record, *known
+        )
+        if not answer:
             raise TokenSuperseded(f"{self!r} holds a newer token than the one that was to be replaced: that one stays")
-        self._known = _Known(newer, record, token, lives)
+        fence, saved = map(text_of, answer)
+        self._known = _Known(fence, saved, record, token, lives)
 
     def _write(self, token: Token, lives: float) -> str:
         fields = {"token": token_to_json(token).decode(), "clock": time.time(), "lives": lives}
         data = json.dumps(fields).encode()
         return base64.b64encode(self._sealer.seal(data, self._place)).decode() if self._sealed else data.decode()
 
-    def _learn(self, record: str, fence: str, now: float) -> Token:
-        """The token of what Redis holds; remembered if it is newer than what was known."""
+    def _learn(self, known: _Known, record: str, fence: str, saved: str, now: float) -> Token:
+        """Return the token of what Redis holds, and remember it unless a newer one was learned meanwhile."""
         if record == self._known.record and self._known.token is not None:
             return self._known.token
-        token, lives = self._read(record, float(fence) / 1e6, now)
-        if float(fence) > float(self._known.fence or 0):
-            self._known = _Known(fence, record, token, lives)
+        token, lives = self._read(record, float(saved), now)
+        if known is self._known:
+            self._known = _Known(fence, saved, record, token, lives)
         return token
 
     def _read(self, record: str, saved: float, now: float) -> tuple[Token, float]:
-        """The token of a record that was saved at this time, and how long it lived then; times are of Redis's clock."""
+        """Return a record's token, and how long it lived when it was saved; times are of Redis's clock."""
         try:
             token, clock, lives = self._unpack(record)
         except ValueError as error:
@@ -458,6 +431,10 @@ class RedisTokenStore:
             fields = json.loads(data)
             return token_from_json(fields["token"].encode()), float(fields["clock"]), float(fields["lives"])
         raise ValueError("no token in it")
+
+
+def _seconds_left(token: Token) -> float:
+    return math.inf if token.expires_at is None else token.expires_at.timestamp() - time.time()
 
 
 def _from_base64(text: str) -> bytes:

@@ -165,6 +165,28 @@ class TokenStoreConformance:
                     async with each.lock():
                         assert await each.load() == _FULL
 
+    async def test_a_task_begun_in_the_lock_does_not_hold_it_afterwards(self, open_store: OpenStore) -> None:
+        """A task made inside the lock that loads later neither takes the lock again nor keeps it from the others."""
+        store, other = open_store(), open_store()
+        await store.save(_FULL)
+        over = asyncio.Event()
+
+        async def load_later() -> Token | None:
+            await over.wait()
+            return await store.load()
+
+        async with store.lock():
+            await store.load()
+            task = asyncio.create_task(load_later())
+        async with asyncio.timeout(_LONG_ENOUGH):
+            async with other.lock():
+                await other.load()
+                over.set()
+                assert await task == _FULL
+                await other.save(_BARE)
+            async with other.lock(), asyncio.timeout(_LONG_ENOUGH):
+                assert await other.load() == _BARE
+
     async def test_its_text_shows_no_token(self, open_store: OpenStore) -> None:
         """Neither ``repr`` nor ``str`` gives away what is kept."""
         store = open_store()
