@@ -23,7 +23,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import attrs
 
@@ -36,6 +36,7 @@ from .errors import (
     ClientClosed,
     DecodeError,
     InvalidRequest,
+    NotSound,
     NotYetSigned,
     RefreshRejected,
     RequestTimeout,
@@ -49,6 +50,9 @@ from .pdf import OpenPdf, PdfSource, Source
 from .retry import Repeat
 from .signings import reading, signing_path
 from .transport import Done, Operation, Read, Transport
+
+if TYPE_CHECKING:
+    from .sealed import Trust
 
 __all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]
 
@@ -222,16 +226,25 @@ class Documents:
         return document
 
     async def download_signed(
-        self, signing_id: str | Signing, document_id: str | Document, path: str | os.PathLike[str]
+        self,
+        signing_id: str | Signing,
+        document_id: str | Document,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = False,
+        trust: Trust | Iterable[Trust] | None = None,
     ) -> SealedFile:
         """Download a sealed PDF to ``path``, which is replaced only by a complete, checked file.
 
-        Raises `NotYetSigned` until the document is fully signed, and an `OSError` where the disk fails. ::
+        With ``verify`` (extra ``verify``) the file is also judged by `signing_async.sealed.inspect_sealed`, and with
+        ``trust`` it has to lead to these roots. Raises `NotSound` where it is not sound, or not trusted, `NotYetSigned`
+        until the document is fully signed, and an `OSError` where the disk fails. ::
 
             sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
         """
-        target = _target(path)
-        operation = self._sealed(signing_id, document_id, lambda response: _save(response, target, self._most))
+        target, most = _target(path), self._most
+        check = _verifier(trust, most) if verify or trust is not None else None
+        operation = self._sealed(signing_id, document_id, lambda response: _save(response, target, most, check))
         return await self._transport.call(operation)
 
     async def read_signed(self, signing_id: str | Signing, document_id: str | Document) -> bytes:
@@ -480,9 +493,28 @@ async def _checked(response: wire.Response, most: int) -> AsyncGenerator[bytes, 
         raise Unreadable("the sealed file has no end: it was cut short")
 
 
-async def _save(response: wire.Response, target: Path, most: int) -> SealedFile:
+def _verifier(trust: Trust | Iterable[Trust] | None, most: int) -> Callable[[Path], None]:
+    """Return a check of a file; that it can be made, and the roots be read, is seen before anything is downloaded."""
+    from ._verify.roots import load_roots
+    from .sealed import inspect_by_roots
+
+    roots = None if trust is None else load_roots(trust)
+
+    def check(path: Path) -> None:
+        report = inspect_by_roots(path, roots, max_bytes=most)
+        problems = report.problems + report.trust_problems
+        if problems:
+            verdict = "trusted" if report.sound else "sound"
+            raise NotSound(f"{_DOWNLOAD}: the sealed file is not {verdict}: {'; '.join(problems)}", problems=problems)
+
+    return check
+
+
+async def _save(
+    response: wire.Response, target: Path, most: int, check: Callable[[Path], None] | None = None
+) -> SealedFile:
     """Write a download beside its target, and put it in the target's place when it is complete."""
-    part, chunks, waiting = _Part(target), [], 0
+    part, chunks, waiting = _Part(target, check), [], 0
     try:
         async for chunk in _checked(response, most):
             chunks.append(chunk)
@@ -503,8 +535,9 @@ class _Part:
     comes too late cleans up behind itself.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, check: Callable[[Path], None] | None) -> None:
         self._target = target
+        self._check = check
         self._path = target.with_name(f".{secrets.token_hex(8)}.part")
         self._mode = "xb"
         self._digest = hashlib.sha256()
@@ -531,6 +564,8 @@ class _Part:
 
     def finish(self, chunks: Iterable[bytes]) -> SealedFile:
         self.add(chunks, last=True)
+        if self._check is not None:
+            self._check(self._path)
         if not self._given_up:
             self._path.replace(self._target)
             sync_folder(self._target.parent)
