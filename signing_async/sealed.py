@@ -75,7 +75,10 @@ class Report:
 
     size: int
     revisions: int
-    """How often the file was saved, each time behind what was there; 0 where its structure cannot be followed."""
+    """How often the file was saved, each time behind what was there (a linearized file counts twice from the start).
+
+    0 where its structure cannot be followed.
+    """
     seals: tuple[Seal, ...]
     """Its signatures, by how much they cover."""
     problems: tuple[str, ...]
