@@ -23,7 +23,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import attrs
 
@@ -37,6 +37,7 @@ from .errors import (
     ClientClosed,
     DecodeError,
     InvalidRequest,
+    NotSound,
     NotYetSigned,
     RequestTimeout,
     TransportError,
@@ -49,6 +50,9 @@ from .reconcile import Creation, DocumentMatch, Listed, Tracker
 from .retry import Repeat
 from .signings import reading, signing_path
 from .transport import Operation, Transport
+
+if TYPE_CHECKING:
+    from .sealed import Trust
 
 __all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]
 
@@ -227,11 +231,15 @@ class Documents:
         path: str | os.PathLike[str],
         *,
         overwrite: bool = True,
+        verify: bool = False,
+        trust: Trust | Iterable[Trust] | None = None,
     ) -> SealedFile:
         """Download a sealed PDF to ``path``, which is replaced only by a complete, checked file.
 
         With ``overwrite=False`` a file that exists, or that appears during the download, is never replaced: that is an
-        `InvalidRequest`. Raises `NotYetSigned` until the document is fully signed, and an `OSError` where the disk
+        `InvalidRequest`. With ``verify`` (extra ``verify``) the file is also judged by
+        `signing_async.sealed.inspect_sealed`, and with ``trust`` it has to lead to these roots. Raises `NotSound` if it
+        is not sound or not trusted, `NotYetSigned` until the document is fully signed, and an `OSError` if the disk
         fails. ::
 
             sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
@@ -239,9 +247,10 @@ class Documents:
         target = _target(path)
         if not overwrite and os.path.lexists(target):
             raise _exists(target)
+        check = _verifier(trust, self._most) if verify or trust is not None else None
 
         async def receive(response: wire.Response) -> SealedFile:
-            return await _save(response, _Part(target, overwrite=overwrite), self._most)
+            return await _save(response, _Part(target, overwrite=overwrite, check=check), self._most)
 
         return await self._transport.call(self._sealed(signing_id, document_id, receive))
 
@@ -504,6 +513,23 @@ async def _checked(response: wire.Response, most: int) -> AsyncGenerator[bytes, 
         raise Unreadable("the sealed file has no end: it was cut short")
 
 
+def _verifier(trust: Trust | Iterable[Trust] | None, most: int) -> Callable[[Path], None]:
+    """Return a check of a file; that it can be made, and the roots be read, is seen before anything is downloaded."""
+    from ._verify.roots import load_roots
+    from .sealed import inspect_by_roots
+
+    roots = None if trust is None else load_roots(trust)
+
+    def check(path: Path) -> None:
+        report = inspect_by_roots(path, roots, max_bytes=most)
+        problems = report.problems + report.trust_problems
+        if problems:
+            verdict = "trusted" if report.sound else "sound"
+            raise NotSound(f"{_DOWNLOAD}: the sealed file is not {verdict}: {'; '.join(problems)}", problems=problems)
+
+    return check
+
+
 async def _save(response: wire.Response, part: _Part, most: int) -> SealedFile:
     """Write a download beside its target, and put it in the target's place when it is complete."""
     chunks: list[bytes] = []
@@ -528,9 +554,10 @@ class _Part:
     comes too late cleans up behind itself.
     """
 
-    def __init__(self, target: Path, *, overwrite: bool) -> None:
+    def __init__(self, target: Path, *, overwrite: bool, check: Callable[[Path], None] | None = None) -> None:
         self._target = target
         self._overwrite = overwrite
+        self._check = check
         self._path = target.with_name(f".{secrets.token_hex(8)}.part")
         self._mode = "xb"
         self._digest = hashlib.sha256()
@@ -557,6 +584,8 @@ class _Part:
 
     def finish(self, chunks: Iterable[bytes]) -> SealedFile:
         self.add(chunks, last=True)
+        if self._check is not None:
+            self._check(self._path)
         if not self._given_up:
             if self._overwrite:
                 self._path.replace(self._target)

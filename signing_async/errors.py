@@ -25,6 +25,7 @@
     │   ├── RefreshRejected      the refresh token is not valid any more
     │   └── TokenSuperseded      a store did not save a token, since it holds a newer one
     ├── DecodeError              a success status with an answer that cannot be read
+    ├── NotSound                 a downloaded PDF is not as it was when it was signed, or not trusted
     ├── ClientClosed             a call after aclose()
     ├── JournalError             the journal of a dispatch cannot be read or written
     ├── SigningCancelled         waited for a signing that was cancelled
@@ -59,6 +60,7 @@ __all__ = [
     "JournalError",
     "MalformedEvent",
     "NotFound",
+    "NotSound",
     "NotYetSigned",
     "OutcomeUnknown",
     "OutcomeUnknownTimeout",
@@ -358,6 +360,17 @@ class DecodeError(SigningError):
         self.status = status
         self.request_id = request_id
         self.body = body
+
+
+class NotSound(SigningError):
+    """A PDF that was downloaded with ``verify=True`` is not sound, or not trusted; it was not kept.
+
+    ``problems`` are sentences, each on one thing that is wrong.
+    """
+
+    def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems: tuple[str, ...] = tuple(problems)
 
 
 class ClientClosed(SigningError):

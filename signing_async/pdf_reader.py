@@ -11,32 +11,26 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 __all__ = [
     "HEADER_WINDOW",
     "OBJECT",
-    "REGULAR",
     "ROW",
     "SPACE",
     "START",
     "STEP",
     "TAIL_WINDOW",
-    "TOKEN",
     "WINDOW",
     "Budget",
-    "Bytes",
     "Dict",
     "Document",
-    "Place",
     "Read",
     "Ref",
     "Text",
     "UnreadablePdf",
     "Value",
     "signature_values",
-    "unescaped",
 ]
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -516,12 +510,6 @@ class Document:
     def _load_all(self) -> None:
         while isinstance(self._next, int):
             self._load(self._next)
-
-    def offsets(self) -> list[int]:
-        """Where the cross-references of each revision are, the newest first."""
-        self._load_all()
-        # A linearized file has two sections from the start, of which the first in the file leads to the second.
-        return [at for at, older in pairwise((*self._seen, -1)) if older < at]
 
     def find(self, number: int) -> Place:
         """Where an object is."""

@@ -12,24 +12,49 @@ from typing import Any
 from tests import pdfs
 
 WHEN = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+TIMESTAMP = b"/Type/DocTimeStamp/Filter/Adobe.PPKLite/SubFilter/ETSI.RFC3161"
 BLANK = b"[0000000000 0000000000 0000000000 0000000000]"
 
 
+def judged(data: bytes, trust: Any = None, **settings: Any) -> Any:
+    """The report on a file, made in this process: quicker than `inspect_sealed` where there are many files."""
+    import asyncio
+
+    from signing_async import sealed
+    from signing_async._verify.judge import judge
+    from signing_async._verify.roots import load_roots
+    from signing_async._verify.signature import Options
+
+    roots = None if trust is None else load_roots(trust)
+    found = asyncio.run(judge(data, Options(roots, **settings)))
+    return sealed._report(len(data), found, with_trust=roots is not None)
+
+
 @cache
-def sealed_by_sandbox() -> bytes:
+def sandbox_authority() -> Any:
+    """An authority of a sandbox."""
+    import tempfile
+
+    from signing_async.sandbox.authority import Authority
+
+    with tempfile.TemporaryDirectory() as name:
+        return Authority.open(Path(name), WHEN)
+
+
+@cache
+def sealed_by_sandbox(level: Any = "B-B", original: bytes | None = None, when: datetime = WHEN) -> bytes:
     """A PDF as the sandbox seals it."""
     import tempfile
 
     from signing_async.sandbox.panel import Panel, Signer
-    from signing_async.sandbox.sealing import Authority, seal
+    from signing_async.sandbox.sealing import seal
 
-    panel = Panel("Lease", "lease.pdf", "ref-1", [Signer("Anna Berg", "anna@example.com", "bankid", WHEN)])
+    panel = Panel("Lease", "lease.pdf", "ref-1", [Signer("Anna Berg", "anna@example.com", "bankid", when)])
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        authority = Authority.open(folder, WHEN)
-        (folder / "lease.pdf").write_bytes(pdfs.make_pdf(3000))
-        seal(folder / "lease.pdf", folder / "sealed.pdf", panel=panel, authority=authority, when=WHEN)
-        return (folder / "sealed.pdf").read_bytes()
+        source, target = Path(name, "lease.pdf"), Path(name, "sealed.pdf")
+        source.write_bytes(pdfs.make_pdf(3000) if original is None else original)
+        seal(source, target, panel=panel, authority=sandbox_authority(), when=when, level=level)
+        return target.read_bytes()
 
 
 def signed_pdf(
@@ -39,20 +64,19 @@ def signed_pdf(
     entries: bytes = b"/M(D:20260304050607Z)",
     ranged: Callable[[int, int, int], Sequence[object]] = lambda start, end, size: (0, start, end, size - end),
     behind: bytes = b"",
+    direct: bool = False,
+    kind: bytes = b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.pkcs7.detached",
 ) -> bytes:
     """A document whose form has one signature, made by ``sign`` of the bytes around it.
 
     ``ranged`` says what the byte range is to be, from where the signature starts and ends and the file's size.
+    With ``direct`` the signature is written into its field.
     """
-    value = (
-        b"<</Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.pkcs7.detached/ByteRange"
-        + BLANK
-        + entries
-        + b"/Contents<"
-        + b"0" * room
-        + b">>>"
+    value = b"<<" + kind + b"/ByteRange" + BLANK + entries + b"/Contents<" + b"0" * room + b">>>"
+    made = (
+        pdfs.with_signature_field(b"/V" + value) if direct else pdfs.with_signature_field(b"/V 7 0 R", more={7: value})
     )
-    data = bytearray(pdfs.with_signature_field(b"/V 7 0 R", more={7: value}))
+    data = bytearray(pdfs.in_one_table(made))
     start = data.index(b"/Contents<0") + len(b"/Contents")
     end = start + room + 2
     numbers = b"[" + b" ".join(str(number).encode() for number in ranged(start, end, len(data))) + b"]"

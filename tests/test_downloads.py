@@ -25,6 +25,7 @@ from signing_async import (
     DecodeError,
     InvalidRequest,
     NotFound,
+    NotSound,
     NotYetSigned,
     RequestTimeout,
     RetryPolicy,
@@ -37,6 +38,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
+from tests.sealed_pdfs import sandbox_authority, sealed_by_sandbox
 from tests.servers import Web, answering, serving
 from tests.test_pdf import LARGE, open_files
 
@@ -706,3 +708,74 @@ async def test_the_consumer_sets_the_pace() -> None:
             async for chunk in chunks:
                 size += len(chunk)
         assert size == len(data)
+
+
+# Verified
+
+
+@pytest.fixture
+def sealed_pdf() -> bytes:
+    """A file as the sandbox seals it, which takes an event loop of its own."""
+    return sealed_by_sandbox()
+
+
+async def test_a_verified_download(target: Path, sealed_pdf: bytes) -> None:
+    """A sound file is kept; with roots it has to lead to them."""
+    async with serving(sending(sealed_pdf)) as server, SigningClient(server.origin, "token") as client:
+        for settings in ({"verify": True}, {"trust": sandbox_authority().certificate_pem}):
+            await client.documents.download_signed("s1", "d1", target, **settings)
+            assert target.read_bytes() == sealed_pdf
+            target.write_bytes(OLD)
+        with pytest.raises(NotSound) as caught:
+            await client.documents.download_signed("s1", "d1", target, trust="system")
+    problem = "its signature: the certificate does not lead to a trusted root"
+    assert caught.value.problems == (problem,)
+    assert str(caught.value) == f"documents.download_signed: the sealed file is not trusted: {problem}"
+    assert untouched(target)
+
+
+async def test_what_is_not_sound_is_not_kept(target: Path, sealed_pdf: bytes) -> None:
+    """It is said why, the file that was there stays, and it is not asked for again."""
+    asked = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        return web.Response(body=sealed_pdf + b"\n", content_type="application/pdf")
+
+    async with serving(answer) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(NotSound, match=r"the sealed file is not sound: 1 byte stand") as caught:
+            await client.documents.download_signed("s1", "d1", target, verify=True)
+    assert (len(caught.value.problems), asked) == (1, 1)
+    assert untouched(target)
+
+
+async def test_roots_that_are_none_are_told_before_anything_is_downloaded(target: Path) -> None:
+    """As an `InvalidRequest`."""
+    async with SigningClient("http://127.0.0.1:9", "token") as client:
+        with pytest.raises(InvalidRequest, match=r"trust: 'none\.pem' cannot be read"):
+            await client.documents.download_signed("s1", "d1", target, trust="none.pem")
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("level", ["B-B", "B-T", "B-LT", "B-LTA"])
+async def test_the_sandbox_seals_at_the_level_that_it_is_told(level: Any, tmp_path: Path) -> None:
+    """From the first one to the last; a verified download leads to its authority."""
+    from signing_async.sealed import inspect_sealed
+
+    path = tmp_path / "sealed.pdf"
+    async with Sandbox(seal_level=level) as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        signing = await client.signings.create(name="Lease", language="EN")
+        document = await client.documents.upload(signing, make_pdf())
+        await client.recipients.add(signing, email="ada@example.com")
+        await client.signings.send(signing)
+        await sandbox.complete(signing.id)
+        await client.documents.download_signed(signing, document, path, trust=await sandbox.certificate_pem())
+    report = await asyncio.to_thread(inspect_sealed, path)
+    assert (report.sound, report.seals[0].level) == (True, level)
+
+
+def test_the_sandbox_knows_its_levels() -> None:
+    """Another one is refused, with those that there are."""
+    with pytest.raises(ValueError, match="seal_level must be one of B-B, B-T, B-LT, B-LTA, not 'B-X'"):
+        Sandbox(seal_level="B-X")  # type: ignore[arg-type]  # it is wrong on purpose

@@ -711,25 +711,9 @@ def test_a_wreck_is_refused_only_when_all_of_it_agrees(wound: tuple[bytes, bytes
     assert preflight(WRECK.replace(*wound)) is None
 
 
-def opened(data: bytes) -> pdf_reader.Document:
-    return pdf_reader.Document(pdf_reader.Text(data, pdf_reader.Budget(BUDGET)))
-
-
 def test_finds_what_only_the_oldest_revision_has() -> None:
     """A signature is seen through any number of updates that do not speak of it."""
     data = pdfs.with_signature_field(SIGNED_VALUE)
     for number in (5, 9, 5):
         data = pdfs.update(data, {number: pdfs.stream_object(b"")}, size=number + 1)
     assert preflight(data) == judge(data) == "already_signed"
-
-
-def test_knows_the_revisions_of_a_file() -> None:
-    """Each has its place, the newest first; that a file is linearized makes no further one."""
-    first = pdfs.make_pdf()
-    second = pdfs.update(first, {9: b"null"})
-    tables = [at.start() for at in re.finditer(rb"xref\n0 ", second)]
-    assert opened(second).offsets() == tables[::-1]
-    assert opened(first).offsets() == tables[:1]
-    linearized = pdfs.rewritten(first, linearize=True)
-    assert linearized.count(b"trailer") == 2
-    assert len(opened(linearized).offsets()) == 1

@@ -36,6 +36,7 @@ NAMES = [
     "MemoryTokenStore",
     "NewRecipient",
     "NotFound",
+    "NotSound",
     "NotYetSigned",
     "OAuth",
     "OutcomeUnknown",

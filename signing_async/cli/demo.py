@@ -135,12 +135,13 @@ class _Story:
         kinds = [event.type for event in self._events]
         self._step("Both sign", "completion was seen by its webhook, not by polling", ", ".join(kinds))
         self._step("A forged webhook is refused", _refusal())
+        roots = await sandbox.certificate_pem()
         sealed = [
-            await client.documents.download_signed(completed, document, self._folder / name)
+            await client.documents.download_signed(completed, document, self._folder / name, trust=roots)
             for document, (name, _) in zip(self._documents, _FILES, strict=True)
         ]
         lines = [f"{file.path}  {file.size} bytes  sha256 {file.sha256[:16]}…" for file in sealed]
-        self._step("The sealed PDFs are on disk, complete and checked", *lines)
+        self._step("The sealed PDFs are on disk, their signatures valid and trusted", *lines)
         self._further(sealed[0].path)
         return {
             "signing": {"id": completed.id, "name": completed.name, "state": completed.state.value},
@@ -173,7 +174,8 @@ class _Story:
     def _further(self, path: Path) -> None:
         lines = (
             (f"xdg-open {path}", "the sealed file, with its page of signatures"),
-            (f"pdfsig {path}", "its signature, by another program"),
+            (f"signing-async verify-sealed {path}", "its signature, and what it covers"),
+            (f"pdfsig {path}", "the same, by another program"),
             ("signing-async sandbox", "the service to click through, at http://127.0.0.1:8080/sandbox"),
         )
         title = self._out.styled("Look further", bold=True)

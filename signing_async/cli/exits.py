@@ -26,6 +26,7 @@ __all__ = [
     "TIMED_OUT",
     "UNAUTHORIZED",
     "UNKNOWN",
+    "UNTRUSTED",
     "USAGE",
     "code_of",
     "code_of_all",
@@ -39,6 +40,7 @@ UNAUTHORIZED = 4
 TIMED_OUT = 5
 CANCELLED = 6
 NOT_SOUND = 7
+UNTRUSTED = 8
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 TERMINATED = 143
@@ -52,6 +54,7 @@ CODES = {
     TIMED_OUT: "the time to wait is up",
     CANCELLED: "the signing was cancelled",
     NOT_SOUND: "a sealed PDF is not as it was when it was signed",
+    UNTRUSTED: "a sealed PDF is sound, and not of those who are trusted",
     INTERRUPTED: "interrupted by Ctrl-C (143: by SIGTERM)",
 }
 

@@ -12,6 +12,7 @@ import click
 
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.accounts import is_loopback
+from ..sandbox.authority import LEVELS, Level
 from .command import State, command
 from .output import Output
 from .running import NO_HANDLERS
@@ -28,6 +29,13 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
     help="Keep everything in this folder; without it all is gone at the end.",
 )
 @click.option("--profile", default="default", show_default=True, type=click.Choice(PROFILES), help="How it answers.")
+@click.option(
+    "--seal-level",
+    default="B-B",
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="PAdES level of the sealed PDFs.",
+)
 @click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
 @click.option(
     "--webhook-url", help="Deliver events to this address; their secret is taken from SIGNING_WEBHOOK_SECRET."
@@ -39,6 +47,7 @@ def sandbox(
     host: str,
     data: Path | None,
     profile: str,
+    seal_level: Level,
     seed: str | None,
     webhook_url: str | None,
     allow_remote_webhooks: bool,
@@ -62,6 +71,7 @@ def sandbox(
             webhook_secret=os.environ.get("SIGNING_WEBHOOK_SECRET") if webhook_url else None,
             allow_remote_webhooks=allow_remote_webhooks,
             keep_requests=2000,
+            seal_level=seal_level,
         )
         state.run(_run(server, state.out))
     except Refused as error:

@@ -1,4 +1,4 @@
-"""`verify-sealed`: what the structure and the digests of a sealed PDF tell, without a network and without trust."""
+"""`verify-sealed`: whether a sealed PDF is as it was when it was signed, and by whom."""
 
 from __future__ import annotations
 
@@ -8,67 +8,120 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidRequest
-from .command import State, command
-from .exits import NOT_SOUND, USAGE
+from .command import Seconds, State, command
+from .exits import NOT_SOUND, UNTRUSTED, USAGE
 from .output import iso, on_one_line
 
 if TYPE_CHECKING:
-    from ..sealed import Seal, SealedReport
+    from ..sealed import Report, Seal
 
-NOTE = (
-    "Sound means: as it was when it was signed. It is no legal opinion, and whether the certificates can be trusted"
-    " is not checked."
+SOUND = (
+    "Sound means: every signature is valid, and nothing came after them but what is allowed. It is no legal opinion."
 )
+NOT_TRUSTED = "Whose certificates they are was not checked: names are what the certificates say (--trust checks them)."
+TRUSTED = "Trusted means: the certificates lead to the given roots, and were not revoked by {}."
+REVOCATION = {False: "what the file carries", True: "what the file carries and the services that they name say"}
 
 
 @command("verify-sealed")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-def verify_sealed(state: State, files: tuple[Path, ...]) -> None:
+@click.option(
+    "--trust",
+    multiple=True,
+    metavar="ROOTS",
+    help='Certificates to trust: a PEM or DER file, a folder of those, or "system"; may be given several times.',
+)
+@click.option("--fetch", is_flag=True, help="Ask the services that the certificates name for revocation, with --trust.")
+@click.option("--no-form-filling", is_flag=True, help="Allow no form field to be filled in after a signature.")
+@click.option("--limit", default=60.0, show_default=True, type=Seconds(min=1), help="Seconds to judge one file.")
+def verify_sealed(
+    state: State, files: tuple[Path, ...], trust: tuple[str, ...], fetch: bool, no_form_filling: bool, limit: float
+) -> None:
     """Say whether a sealed PDF is as it was when it was signed: who signed, what that covers, what came after.
 
-    A file is sound when its last signature covers all of it, and the digest of every signature is right. It is no legal
-    opinion: whether the certificates can be trusted, and are in force, is not checked. Nothing leaves this machine.
+    A file is sound when every signature is valid, and nothing came after them but data for validation, timestamps,
+    further signatures, document information and, where the document permits it, values of form fields. It is trusted
+    when the certificates also lead to the roots of --trust. It is no legal opinion. Without --fetch nothing leaves this
+    machine.
 
-    Exit code 0: all files are sound. 7: one is not, and it is said why. 2: one cannot be read, or is no PDF.
+    Exit code 0: all files are sound, and with --trust trusted. 7: one is not sound. 8: with --trust, one is sound and
+    not trusted. 2: one cannot be read, or is no PDF.
 
     \b
     Example:
       signing-async verify-sealed lease-signed.pdf
     """
-    codes = {_verify(state, path) for path in files}
-    state.out.say(NOTE)
-    state.end(NOT_SOUND if NOT_SOUND in codes else USAGE if USAGE in codes else 0)
+    if fetch and not trust:
+        raise click.UsageError("--fetch is of use only with --trust.")
+    codes = {
+        _verify(state, path, trust=trust or None, fetch=fetch, form_filling=not no_form_filling, timeout=limit)
+        for path in files
+    }
+    state.out.say(" ".join(_notes(trust=bool(trust), fetch=fetch)))
+    state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE) if code in codes), 0))
 
 
-def _verify(state: State, path: Path) -> int:
-    from ..sealed import inspect_sealed
+def _notes(*, trust: bool, fetch: bool) -> tuple[str, str]:
+    return SOUND, TRUSTED.format(REVOCATION[fetch]) if trust else NOT_TRUSTED
 
+
+def _verify(
+    state: State, path: Path, *, trust: tuple[str, ...] | None, fetch: bool, form_filling: bool, timeout: float
+) -> int:
     try:
-        report = inspect_sealed(path, max_bytes=state.settings.assumptions.max_sealed_bytes)
+        from ..sealed import inspect_sealed
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from None
+    try:
+        most = state.settings.assumptions.max_sealed_bytes
+        report = inspect_sealed(
+            path, trust=trust, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=most
+        )
     except InvalidRequest as error:
         state.out.failed(str(path), error, {"file": str(path), "sound": None})
         return USAGE
-    state.out.result({"file": str(path), **report.as_dict(), "note": NOTE}, _told(path, report))
-    return 0 if report.sound else NOT_SOUND
+    note = " ".join(_notes(trust=trust is not None, fetch=fetch))
+    state.out.result({"file": str(path), **report.as_dict(), "note": note}, _told(path, report))
+    if not report.sound:
+        return NOT_SOUND
+    return UNTRUSTED if report.trusted is False else 0
 
 
-def _told(path: Path, report: SealedReport) -> str:
-    lines = [f"{on_one_line(str(path))}: {'sound' if report.sound else 'NOT SOUND'}"]
+def _told(path: Path, report: Report) -> str:
+    verdict = "sound" if report.sound else "NOT SOUND"
+    if report.sound and report.trusted is not None:
+        verdict += ", trusted" if report.trusted else ", NOT TRUSTED"
+    lines = [f"{on_one_line(str(path))}: {verdict}"]
     lines += [f"  wrong: {problem}" for problem in report.problems]
+    lines += [f"  not trusted: {problem}" for problem in report.trust_problems]
     for seal in report.seals:
         lines += _lines_of(seal, report)
     return "\n".join(lines)
 
 
-def _lines_of(seal: Seal, report: SealedReport) -> list[str]:
-    moment = f", {iso(seal.signed_at)} by the signer's own clock" if seal.signed_at else ""
+def _lines_of(seal: Seal, report: Report) -> list[str]:
     covers = "the whole file" if seal.covers == report.size else f"its first {seal.covers} of {report.size} bytes"
     right = {True: "right", False: "WRONG", None: "not checked"}
-    key = {True: "right", False: "WRONG", None: "not checked (that needs the package cryptography)"}
+    shown = {True: "what it covers", False: "NOT only what it covers", None: "cannot be told"}
     return [
-        f"  {seal.kind} by {seal.signer or 'somebody unknown'}{moment}",
+        f"  {seal.kind} by {seal.signer or 'somebody unknown'}{_time(seal)}",
         f"    covers  {covers}, up to revision {seal.revision} of {report.revisions}",
         f"    digest  {right[seal.digest_right]}{f' ({seal.digest_algorithm})' if seal.digest_algorithm else ''}",
-        f"    key     {key[seal.key_right]}",
+        f"    key     {right[seal.key_right]}",
+        *([f"    level   {seal.level}"] if seal.level else []),
         *([f"    issuer  {seal.issuer}"] if seal.issuer else []),
+        *([f"    revoked {_revoked(seal)}"] if seal.revocation else []),
+        f"    shown   {shown[seal.shown]}",
+        *(f"    since   {change}" for change in seal.changes),
     ]
+
+
+def _time(seal: Seal) -> str:
+    if seal.signed_at is None:
+        return ""
+    source = "a timestamp" if seal.time_source == "timestamp" else "the signer's own clock"
+    return f", {iso(seal.signed_at)} by {source}"
+
+
+def _revoked(seal: Seal) -> str:
+    return {"good": "no", "revoked": "YES", "unknown": "unknown: there are no data on it"}[seal.revocation or "unknown"]

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from .accounts import DEFAULT_TENANT, Accounts, is_loopback
 from .api import Api, RateLimit, RequestRecord, logger
+from .authority import LEVELS, Level
 from .clock import Clock
 from .database import Database
 from .deliveries import Deliveries
@@ -45,7 +46,8 @@ class Sandbox:
 
     Without `data` everything is temporary; with a folder it is kept there, and nothing acknowledged is lost even if
     the process is killed. `port=0` takes a free port. The same `seed` gives the same ids, tokens and secrets.
-    Webhooks go to this machine only, unless `allow_remote_webhooks` is set.
+    Webhooks go to this machine only, unless `allow_remote_webhooks` is set. `seal_level` is the PAdES level of the
+    sealed documents: B-B, B-T, B-LT or B-LTA, by a timestamp service and OCSP responses of the sandbox's own.
     """
 
     clock: Clock
@@ -67,6 +69,7 @@ class Sandbox:
         *,
         allow_remote_webhooks: bool = False,
         keep_requests: int = 10_000,
+        seal_level: Level = "B-B",
     ) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, not {port!r}")
@@ -74,6 +77,8 @@ class Sandbox:
             raise ValueError(f"host must be an address or a name, not {host!r}")
         if isinstance(keep_requests, bool) or not isinstance(keep_requests, int) or keep_requests < 1:
             raise ValueError(f"keep_requests must be a whole number from 1, not {keep_requests!r}")
+        if seal_level not in LEVELS:
+            raise ValueError(f"seal_level must be one of {', '.join(LEVELS)}, not {seal_level!r}")
         if webhook_secret is not None and webhook_url is None:
             raise ValueError("webhook_secret is of no use without webhook_url")
         self.profile: Profile = profile or Profile()
@@ -85,6 +90,7 @@ class Sandbox:
         self._webhook = (webhook_url, webhook_secret)
         self._allow_remote = allow_remote_webhooks
         self._keep_requests = keep_requests
+        self._seal_level: Level = seal_level
         self._closing = asyncio.Event()
         self._exits: contextlib.AsyncExitStack | None = None
 
@@ -129,7 +135,16 @@ class Sandbox:
         self.webhooks = Deliveries(
             self._database, self.clock, ids, self.profile, self.faults, allow_remote=self._allow_remote
         )
-        self.service = Service(self._database, files, self.clock, ids, self.profile, self.accounts, self.webhooks.emit)
+        self.service = Service(
+            self._database,
+            files,
+            self.clock,
+            ids,
+            self.profile,
+            self.accounts,
+            self.webhooks.emit,
+            self._seal_level,
+        )
         files.remove_all_but(name for d in self.service.documents() for name in (d.file, d.sealed_file) if name)
         self.accounts.default_user()
 

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from .accounts import Accounts
+from .authority import Level
 from .clock import Clock, to_datetime
 from .database import Database
 from .files import Files, Incoming
@@ -46,7 +47,15 @@ class Service:
     """What the endpoints and the pages do, without HTTP."""
 
     def __init__(
-        self, database: Database, files: Files, clock: Clock, ids: Ids, profile: Profile, accounts: Accounts, emit: Emit
+        self,
+        database: Database,
+        files: Files,
+        clock: Clock,
+        ids: Ids,
+        profile: Profile,
+        accounts: Accounts,
+        emit: Emit,
+        seal_level: Level = "B-B",
     ) -> None:
         self._database = database
         self._files = files
@@ -56,7 +65,7 @@ class Service:
         self._accounts = accounts
         self._emit = emit
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._sealer = Sealer(files.path("").parent / "authority", clock)
+        self._sealer = Sealer(files.path("").parent / "authority", clock, seal_level)
 
     # signings
 
@@ -465,9 +474,10 @@ class Service:
 class Sealer:
     """The authority and its thread: pyHanko is imported when the first document is sealed."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, clock: Clock, level: Level) -> None:
         self._folder = folder
         self._clock = clock
+        self._level: Level = level
         self._opened: Any = None
         self._opening = asyncio.Lock()
 
@@ -497,7 +507,9 @@ class Sealer:
         authority = await self._authority()
         source, target, when = files.path(document.file), files.path(name), to_datetime(now)
         try:
-            await asyncio.to_thread(sealing.seal, source, target, panel=panel, authority=authority, when=when)
+            await asyncio.to_thread(
+                sealing.seal, source, target, panel=panel, authority=authority, when=when, level=self._level
+            )
         except sealing.SealingFailed as error:
             raise Refused(409, "cannot_be_sealed", str(error)) from error
 

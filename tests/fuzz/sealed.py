@@ -1,18 +1,31 @@
-"""Sealed PDFs: whatever a file or the signature in it holds, there is a report that can be shown, or it is no PDF."""
+"""Sealed PDFs: whatever a file or the signature in it holds, there is a report that can be shown, or it is no PDF.
+
+The judge is attacked in this process, without the limits of its worker.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from contextlib import nullcontext
+import logging
+from collections.abc import Iterator
+from functools import cache
 
-from signing_async import PdfRejected
-from signing_async.sealed import inspect_sealed
-from tests import sealed_pdfs
-from tests.fuzz.promises import check_error
-from tests.fuzz.running import LONGEST, Target
+from signing_async import sealed
+from signing_async._verify.judge import judge
+from signing_async._verify.signature import Options
+from tests import pdfs, sealed_pdfs
+from tests.fuzz.running import LONGEST, Attack, Target
 
-ROOM = 6_000
+ROOM = 4_000
+
+
+@cache
+def _options() -> Options:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return Options(roots=(sealed_pdfs.key_and_certificate()[1].public_bytes(Encoding.DER),))
 
 
 def attack(data: bytes) -> None:
@@ -24,20 +37,31 @@ def attack(data: bytes) -> None:
 
 
 def _inspect(data: bytes) -> None:
-    with contextlib.suppress(PdfRejected):
-        report = inspect_sealed(data)
+    for options in (Options(), _options()):
+        found = json.loads(json.dumps(asyncio.run(judge(data, options))))
+        report = sealed._report(len(data), found, with_trust=options.roots is not None)
         assert report.sound == (not report.problems)
+        assert (report.trusted is None) == (options.roots is None)
+        assert report.sound or not report.trusted
         assert repr(report)
-        told = json.loads(json.dumps(report.as_dict()))
-        assert told["size"] == len(data)
-        for text in (*report.problems, *report.signers, *(seal.subject or "" for seal in report.seals)):
+        assert json.loads(json.dumps(report.as_dict()))["size"] == len(data)
+        texts = [*report.problems, *report.trust_problems, *report.signers]
+        for seal in report.seals:
+            texts += [seal.field, seal.subfilter, seal.subject or "", seal.issuer or "", *seal.changes]
+        for text in texts:
             assert text.isprintable(), text
             assert len(text) < 20_000
-        return
+
+
+@contextlib.contextmanager
+def attacking() -> Iterator[Attack]:
+    """The attack; pyHanko's log is switched off meanwhile, as in the worker."""
+    before = logging.root.manager.disable
+    logging.disable()
     try:
-        inspect_sealed(data)
-    except PdfRejected as error:
-        check_error(error)
+        yield attack
+    finally:
+        logging.disable(before)
 
 
 SIGNATURES = tuple(
@@ -52,10 +76,14 @@ SIGNATURES = tuple(
         {"content": b"wrapped"},
     )
 )  # fmt: skip
+SIGNED = sealed_pdfs.signed_pdf(sealed_pdfs.cms, room=ROOM)
 FILES = (
-    sealed_pdfs.signed_pdf(sealed_pdfs.cms, room=ROOM),
-    sealed_pdfs.signed_pdf(sealed_pdfs.timestamp, room=ROOM),
+    SIGNED,
+    sealed_pdfs.signed_pdf(sealed_pdfs.timestamp, room=ROOM, kind=sealed_pdfs.TIMESTAMP),
     sealed_pdfs.signed_pdf(lambda data: sealed_pdfs.as_ber(sealed_pdfs.cms(data)), room=ROOM),
+    sealed_pdfs.signed_pdf(sealed_pdfs.cms, room=ROOM, direct=True),
+    pdfs.update(SIGNED, {1: b"<</Type/Catalog/Pages 2 0 R/AcroForm<</Fields[6 0 R]/SigFlags 3>>/DSS<</Certs[]>>>>"}),
+    pdfs.update(SIGNED, {6: pdfs.FIELD + b"/V 7 0 R/AP<</N 5 0 R>>>>"}),
 )
 SEEDS = (
     *(b"\x00" + data for data in FILES if len(data) < LONGEST),
@@ -65,9 +93,11 @@ SEEDS = (
 WORDS = (
     b"/ByteRange", b"/Contents", b"/M(D:", b"/Type/Sig", b"/SubFilter", b"/V", b"/Perms", b"/DSS", b"<", b">", b"<<",
     b">>", b"[", b"]", b"0", b"-1", b"99999999999", b" ", b"\n", b"7 0 R", b"startxref", b"%%EOF", b"xref", b"/Prev",
+    b"/DocMDP", b"/Reference", b"/TransformMethod", b"/Lock", b"/SV", b"/Kids", b"/AcroForm", b"/Type/DocTimeStamp",
+    b"/OCSPs", b"/CRLs", b"/VRI", b"/ETSI.RFC3161", b"/ETSI.CAdES.detached", b"/FieldMDP", b"/Encrypt", b"/ObjStm",
     b"20260304", b"+99'99'", b"Z", b"\x30\x80", b"\x30\x84\xff\xff\xff\xff", b"\x30\x88", b"\x00\x00", b"\x31\x00",
     b"\xa0\x80",
     b"\x24\x80", b"\x04\x00", b"\x02\x01\x01", b"\x06\x01\x80", b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x07\x02",
     b"\x17\x0d99", b"\x18\x0f0000", b"\x1c\x04\x00\x11\x00\x00", b"\x1e\x02\xd8\x00", b"\x0c\x02\xc3\x28", b"\x1f\xff",
 )  # fmt: skip
-TARGET = Target("sealed", lambda: nullcontext(attack), SEEDS, WORDS)
+TARGET = Target("sealed", attacking, SEEDS, WORDS)

@@ -73,6 +73,7 @@ def test_it_runs_until_it_is_told_to_stop(number: signal.Signals) -> None:
 def test_its_options(tmp_path: Path) -> None:
     """Folder, profile, seed and webhook are taken; the secret comes from the environment."""
     options = ["--port", "0", "--data", str(tmp_path / "kept"), "--profile", "numeric", "--seed", "7"]
+    options += ["--seal-level", "B-LTA"]
     options += ["--webhook-url", "http://127.0.0.1:1/hook"]
     with running(*options, SIGNING_WEBHOOK_SECRET="whsec") as (_, said):
         assert re.search(r'"id": "\d+"', get(said, "/api/1.0/me")[1])
@@ -95,6 +96,7 @@ def test_a_port_in_use() -> None:
     [
         ["--port", "x"],
         ["--profile", "nope"],
+        ["--seal-level", "nope"],
         ["--webhook-secret", "s"],
         ["--webhook-url", "http://192.0.2.1/"],
         ["--nope"],

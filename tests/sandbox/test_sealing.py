@@ -10,6 +10,7 @@ import re
 import stat
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
@@ -19,8 +20,10 @@ from typing import Any
 import pikepdf
 import pytest
 
+from signing_async.sandbox import authority as authorities
 from signing_async.sandbox import panel as panels
 from signing_async.sandbox import sealing
+from signing_async.sandbox.authority import LEVELS, Level
 from signing_async.sandbox.sealing import Authority, Panel, SealingFailed, Signer, seal
 from tests import pdfs
 
@@ -148,6 +151,89 @@ def test_pdfsig_and_qpdf_call_it_valid(
     assert "Total document signed" in said
     checked = pdfs.run("qpdf", "--check", path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def by_pikepdf(*, direct: bool) -> bytes:
+    """A form as pikepdf writes it, in the catalog itself or as an object of its own."""
+    pdf = pikepdf.new()
+    pdf.add_blank_page(page_size=(595, 842))
+    field = pikepdf.Dictionary(
+        Type=pikepdf.Name.Annot,
+        Subtype=pikepdf.Name.Widget,
+        FT=pikepdf.Name.Tx,
+        T=pikepdf.String("remark"),
+        V=pikepdf.String("none"),
+        Rect=[72, 600, 300, 620],
+        P=pdf.pages[0].obj,
+    )
+    widget = pdf.make_indirect(field)
+    pdf.pages[0].Annots = pdf.make_indirect(pikepdf.Array([widget]))
+    fields = pikepdf.Array([widget])
+    form = pikepdf.Dictionary(Fields=fields if direct else pdf.make_indirect(fields), DA=pikepdf.String("/F1 12 Tf"))
+    pdf.Root.AcroForm = form if direct else pdf.make_indirect(form)
+    out = io.BytesIO()
+    pdf.save(out)
+    return out.getvalue()
+
+
+FORMS: dict[str, tuple[Callable[[], bytes], list[str]]] = {
+    "by hand": (pdfs.with_form, ["remark"]),
+    "an empty signature field": (pdfs.with_signature_field, ["seal"]),
+    "reportlab": (pdfs.by_reportlab, ["remark0", "remark1", "remark2"]),
+    "reportlab, object streams": (
+        lambda: pdfs.rewritten(pdfs.by_reportlab(), object_streams=True),
+        ["remark0", "remark1", "remark2"],
+    ),
+    "fpdf2, without a form": (pdfs.by_fpdf2, []),
+    "pikepdf": (lambda: by_pikepdf(direct=False), ["remark"]),
+    "pikepdf, in the catalog": (lambda: by_pikepdf(direct=True), ["remark"]),
+}
+
+
+@pytest.mark.parametrize(("make", "names"), FORMS.values(), ids=FORMS)
+def test_the_fields_of_a_form_are_kept(
+    make: Callable[[], bytes], names: list[str], sealed: Callable[..., bytes]
+) -> None:
+    """With their values and the form's other entries; the seal's own field is the last one."""
+    data = make()
+    with pikepdf.open(io.BytesIO(data)) as before, pikepdf.open(io.BytesIO(sealed(data))) as after:
+        assert [str(field.T) for field in after.Root.AcroForm.Fields] == [*names, "SandboxSeal"]
+        for old, new in zip(
+            before.Root.get("/AcroForm", {}).get("/Fields", []), after.Root.AcroForm.Fields, strict=False
+        ):
+            assert old.unparse() == new.unparse()
+        for key in before.Root.get("/AcroForm", pikepdf.Dictionary()).keys() - {"/Fields", "/SigFlags"}:
+            assert after.Root.AcroForm[key].unparse() == before.Root.AcroForm[key].unparse()
+
+
+def test_a_second_seal_takes_another_name(sealed: Callable[..., bytes]) -> None:
+    """Where a field of the form has the seal's name already, be it an object of its own."""
+    taken = pdfs.with_signature_field(field=pdfs.FIELD.replace(b"(seal)", b" 8 0 R"), more={8: b"(SandboxSeal)"})
+    with pikepdf.open(io.BytesIO(sealed(taken))) as pdf:
+        assert [str(field.T) for field in pdf.Root.AcroForm.Fields] == ["SandboxSeal", "SandboxSeal2"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["small", "a form", "reportlab", "object streams", "a shifted table", "hybrid"])
+def test_seals_at_every_level(level: Level, name: str, tmp_path: Path, authority: Authority) -> None:
+    """Each adds what the one before it has; pyHanko's command finds the signature and its timestamps in order."""
+    import click.testing
+    from pyhanko.cli import cli_root
+
+    source, target, roots = tmp_path / "a.pdf", tmp_path / "b.pdf", tmp_path / "roots.pem"
+    source.write_bytes(ORIGINALS[name]())
+    roots.write_bytes(authority.certificate_pem)
+    seal(source, target, panel=make_panel("Anna"), authority=authority, when=datetime.now(UTC), level=level)
+    data = target.read_bytes()
+    assert data.startswith(source.read_bytes())
+    assert (b"/DSS" in data, b"/DocTimeStamp" in data) == (level in ("B-LT", "B-LTA"), level == "B-LTA")
+    options = ["--soft-revocation-check", "--no-strict-syntax", "--trust-replace", "--trust", str(roots)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what pyHanko's next version will drop
+        ran = click.testing.CliRunner().invoke(cli_root, ["sign", "validate", *options, str(target)])
+    assert ran.exit_code == 0, ran.output
+    assert ("TIMESTAMP_TOKEN<INTACT:TRUSTED>" in ran.output) == (level != "B-B")
+    assert ("EXTENDED_WITH_LTA_UPDATES" in ran.output) == (level in ("B-LT", "B-LTA"))
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -448,7 +534,7 @@ def test_an_authority_is_made_once_and_kept_private(tmp_path: Path) -> None:
     assert first.certificate_pem.startswith(b"-----BEGIN CERTIFICATE-----")
     (path,) = folder.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert path.read_bytes().count(b"PRIVATE KEY") == 2
+    assert path.read_bytes().count(b"BEGIN PRIVATE KEY") == 3
     assert b"PRIVATE" not in first.certificate_pem
 
 
@@ -459,9 +545,9 @@ def test_certificates_are_valid_by_any_clock(tmp_path: Path, now: datetime) -> N
 
     Authority.open(tmp_path, now)
     certificates = x509.load_pem_x509_certificates((tmp_path / "authority.pem").read_bytes())
-    assert len(certificates) == 2
-    certificates[0].verify_directly_issued_by(certificates[1])
+    assert len(certificates) == 6
     for certificate in certificates:
+        certificate.verify_directly_issued_by(certificates[1])
         for moment in (now, now + timedelta(days=10_000), datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC)):
             assert certificate.not_valid_before_utc <= moment <= certificate.not_valid_after_utc
 
@@ -482,8 +568,8 @@ def _certificate_of(folder: Path) -> bytes:
 def test_the_second_maker_of_an_authority_yields(tmp_path: Path) -> None:
     """A file that appeared meanwhile is kept, and the loser leaves nothing behind."""
     path = tmp_path / "authority.pem"
-    sealing._create(path, b"first")
-    sealing._create(path, b"second")
+    authorities._create(path, b"first")
+    authorities._create(path, b"second")
     assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -492,7 +578,9 @@ def test_the_second_maker_of_an_authority_yields(tmp_path: Path) -> None:
 def test_a_damaged_authority_file_is_named(tmp_path: Path, content: bytes) -> None:
     """A file that holds no authority gives an error with its path and what to do."""
     (tmp_path / "authority.pem").write_bytes(content)
-    with pytest.raises(SealingFailed, match=r"authority\.pem holds no key with two certificates .* remove it"):
+    with pytest.raises(
+        SealingFailed, match=r"authority\.pem does not hold an authority's 3 keys and 6 certificates .* remove it"
+    ):
         Authority.open(tmp_path, WHEN)
 
 

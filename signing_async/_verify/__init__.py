@@ -1,0 +1,1 @@
+"""The judging of sealed PDFs: by pyHanko, in a process of its own, since it reads foreign files."""

@@ -1,0 +1,46 @@
+"""Run the worker process, with limits of time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["run_worker"]
+
+MEMORY = 512 * 2**20  # a file of 90 MiB takes 470 MiB in all
+MEMORY_PER_BYTE = 4
+OUT_OF_MEMORY = 3
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from signing_async._verify.worker import main; main()"
+)
+
+
+def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, bool], timeout: float) -> dict[str, Any]:
+    """Return the fields of a `sealed.Report`, which a worker process finds; one that cannot be judged is not sound."""
+    memory = MEMORY + MEMORY_PER_BYTE * len(content)
+    head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
+    path = json.dumps([os.path.abspath(each) for each in sys.path])  # noqa: PTH100  # an empty entry is this folder
+    command = [sys.executable, "-P", "-W", "ignore", "-c", _START, path]
+    try:
+        done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # it is this interpreter
+    except subprocess.TimeoutExpired:
+        return _unjudged(f"to judge it takes more than {timeout:g} seconds")
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+    if done.returncode == OUT_OF_MEMORY:
+        return _unjudged(f"to judge it takes more than {memory >> 20} MiB of memory")
+    if done.returncode < 0:
+        return _unjudged(f"the process that judged it was ended by {signal.Signals(-done.returncode).name}")
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    raise RuntimeError(f"signing_async.sealed: its worker process failed: {lines[-1] if lines else done.returncode}")
+
+
+def _unjudged(problem: str) -> dict[str, Any]:
+    return {"revisions": 0, "seals": [], "problems": [problem], "trust_problems": []}

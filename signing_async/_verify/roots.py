@@ -1,0 +1,72 @@
+"""Load the certificates that a caller trusts."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..errors import InvalidRequest
+
+__all__ = ["Trust", "load_roots"]
+
+Trust: TypeAlias = str | os.PathLike[str] | bytes
+"""Certificates to trust: a file of PEM or DER, a folder of those, their bytes, or "system" for the system's."""
+
+SUFFIXES = frozenset({".pem", ".crt", ".cer", ".der"})
+
+
+def load_roots(trust: Trust | Iterable[Trust]) -> list[bytes]:
+    """Return the certificates of authorities among those given, in DER.
+
+    A certificate that neither is an authority's nor signed by itself is no root: it is left out, as in the sandbox's
+    file, which holds both. Where nothing else is given, that is an `InvalidRequest`.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    given = [trust] if isinstance(trust, str | os.PathLike | bytes) else list(trust)
+    roots: list[bytes] = []
+    if "system" in given:
+        roots += ssl.create_default_context().get_ca_certs(binary_form=True)
+    for shown, content in _contents(each for each in given if each != "system"):
+        try:
+            is_pem = b"-----BEGIN" in content
+            found = x509.load_pem_x509_certificates(content) if is_pem else [x509.load_der_x509_certificate(content)]
+            authorities = [each for each in found if each.issuer == each.subject or _is_authority(each)]
+        except ValueError as error:
+            raise InvalidRequest(f"trust: {shown} holds no certificate that can be read: {error}") from None
+        if not authorities:
+            raise InvalidRequest(f"trust: {shown} holds no authority's certificate: give that of the issuer")
+        roots += [each.public_bytes(Encoding.DER) for each in authorities]
+    if not roots:
+        raise InvalidRequest("trust: there is no certificate in what was given")
+    return roots
+
+
+def _is_authority(certificate: Any) -> bool:
+    from cryptography import x509
+
+    constraints = x509.BasicConstraints
+    return any(extension.value.ca for extension in certificate.extensions if isinstance(extension.value, constraints))
+
+
+def _contents(trust: Iterable[Trust]) -> Iterator[tuple[str, bytes]]:
+    for each in trust:
+        if isinstance(each, bytes):
+            yield "what was given", each
+        elif isinstance(each, str | os.PathLike):
+            yield from _files(Path(each))
+        else:
+            raise InvalidRequest(f"trust: must be paths or bytes, not {type(each).__name__}")
+
+
+def _files(path: Path) -> list[tuple[str, bytes]]:
+    try:
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+        return [(repr(str(file)), file.read_bytes()) for file in files]
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidRequest(f"trust: {str(path)!r} cannot be read: {why}") from None
