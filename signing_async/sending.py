@@ -23,7 +23,7 @@ from .errors import (
     SigningError,
 )
 from .journal import Claim, ClaimLost, Journal, JournalError
-from .models import Document, Language, Recipient, Signing, SigningOrder
+from .models import Document, Language, Recipient, Signing, SigningOrder, SigningState
 from .packages import Prepared
 from .recipients import Recipients
 from .reconcile import TrackedSigning, Tracker
@@ -392,7 +392,7 @@ class Sending:
     async def _look(self) -> Signing:
         """The signing, which tells whether it was sent."""
         signing = await _readable(self._steps.signings.get(self._id))
-        if signing.is_draft is None or signing.cancelled_at is not None:
+        if signing.is_draft is None or signing.state is SigningState.CANCELLED:
             why = "the service does not say whether it is a draft" if signing.is_draft is None else "it is cancelled"
             raise OutcomeUnknown(f"it is not known whether this was sent: {why}", known=[signing])
         return signing

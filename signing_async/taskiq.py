@@ -43,7 +43,6 @@ from .errors import (
     ClientClosed,
     ConfigurationError,
     InvalidRequest,
-    OutcomeUnknown,
     SigningError,
     TransportError,
     WaitTimeout,
@@ -104,6 +103,8 @@ class Outcome:
     error: str | None
     kind: str | None
     """The name of the error's class."""
+    effect: str = "none"
+    """The error's ``effect``: ``"unknown"`` if the package may have been sent all the same."""
 
 
 class Enqueued:
@@ -276,7 +277,8 @@ async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, 
         raise NoResultError
     else:
         log.error("package %r has failed: %s", key, sent)
-        outcome = Outcome(key, None, str(sent), type(sent).__name__)
+        effect = sent.effect if isinstance(sent, SigningError) else "none"
+        outcome = Outcome(key, None, str(sent), type(sent).__name__, effect)
     told = attrs.asdict(outcome)
     if context.is_ackable and not await _told(told, time.monotonic() - began, context):
         log.warning("what came of package %r could not be told: it is done again later", key)
@@ -301,7 +303,7 @@ async def _told(told: dict[str, Any], took: float, context: Context) -> bool:
 
 async def _sent(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
     sent = await _tried(message, state)
-    if isinstance(sent, OutcomeUnknown) and not _is_passing(sent):
+    if isinstance(sent, SigningError) and sent.effect == "unknown" and not _is_passing(sent):
         # With what the journal knows by now another try can mostly tell. What it cannot tell either is for a person.
         sent = await _tried(message, state)
     return sent

@@ -37,7 +37,7 @@ from tests.pdfs import make_pdf
 SECRET = "the-soak's-webhook-secret"
 REDIRECT = "http://127.0.0.1:1/callback"
 WORKERS = 10
-QUICK = RetryPolicy(base_delay=0.01, max_delay=0.1)
+QUICK = RetryPolicy(base_delay=0.01, max_delay=0.1, settle=0.1)
 TIMES = Timeouts(call=10.0, transfer=10.0, connect=5.0)
 FAULTS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
     ("*", "503", 0.02, {"retry_after": None}),

@@ -12,7 +12,7 @@ from signing_async.taskiq import add_dispatch, redis_streams
 
 def client() -> SigningClient:
     """One that has patience with a service that fails now and then."""
-    quick = RetryPolicy(max_attempts=8, base_delay=0.02, max_delay=0.2)
+    quick = RetryPolicy(max_attempts=8, base_delay=0.02, max_delay=0.2, settle=0.3)
     return SigningClient(os.environ["SIGNING_BASE_URL"], os.environ["SIGNING_ACCESS_TOKEN"], retry=quick)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from ..dispatch import DispatchResult, SigningPackage
-from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError, WaitTimeout
+from ..errors import ConfigurationError, InvalidRequest, SigningError, WaitTimeout
 from ..models import Signing
 
 __all__ = ["Patience", "Workers", "workers"]
@@ -100,5 +100,6 @@ class Workers:
 def _result(package: SigningPackage, outcome: Any) -> DispatchResult:
     if outcome.error is None:
         return DispatchResult(package, Signing(outcome.signing))
-    kind = {"OutcomeUnknown": OutcomeUnknown, "OutcomeUnknownTimeout": OutcomeUnknown, "InvalidRequest": InvalidRequest}
-    return DispatchResult(package, None, kind.get(outcome.kind, SigningError)(outcome.error))
+    error = {"InvalidRequest": InvalidRequest}.get(outcome.kind, SigningError)(outcome.error)
+    error.effect = outcome.effect
+    return DispatchResult(package, None, error)

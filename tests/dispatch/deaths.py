@@ -122,7 +122,7 @@ async def fated_client(sandbox: Sandbox, fate: Fate) -> AsyncIterator[SigningCli
     async with (
         aiohttp.ClientSession(trace_configs=[trace]) as session,
         SigningClient(
-            sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy(base_delay=0.005)
+            sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy(base_delay=0.005, settle=0.1)
         ) as client,
     ):
         yield client

@@ -24,7 +24,7 @@ def work(base_url: str, token: str, folder: str, packages: int, seed: int) -> No
 async def _work(base_url: str, token: str, folder: Path, packages: int, seed: int) -> int:
     todo = (make_parcel(number, folder, seed).package for number in range(packages))
     failed = 0
-    async with SigningClient(base_url, token, retry=RetryPolicy(base_delay=0.005, max_delay=0.1)) as client:
+    async with SigningClient(base_url, token, retry=RetryPolicy(base_delay=0.005, max_delay=0.1, settle=0.3)) as client:
         async for result in client.dispatch_many(todo, journal=folder / JOURNAL, concurrency=CONCURRENCY):
             failed += result.error is not None
     return UNFINISHED if failed else 0
