@@ -386,16 +386,21 @@ class _Streams(RedisStreamBroker):
     @contextlib.asynccontextmanager
     async def keeping(self, entry: str) -> AsyncIterator[None]:
         """Let no other worker get this message while the block runs."""
-        renewing = asyncio.create_task(self._renew(entry))
+        done = asyncio.Event()
+        renewing = asyncio.create_task(self._renew(entry, done))
         try:
             yield
         finally:
-            renewing.cancel()
-            await asyncio.wait([renewing])
+            # Not cancelled: a cancellation at the very end of a timeout of redis-py's is lost.
+            done.set()
+            await renewing
 
-    async def _renew(self, entry: str) -> None:
+    async def _renew(self, entry: str, done: asyncio.Event) -> None:
         while True:
-            await asyncio.sleep(self.idle_timeout / 3000)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.idle_timeout / 3000):
+                    await done.wait()
+                    return
             # Who cannot reach Redis may lose the message; then the journal tells that the package is worked on.
             with contextlib.suppress(RedisError, OSError):
                 async with Redis(connection_pool=self.connection_pool) as redis:
