@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,6 @@ from aiohttp import web
 
 from signing_async import MemoryTokenStore, OAuth, SigningClient
 from signing_async.sandbox import Sandbox
-from signing_async.sandbox.sealing import Authority
 from tests.needs import needs, needs_module
 from tests.pdfs import make_pdf
 from tests.sandbox.test_sealing import accepts
@@ -140,7 +140,7 @@ async def test_the_whole_story(
     data = sealed.path.read_bytes()
     assert data.startswith(original)
     authority = await browser.request.get(f"{sandbox.base_url}/sandbox/authority.pem")
-    assert await asyncio.to_thread(accepts, data, Authority(await authority.body(), None))
+    assert await asyncio.to_thread(accepts, data, SimpleNamespace(certificate_pem=await authority.body()))
     await page.get_by_role("link", name="Open the sealed document").wait_for()
     await page.goto(f"{sandbox.base_url}/sandbox")
     assert "Completed" in await page.get_by_role("table", name="Signings").inner_text()
