@@ -78,6 +78,8 @@ class Undecidable(Exception):  # stays inside the package: callers see OutcomeUn
 class Effect(Protocol[T]):
     """Recognizes the effect of one call."""
 
+    signing: TrackedSigning
+    """The signing that the call changes."""
     reading: str
     """The operation that `find` reads with."""
     adds_up: bool
@@ -88,12 +90,6 @@ class Effect(Protocol[T]):
 
     async def find_others(self, read: Read, since: float, value: T) -> Sequence[object]:
         """Return further effects of the call, besides the ``value`` that it returned."""
-
-    def note_ambiguous(self, outcome: Outcome) -> None:
-        """An attempt of the call ended ambiguously."""
-
-    def note_found(self, outcome: Outcome) -> None:
-        """The effect of an ambiguous attempt was found."""
 
     def note_unresolved(self) -> None:
         """The call ended, and its effect may still show."""
@@ -121,7 +117,7 @@ class Reconciler(Generic[T]):
         self.ambiguous = self.was_ambiguous = True
         self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle)
         self._outcomes.append(outcome)
-        self._effect.note_ambiguous(outcome)
+        self._effect.signing.ambiguities[outcome] += 1
 
     async def settle(self, retry_at: float, *, reading_time: float) -> Found[T] | None:
         """Read with growing pauses until the effect shows; None if it did not show in time.
@@ -133,7 +129,8 @@ class Reconciler(Generic[T]):
         due = loop.time() if self.ambiguous else retry_at
         self.ambiguous = True
         # Several attempts may have several effects: the first one that shows does not settle the others.
-        found_at = self._settled_at if self._effect.adds_up and len(self._outcomes) > 1 else _NEVER
+        lost = sum(outcome is not Outcome.FAILED for outcome in self._outcomes)
+        found_at = self._settled_at if self._effect.adds_up and lost > 1 else _NEVER
         pause = _FIRST_PAUSE
         last = max(self._settled_at, retry_at)
         # The last reading must come back before the deadline, even if the settle time ends after it.
@@ -164,7 +161,7 @@ class Reconciler(Generic[T]):
             # One attempt is accounted for: the one that would be missed most.
             lost = next((each for each in self._outcomes if each is not Outcome.FAILED), self._outcomes[0])
             self._outcomes.remove(lost)
-            self._effect.note_found(lost)
+            self._effect.signing.ambiguities[lost] -= 1
 
     async def verify(self, value: T) -> Sequence[object]:
         """Return effects besides ``value``: those of earlier attempts that showed too late."""
@@ -319,11 +316,11 @@ class Sent:
     adds_up = False
 
     def __init__(self, signing: TrackedSigning, get: Callable[[Read], Awaitable[Signing]]) -> None:
-        self._signing = signing
+        self.signing = signing
         self._get = get
 
     async def find(self, read: Read, since: float) -> Found[None] | None:
-        signing = await self._signing.state.since(since, lambda: self._get(read))
+        signing = await self.signing.state.since(since, lambda: self._get(read))
         if signing.is_draft is None:
             raise Undecidable("the service does not say whether the signing is still a draft", [signing])
         return None if signing.is_draft else Found(None)
@@ -331,12 +328,6 @@ class Sent:
     async def find_others(self, read: Read, since: float, value: None) -> Sequence[object]:
         # The service sends a draft only: a second `send` is refused, and no reading would show it.
         return ()
-
-    def note_ambiguous(self, outcome: Outcome) -> None:
-        self._signing.ambiguities[outcome] += 1
-
-    def note_found(self, outcome: Outcome) -> None:
-        self._signing.ambiguities[outcome] -= 1
 
     def note_unresolved(self) -> None:
         """Nothing to track: the service refuses to send a signing twice."""
@@ -359,10 +350,9 @@ class Match(Protocol[Record]):
 
 
 class Creation(Generic[Record]):
-    """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent. ::
+    """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent.
 
-    async with creation:
-        creation.note_created(await transport.call(...))
+    It is entered for its turn before the call, and told by `note_created` what the call returned.
     """
 
     adds_up = True
@@ -378,10 +368,10 @@ class Creation(Generic[Record]):
         list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
         read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
     ) -> None:
+        self.signing = signing
         self.reading = reading
         self._operation = operation
         self._deadline = deadline
-        self._signing = signing
         self._collection = collection
         self._match = match
         self._list = list_records
@@ -450,12 +440,6 @@ class Creation(Generic[Record]):
     def note_created(self, record: Record) -> None:
         """The call returned this record."""
         self._collection.ids.add(record.id)
-
-    def note_ambiguous(self, outcome: Outcome) -> None:
-        self._signing.ambiguities[outcome] += 1
-
-    def note_found(self, outcome: Outcome) -> None:
-        self._signing.ambiguities[outcome] -= 1
 
     def note_unresolved(self) -> None:
         self._collection.unresolved[self._match.key] += 1

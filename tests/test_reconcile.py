@@ -432,6 +432,7 @@ class _Readings:
     adds_up = True
 
     def __init__(self, *results: object) -> None:
+        self.signing = Tracker().signing(PATH)
         self.results = list(results)
         self.at: list[float] = []
 
@@ -444,10 +445,6 @@ class _Readings:
 
     async def find_others(self, read: Any, since: float, value: str) -> list[object]:
         return []
-
-    def note_ambiguous(self, outcome: Outcome) -> None: ...
-
-    def note_found(self, outcome: Outcome) -> None: ...
 
     def note_unresolved(self) -> None: ...
 
