@@ -217,8 +217,8 @@ class Traffic:
             await oauth.exchange(self.told["code"])
             for client in (plain, shared, renewing):
                 await stack.enter_async_context(client)
-                # A full ledger is no leak; a small one is soon full.
-                client._ledger._most = 50
+                # A full tracker is no leak; a small one is soon full.
+                client._tracker._max_signings = 50
             self.oauth = oauth
             self.clients = [plain, shared, renewing, plain.with_options(on_attempt=lambda attempt: None)]
             yield

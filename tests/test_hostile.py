@@ -37,7 +37,7 @@ from signing_async.webhooks.check import CheckResult, check_receiver
 from tests.fuzz.promises import TOKEN, check_error, check_record
 from tests.pdfs import make_pdf
 
-QUICK = RetryPolicy(max_attempts=3, base_delay=0.001)
+QUICK = RetryPolicy(max_attempts=3, base_delay=0.001, settle=0.1)
 PDF = make_pdf(2_000)
 SIGNING = b'{"id": "s1", "name": "x", "is_draft": true, "documents": [{"id": "d1", "name": "a"}], "email": "a@b.se"}'
 

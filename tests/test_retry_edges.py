@@ -33,10 +33,12 @@ def test_the_words_of_a_decision() -> None:
     assert _decide().why == ""
 
 
-def test_the_longest_header_that_is_read() -> None:
-    """Of 64 characters; no date is longer."""
-    assert read_retry_after("7".rjust(64), now=lambda: NOW) == 7.0
-    assert read_retry_after("7".rjust(65), now=lambda: NOW) is None
+def test_number_of_any_length_is_read_and_a_date_of_64_characters() -> None:
+    """No date is longer."""
+    assert read_retry_after("7".rjust(5000, "0"), now=lambda: NOW) == 7.0
+    date = email.utils.formatdate(NOW + 90, usegmt=True)
+    assert read_retry_after(date + " " + "(x)".rjust(64 - len(date) - 1), now=lambda: NOW) == 90.0
+    assert read_retry_after(date + " " + "(x)".rjust(65 - len(date) - 1), now=lambda: NOW) is None
 
 
 @pytest.fixture

@@ -189,7 +189,10 @@ def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
 
 def test_the_version_is_the_distributions() -> None:
     """It is known without looking for the installed distribution, and sent with each request."""
-    assert wire._HEADERS["User-Agent"] == f"signing-async/{importlib.metadata.version('signing-async')}"
+    assert (
+        wire._headers(wire.JSON, last=False)["User-Agent"]
+        == f"signing-async/{importlib.metadata.version('signing-async')}"
+    )
 
 
 # Answers
