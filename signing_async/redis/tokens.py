@@ -262,8 +262,8 @@ class RedisTokenStore:
                 raise AuthError(self._kept_back(left, text_of(answer[2])))
             await asyncio.sleep(random.uniform(0.01, 0.04))
         hold.fence = text_of(answer[1])
-        await self._listen(hold)
         await end(hold.keeper)
+        await self._listen(hold)
         hold.keeper = asyncio.create_task(self._keep(hold), name="signing_async token lock")
 
     def _kept_back(self, left: float, refresher: str) -> str:
@@ -287,9 +287,14 @@ class RedisTokenStore:
         channel = self._lock_key + f":{hold.owner}".encode()
 
         async def listen() -> None:
-            hold.listener = self._connection.client.pubsub()
-            await hold.listener.subscribe(channel)
-            await hold.listener.get_message(timeout=None)
+            listener = self._connection.client.pubsub()
+            try:
+                await listener.subscribe(channel)
+                await listener.get_message(timeout=None)
+            except BaseException:
+                await listener.aclose()
+                raise
+            hold.listener = listener
 
         await self._hush(hold)
         try:
