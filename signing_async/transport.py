@@ -269,9 +269,9 @@ class _Call(Generic[T]):
             answer = await self._exchange()
         except errors.SigningError as error:
             self._report(began, None, str(error))
-            if self.was_ambiguous and isinstance(error, errors.APIError):
-                # Refused perhaps because an earlier attempt took effect late.
-                return await self._reconcile_or_raise(error, Outcome.FAILED)
+            if self.was_ambiguous and error.effect == "none":
+                # A response may be a refusal because an earlier attempt took effect late: give that time to show.
+                return await self._reconcile_or_raise(error, None if self.status is None else Outcome.FAILED)
             raise
         if isinstance(answer, Trouble):
             return await self._go_on(answer, began)
@@ -306,7 +306,7 @@ class _Call(Generic[T]):
         error = self._finally(trouble.error, decision.why)
         if self.operation.repeat is Repeat.REMIND and self.may_have_reminded:
             error.effect = "unknown"
-        if following is Step.RECONCILE:
+        if self.was_ambiguous:
             return await self._reconcile_or_raise(error)
         raise error
 

@@ -53,6 +53,7 @@ class LateService:
         self.readings = 0
         self.response_seconds = 0.0
         self.refresh_seconds = 0.0
+        self.refresh_fails = False
         self.rejects_after_a_write = False
         """Whether readings are answered with 401 from the first write on."""
         self.pending: set[asyncio.Task[None]] = set()
@@ -65,6 +66,8 @@ class LateService:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/api/oauth/token":
             await asyncio.sleep(self.refresh_seconds)
+            if self.refresh_fails:
+                return web.json_response({"error": "server_error"}, status=400)
             return web.json_response({"access_token": "new", "expires_in": 3600, "token_type": "Bearer"})
         if request.path == "/api/1.0/me":
             return web.Response(status=429, headers={"Retry-After": "3"})

@@ -132,6 +132,26 @@ async def test_retry_with_a_new_token_is_preceded_by_a_fresh_reading(write: str)
 
 
 @pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("effect_after", [None, SETTLE + 0.2])
+async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_unknown(
+    write: str, effect_after: float | None
+) -> None:
+    """The settle time has passed, and without a token nobody can see what happened since."""
+    async with LateService().running() as service:
+        service.refresh_fails, service.refresh_seconds = True, 0.4
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
+            await client.signings.get("s")
+            key, call = _call(client, write)
+            service.rejects_after_a_write = True
+            service.scripts[key] += script("503", Fate("504", effect_after), "401")
+            error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert error.effect == "unknown"
+
+
+@pytest.mark.parametrize("write", WRITES)
 async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outcome_unknown(write: str) -> None:
     """Whatever the store raises."""
 
@@ -271,6 +291,21 @@ async def test_twenty_five_calls_at_once(write: str, first: str) -> None:
         assert [len(service.held[key].effects) for key, _ in calls] == [1] * 25
         if write != "send":
             assert service.readings < 100
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_twenty_five_calls_with_different_histories(write: str) -> None:
+    """Effects before and after the settle time, or none, each followed by another outcome."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        calls = [_call(client, write, number) for number in range(25)]
+        for number, (key, _) in enumerate(calls):
+            delay = [0.0, 0.1, 0.3, SETTLE + 0.1, SETTLE + 0.3, None][number % 6]
+            first = Fate(["504", "502", "html"][number % 3], delay)
+            service.scripts[key] += script(first, FOLLOWING[number % len(FOLLOWING)])
+        outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+        await service.calm()
+        for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
+            _judge(service, key, error, ended_at)
 
 
 @pytest.mark.parametrize("write", WRITES)
