@@ -408,9 +408,10 @@ class Creation(Generic[Record]):
 
     async def _read_known(self) -> None:
         async with self._collection.first_reading:
-            if self._collection.known is None:
-                assert self._read_first is not None
-                self._collection.known = {record.id for record in await self._read_first() or ()}
+            if self._collection.known is not None:
+                return  # another call has read it meanwhile
+            assert self._read_first is not None
+            self._collection.known = {record.id for record in await self._read_first() or ()}
 
     async def find(self, read: Read, since: float) -> Found[Record] | None:
         unknown = await self._read_unknown(read, since)

@@ -442,12 +442,7 @@ async def send(
             outcome = Outcome.CUT
         failure = Failure(outcome, _words(error, "the connection was closed before an answer came"))
     except (RuntimeError, ValueError) as error:
-        if body is not None and body.started:
-            failure = Failure(Outcome.LOST, _words(error, "the session was closed before an answer came"))
-        elif session.closed:
-            refused = ClientClosed("the session was closed")
-        else:
-            refused = ConfigurationError(f"session: {error}")
+        refused = ClientClosed("the session was closed") if session.closed else ConfigurationError(f"session: {error}")
     else:
         sessions.note_response(loop.time() - began)
         return Response(response)

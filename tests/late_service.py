@@ -6,6 +6,7 @@ What happens to the requests of one call (one signing that is sent, one file nam
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from collections import defaultdict
@@ -123,7 +124,9 @@ class LateService:
         if path.endswith("/documents"):
             found = re.search(rb'filename="([^"]+)"', body)
             assert found is not None
-            key, records, fields = found[1].decode(), self.documents[signing], {"name": found[1].decode()}
+            content = body.partition(b"\r\n\r\n")[2].rpartition(b"\r\n--")[0]
+            key, records = found[1].decode(), self.documents[signing]
+            fields = {"name": key, "sha256": hashlib.sha256(content).hexdigest()}
         else:
             fields = json.loads(body)
             key, records = fields["email"], self.recipients[signing]

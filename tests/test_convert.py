@@ -654,6 +654,7 @@ async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
     expected = {"id": "s9", "is_draft": "perhaps", "message": "by [redacted]", "[redacted]": [{"x": 1}]}
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
         assert error.body == {"data": expected}
+        assert error.effect == "unknown"
         assert "s9" not in f"{error} {error!r} {error.args}"
 
 
@@ -667,6 +668,7 @@ async def test_decode_error_of_what_is_not_json_has_no_body() -> None:
         with pytest.raises(DecodeError) as caught:
             await client.me()
     assert caught.value.body is None
+    assert caught.value.effect == "none"
 
 
 @pytest.mark.parametrize(

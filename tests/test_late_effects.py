@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,52 @@ async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) ->
         assert "holds 2 records" in str(error)
         assert {record.id for record in error.known} == {f"{key}-0", "late"}  # type: ignore[attr-defined]  # records
         assert error.effect == "unknown"
+
+
+async def test_document_of_another_host_does_not_pass_for_the_effect() -> None:
+    """Two hosts upload one file name to one signing: where the service reports a hash, each gets its own record."""
+    mine, theirs = make_pdf(text="mine"), make_pdf(text="theirs")
+    async with (
+        LateService().running() as service,
+        SigningClient(service.origin, "token", retry=PATIENT) as client,
+        SigningClient(service.origin, "token", retry=PATIENT) as other,
+    ):
+        service.scripts["0.pdf"] += script(Fate("504", 0.5), "ok")
+        upload = asyncio.create_task(client.documents.upload("s", mine, "0.pdf"))
+        while not service.held["0.pdf"].requests:
+            await asyncio.sleep(0.01)
+        strange = await other.documents.upload("s", theirs, "0.pdf")
+        document = await upload
+        assert document.id != strange.id
+        assert document.extra["sha256"] == hashlib.sha256(mine).hexdigest()
+        assert service.held["0.pdf"].requests == 2
+
+
+@pytest.mark.parametrize("write", ["upload", "add"])
+@pytest.mark.parametrize("reading", ["rejected", "too slow", "odd"])
+async def test_success_that_cannot_be_verified_is_an_unknown_outcome(write: str, reading: str) -> None:
+    """The record of the request that succeeded is in ``known``."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client.with_options(timeout=3), write)
+        respond = service._respond
+
+        def respond_and_stop_reading(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+            if fate is OK and reading == "rejected":
+                service.rejects_after_a_write = True
+            elif fate is OK and reading == "too slow":
+                service.response_seconds = 60.0
+            elif fate is OK:
+                # A file that the service renamed; a recipient without an address.
+                service.documents["s"].append({"id": "odd", "name": "0 (1).pdf"})
+                service.recipients["s"].append({"id": "odd"})
+            return respond(request, fate, record)
+
+        service._respond = respond_and_stop_reading  # type: ignore[method-assign]  # arranged at this very moment
+        service.scripts[key] += script("504", "ok")
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert "could not be verified" in str(error)
+        assert error.known[0].id == f"{key}-0"  # type: ignore[attr-defined]  # a record
 
 
 @pytest.mark.parametrize("write", ["upload", "add"])

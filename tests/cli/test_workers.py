@@ -116,7 +116,7 @@ def test_what_fails_at_a_worker_is_told(
     run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
 ) -> None:
     """With the reason, and as a manifest that can be run again."""
-    service.do(lambda: service.sandbox.faults.add("signings.create", "not-json", times=1))
+    service.do(lambda: service.sandbox.faults.add("signings.create", "expired-token", times=1))
     ran = run("dispatch", "leases.csv", "--broker", redis.url, "--wait")
     assert ran.code == 1
     assert "2 of 3 packages are sent, 1 failed." in ran.out
