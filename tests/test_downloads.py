@@ -450,7 +450,7 @@ async def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
             (tmp_path / "a" / "b", f"there is no folder {str(tmp_path / 'a')!r}"),
             (tmp_path / "file" / "b", f"there is no folder {str(tmp_path / 'file')!r}"),
             (tmp_path / ("a" * 256), "cannot be written: File name too long"),
-            ("a\0b", r"path: 'a\x00b' cannot be written: embedded null byte"),
+            ("a\0b", r"path: 'a\x00b' cannot be written: "),
             (None, "path: must be a path, not NoneType"),
             (5, "path: must be a path, not int"),
             (b"a.pdf", "path: must be a path, not bytes"),
