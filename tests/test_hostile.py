@@ -421,7 +421,9 @@ async def test_a_drip_is_not_waited_for(name: str, tmp_path: Path) -> None:
         for operation, one in zip(OPERATIONS, found, strict=True):
             told = operation in ("send", "remind") and name in ("a body", "chunks")  # the status says it all
             # Chunks of nothing but white space are no PDF, which is seen at once.
-            assert told or isinstance(one, RequestTimeout | DecodeError | APIError), (operation, one)
+            # Where a write was sent, and there was no time left to read, its outcome is unknown.
+            expected = RequestTimeout | DecodeError | APIError | OutcomeUnknown
+            assert told or isinstance(one, expected), (operation, one)
         for beginning in ONLY_ONCE:
             assert server.count(beginning) <= 2  # "recipients" begins an addition and a reminder
 

@@ -482,13 +482,14 @@ async def test_memory_is_constant(tmp_path: Path, kind: str) -> None:
         command = [sys.executable, "-c", _MEASURE, recorder.origin, str(path), kind]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         out, _ = await process.communicate()
-        assert len(recorder.uploads[0].body) > 10 * 2**20
+        assert len(recorder.uploads[-1].body) > 10 * 2**20
     assert int(out) < 3 * 2**20
 
 
 _MEASURE = """
 import asyncio, sys, tracemalloc
 from signing_async import SigningClient
+from tests.pdfs import make_pdf
 
 async def chunks(path):
     with open(path, "rb") as file:
@@ -497,7 +498,8 @@ async def chunks(path):
 
 async def main(origin, path, kind):
     async with SigningClient(origin, "token") as client:
-        await client.me()
+        # What a first upload imports is not what an upload takes.
+        await client.documents.upload("s1", make_pdf(), "first.pdf")
         tracemalloc.start()
         with open(path, "rb") as file:
             source = {"path": lambda: path, "stream": lambda: chunks(path), "file": lambda: file}[kind]()
