@@ -162,7 +162,7 @@ class TransportError(SigningError):
     ``attempts`` counts the requests that were tried; ``status`` and ``request_id`` belong to an answer that broke off.
     """
 
-    transient = True
+    transient: bool = True
 
     def __init__(
         self,
@@ -190,8 +190,8 @@ class OutcomeUnknown(TransportError):
     ``known`` holds the records that were found, for a person to decide by.
     """
 
-    transient = False
-    effect = "unknown"
+    transient: bool = False
+    effect: Literal["none", "unknown"] = "unknown"
 
     def __init__(
         self,
@@ -295,13 +295,13 @@ class RateLimited(APIError):
     ``retry_after`` says in how many seconds it makes sense to come back, when the service told.
     """
 
-    transient = True
+    transient: bool = True
 
 
 class ServerError(APIError):
     """5xx: the service failed, and went on failing for as long as the retry policy allowed."""
 
-    transient = True
+    transient: bool = True
 
 
 class AuthError(SigningError):
@@ -324,7 +324,7 @@ class AuthError(SigningError):
         self.status = status
         self.request_id = request_id
         self.retry_after = retry_after
-        self.transient = status is not None and (status == 429 or status >= 500)
+        self.transient: bool = status is not None and (status == 429 or status >= 500)
 
 
 class StateMismatch(AuthError):
@@ -383,7 +383,7 @@ class JournalError(SigningError):
     What the journal holds stays true: the next run goes on from there.
     """
 
-    transient = True
+    transient: bool = True
 
 
 class SigningCancelled(SigningError):

@@ -72,7 +72,7 @@ class Undecidable(Exception):  # stays inside the package: callers see OutcomeUn
     def __init__(self, message: str, known: Iterable[object] = (), *, may_clear: bool = False) -> None:
         super().__init__(message)
         self.known: tuple[object, ...] = tuple(known)
-        self.may_clear = may_clear
+        self.may_clear: bool = may_clear
 
 
 class Effect(Protocol[T]):
@@ -209,12 +209,12 @@ class _Collection:
     """The documents or the recipients of one signing, as far as this client knows them."""
 
     def __init__(self, known: set[str] | None) -> None:
-        self.known = known
+        self.known: set[str] | None = known
         """Ids that are not the effect of a pending call; None before the first reading."""
         self.pending: Counter[str] = Counter()
         self.unresolved: Counter[str] = Counter()
         """Calls whose outcome is unknown; their records may still appear."""
-        self.started = 0
+        self.started: int = 0
         self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.first_reading: asyncio.Lock = asyncio.Lock()
         self.reading: _SharedReading[Any] = _SharedReading()
@@ -238,8 +238,8 @@ class TrackedSigning:
     """What this client knows of one signing."""
 
     def __init__(self, documents: set[str] | None) -> None:
-        self.documents = _Collection(documents)
-        self.recipients = _Collection(set())
+        self.documents: _Collection = _Collection(documents)
+        self.recipients: _Collection = _Collection(set())
         self.state: _SharedReading[Signing] = _SharedReading()
         self.ambiguities: Counter[Outcome] = Counter()
         """Ambiguous attempts of calls on this signing whose effect was not found, by how they ended."""
@@ -312,11 +312,11 @@ class Tracker:
 class Sent:
     """The effect of `send`: the signing is no longer a draft."""
 
-    reading = "signings.get"
-    adds_up = False
+    reading: str = "signings.get"
+    adds_up: bool = False
 
     def __init__(self, signing: TrackedSigning, get: Callable[[Read], Awaitable[Signing]]) -> None:
-        self.signing = signing
+        self.signing: TrackedSigning = signing
         self._get = get
 
     async def find(self, read: Read, since: float) -> Found[None] | None:
@@ -355,7 +355,7 @@ class Creation(Generic[Record]):
     It is entered for its turn before the call, and told by `note_created` what the call returned.
     """
 
-    adds_up = True
+    adds_up: bool = True
 
     def __init__(
         self,
@@ -368,8 +368,8 @@ class Creation(Generic[Record]):
         list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
         read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
     ) -> None:
-        self.signing = signing
-        self.reading = reading
+        self.signing: TrackedSigning = signing
+        self.reading: str = reading
         self._operation = operation
         self._deadline = deadline
         self._collection = collection
@@ -450,7 +450,7 @@ class DocumentMatch:
     """Compares documents by name, and by size and sha256 where the service reports them."""
 
     def __init__(self, filename: str, size: int, sha256: Callable[[], str], assumptions: Assumptions) -> None:
-        self.key = _stem(filename)
+        self.key: str = _stem(filename)
         self._size = size
         self._sha256 = sha256
         self._assumptions = assumptions
@@ -477,7 +477,7 @@ class RecipientMatch:
     """Compares recipients by the fields that were given. A field that the service does not return does not count."""
 
     def __init__(self, named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        self.key = named["email"].strip().casefold()
+        self.key: str = named["email"].strip().casefold()
         self._named = {field: value for field, value in named.items() if field != "email"}
         self._extra = extra
 
