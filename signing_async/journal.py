@@ -260,7 +260,7 @@ class SqliteJournal:
             return
         except JournalError as error:
             failure = error
-        except Exception as error:  # whatever it is: somebody waits to be told
+        except Exception as error:  # waiting callers must get an error
             failure = JournalError(f"the journal {self.path}: {_words(error)}")
         for step in steps:
             step.outcome = copy.copy(failure)

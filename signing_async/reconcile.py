@@ -246,7 +246,7 @@ class TrackedSigning:
 
     @property
     def may_change_late(self) -> bool:
-        """Whether a request that somebody in between gave up on may still take effect."""
+        """Whether a lost request may still take effect."""
         # An idle connection that was closed counts: the request may have arrived all the same.
         return self.ambiguities.total() > self.ambiguities[Outcome.FAILED]
 

@@ -221,7 +221,7 @@ class Budget:
 
 
 class ResponseTimes:
-    """How long the responses to each operation took lately: the slowest, forgotten slowly."""
+    """Recent response times by operation: a maximum that decays slowly."""
 
     _UNSEEN = 1.0
     _KEPT = 0.9

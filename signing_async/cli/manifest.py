@@ -537,7 +537,7 @@ class Report:
             raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: {error.strerror}") from None
 
     def finish(self, *, remove_old: bool = True) -> bool:
-        """Put it in its place; whether there is one. Where nothing failed, remove one of an earlier run if asked to."""
+        """Put the report in place and return whether there is one; without failures, remove an old one if asked to."""
         if self._file is None:
             if remove_old:
                 self.path.unlink(missing_ok=True)
