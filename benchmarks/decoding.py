@@ -20,8 +20,9 @@ import attrs
 import cattrs
 import orjson
 
-from signing_async import Signing, convert
-from signing_async.convert import parse, structure_all
+from signing_async import Signing
+from signing_async.transport import decode
+from signing_async.transport.decode import parse, structure_all
 
 from .charts import Chart
 from .measure import Run, Samples, comparison, in_process, interleaved, panel, peer, quick, ratio
@@ -129,7 +130,7 @@ def ours(body: bytes) -> tuple[Signing, ...]:
 
 
 def _ours_without_orjson(body: bytes) -> tuple[Signing, ...]:
-    with mock.patch.object(convert, "orjson", None):
+    with mock.patch.object(decode, "orjson", None):
         return ours(body)
 
 
@@ -231,8 +232,8 @@ def main() -> None:
 async def _sampled(signings: int, times: int) -> Samples:
     body = page(signings)
     runs: dict[str, Run | None] = {}
-    for name, decode in candidates().items():
-        runs[name] = in_process(partial(_repeated, name, decode, body, signings, times)) if decode else None
+    for name, candidate in candidates().items():
+        runs[name] = in_process(partial(_repeated, name, candidate, body, signings, times)) if candidate else None
     return await interleaved(runs, rounds=31, seconds=12.0, expect=signings)
 
 

@@ -13,13 +13,21 @@ from .errors import *  # noqa: F403  # the whole tree is public, and needs the s
 
 if TYPE_CHECKING:
     from .assumptions import Assumptions as Assumptions
+    from .auth.oauth import AuthorizationRequest as AuthorizationRequest
+    from .auth.oauth import OAuth as OAuth
+    from .auth.token_stores import FileTokenStore as FileTokenStore
+    from .auth.token_stores import MemoryTokenStore as MemoryTokenStore
+    from .auth.token_stores import TokenStore as TokenStore
     from .client import SigningClient as SigningClient
-    from .dispatch import DispatchResult as DispatchResult
-    from .documents import Progress as Progress
-    from .documents import SealedFile as SealedFile
-    from .documents import UploadResult as UploadResult
-    from .journal import Journal as Journal
-    from .journal import SqliteJournal as SqliteJournal
+    from .dispatch.journal import Journal as Journal
+    from .dispatch.journal import SqliteJournal as SqliteJournal
+    from .dispatch.package import NewRecipient as NewRecipient
+    from .dispatch.package import SigningPackage as SigningPackage
+    from .dispatch.run import DispatchResult as DispatchResult
+    from .documents.resource import Progress as Progress
+    from .documents.resource import SealedFile as SealedFile
+    from .documents.resource import UploadResult as UploadResult
+    from .documents.source import PdfSource as PdfSource
     from .models import Document as Document
     from .models import Language as Language
     from .models import Recipient as Recipient
@@ -29,31 +37,23 @@ if TYPE_CHECKING:
     from .models import SigningState as SigningState
     from .models import Token as Token
     from .models import User as User
-    from .oauth import AuthorizationRequest as AuthorizationRequest
-    from .oauth import OAuth as OAuth
-    from .packages import NewRecipient as NewRecipient
-    from .packages import SigningPackage as SigningPackage
     from .pagination import Page as Page
     from .pagination import Pager as Pager
-    from .pdf import PdfSource as PdfSource
     from .recipients import RemindResult as RemindResult
-    from .retry import RetryPolicy as RetryPolicy
     from .tenants import TenantApp as TenantApp
     from .tenants import Tenants as Tenants
-    from .throttle import Gate as Gate
-    from .throttle import LocalGate as LocalGate
-    from .token_stores import FileTokenStore as FileTokenStore
-    from .token_stores import MemoryTokenStore as MemoryTokenStore
-    from .token_stores import TokenStore as TokenStore
-    from .transport import Attempt as Attempt
-    from .transport import Timeouts as Timeouts
+    from .transport.call import Attempt as Attempt
+    from .transport.call import Timeouts as Timeouts
+    from .transport.rate_limit import Gate as Gate
+    from .transport.rate_limit import LocalGate as LocalGate
+    from .transport.retry import RetryPolicy as RetryPolicy
 
 _NAMES = {
     "assumptions": ("Assumptions",),
     "client": ("SigningClient",),
-    "dispatch": ("DispatchResult",),
-    "documents": ("Progress", "SealedFile", "UploadResult"),
-    "journal": ("Journal", "SqliteJournal"),
+    "dispatch.run": ("DispatchResult",),
+    "documents.resource": ("Progress", "SealedFile", "UploadResult"),
+    "dispatch.journal": ("Journal", "SqliteJournal"),
     "models": (
         "Document",
         "Language",
@@ -65,16 +65,16 @@ _NAMES = {
         "Token",
         "User",
     ),
-    "oauth": ("AuthorizationRequest", "OAuth"),
-    "packages": ("NewRecipient", "SigningPackage"),
+    "auth.oauth": ("AuthorizationRequest", "OAuth"),
+    "dispatch.package": ("NewRecipient", "SigningPackage"),
     "pagination": ("Page", "Pager"),
-    "pdf": ("PdfSource",),
+    "documents.source": ("PdfSource",),
     "recipients": ("RemindResult",),
-    "retry": ("RetryPolicy",),
+    "transport.retry": ("RetryPolicy",),
     "tenants": ("TenantApp", "Tenants"),
-    "throttle": ("Gate", "LocalGate"),
-    "token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
-    "transport": ("Attempt", "Timeouts"),
+    "transport.rate_limit": ("Gate", "LocalGate"),
+    "auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
+    "transport.call": ("Attempt", "Timeouts"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import attrs
 
+from ._toml import closest, read_toml
 from .errors import ConfigurationError
-from .toml_files import closest, read_toml
 
 __all__ = ["Assumptions"]
 

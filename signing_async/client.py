@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import attrs
 
-from . import wire
-from .answers import record
 from .assumptions import Assumptions
-from .convert import structure
-from .documents import Documents
+from .auth.oauth import OAuth, leave
+from .documents.resource import Documents
 from .errors import AuthError, ConfigurationError
 from .models import Signing, User
-from .oauth import OAuth, leave
 from .recipients import Recipients
 from .reconcile import Tracker
-from .retry import Repeat, RetryPolicy
 from .signings import Signings
-from .throttle import Gate
-from .transport import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
+from .transport import wire
+from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
+from .transport.decode import structure
+from .transport.error_response import record
+from .transport.rate_limit import Gate
+from .transport.retry import Repeat, RetryPolicy
 
 if TYPE_CHECKING:
-    from .bulk import Progress, Results
-    from .dispatch import Dispatcher, DispatchResult
-    from .journal import Journal
-    from .packages import SigningPackage
+    from .dispatch.journal import Journal
+    from .dispatch.package import SigningPackage
+    from .dispatch.run import Dispatcher, DispatchResult
+    from .worker_pool import Progress, Results
 
 __all__ = ["SigningClient"]
 
@@ -183,7 +183,7 @@ class SigningClient:
 
     def _dispatcher(self) -> Dispatcher:
         # Imported by those who dispatch: it takes a tenth of the time that all the rest does, and needs SQLite.
-        from .dispatch import Dispatcher
+        from .dispatch.run import Dispatcher
 
         return Dispatcher(self._transport, self._tracker)
 

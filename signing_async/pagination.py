@@ -11,14 +11,14 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 from multidict import MultiMapping
 
-from . import wire
-from .answers import look_up, request_id
 from .assumptions import Assumptions
-from .convert import Unreadable, structure_all
 from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
-from .retry import Repeat
-from .transport import Operation, Transport
+from .transport import wire
+from .transport.call import Operation, Transport
+from .transport.decode import Unreadable, structure_all
+from .transport.error_response import look_up, request_id
+from .transport.retry import Repeat
 
 __all__ = ["Page", "Pager"]
 

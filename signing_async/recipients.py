@@ -9,16 +9,16 @@ from typing import Any
 
 import attrs
 
-from . import wire
-from .answers import record
-from .convert import structure
 from .errors import InvalidRequest, SigningError
 from .models import Recipient, Signing, SigningMethod
 from .pagination import Pager
 from .reconcile import Creation, Read, RecipientMatch, Tracker
-from .retry import Repeat
 from .signings import signing_path
-from .transport import Operation, Transport
+from .transport import wire
+from .transport.call import Operation, Transport
+from .transport.decode import structure
+from .transport.error_response import record
+from .transport.retry import Repeat
 
 __all__ = ["Recipients", "RemindResult", "check_recipient"]
 

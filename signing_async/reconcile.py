@@ -19,10 +19,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 import attrs
 
 from .assumptions import Assumptions
-from .deadlines import until
 from .errors import RequestTimeout, SigningError
 from .models import Document, Recipient, Signing
-from .retry import Outcome
+from .transport.deadlines import until
+from .transport.retry import Outcome
 
 __all__ = [
     "Creation",

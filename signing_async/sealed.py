@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import attrs
 
+from ._files import open_regular
 from ._verify.process import run_worker
 from ._verify.roots import Trust, load_roots
 from .assumptions import Assumptions
 from .errors import InvalidRequest, PdfRejected
-from .files import open_regular
 
 if find_spec("pyhanko") is None:
     raise ModuleNotFoundError("signing_async.sealed needs pyHanko: pip install 'signing-async[verify]'", name="pyhanko")

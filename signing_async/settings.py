@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from . import wire
+from ._toml import closest, read_toml
 from .assumptions import Assumptions
+from .auth.oauth import OAuth
+from .auth.token_stores import FileTokenStore
 from .errors import ConfigurationError
-from .oauth import OAuth
-from .retry import RetryPolicy
-from .token_stores import FileTokenStore
-from .toml_files import closest, read_toml
-from .transport import Timeouts
+from .transport import wire
+from .transport.call import Timeouts
+from .transport.retry import RetryPolicy
 
 __all__ = ["Settings", "config_folder", "holds_password"]
 

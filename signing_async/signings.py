@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import wire
-from .answers import one_line, record
-from .convert import Unreadable, structure
 from .errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
 from .models import Language, Signing, SigningOrder, SigningState
 from .pagination import Pager
 from .reconcile import Read, Sent, Tracker
-from .retry import Repeat
-from .transport import Operation, Transport, log
+from .transport import wire
+from .transport.call import Operation, Transport, log
+from .transport.decode import Unreadable, structure
+from .transport.error_response import one_line, record
+from .transport.retry import Repeat
 
 if TYPE_CHECKING:
     from .webhooks import Wakeups

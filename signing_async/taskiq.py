@@ -34,10 +34,13 @@ from typing import Any
 
 import attrs
 
-from . import checks
+from . import _checks
 from .assumptions import Assumptions
 from .client import SigningClient
-from .dispatch import NewRecipient, SigningPackage
+from .dispatch.journal import Journal, SqliteJournal
+from .dispatch.package import Prepared, prepare
+from .dispatch.run import NewRecipient, SigningPackage
+from .documents.source import PdfSource
 from .errors import (
     AuthError,
     ClientClosed,
@@ -47,10 +50,7 @@ from .errors import (
     TransportError,
     WaitTimeout,
 )
-from .journal import Journal, SqliteJournal
 from .models import Signing
-from .packages import Prepared, prepare
-from .pdf import PdfSource
 from .redis.connection import Connection
 
 try:
@@ -132,7 +132,7 @@ class Enqueued:
         It is asked for every ``poll`` seconds. Without a ``timeout`` that has no end where there are no workers.
         """
         if timeout is not None:
-            checks.seconds("Enqueued.wait", "timeout", timeout)
+            _checks.seconds("Enqueued.wait", "timeout", timeout)
         try:
             async with asyncio.timeout(timeout):
                 while (outcome := await self.outcome()) is None:
@@ -345,9 +345,9 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
     A worker that is alive keeps its messages, however long a package takes: only one that died or stands still for so
     long loses them. Outcomes are kept for a day.
     """
-    checks.text("redis_streams", "url", url)
-    checks.text("redis_streams", "queue", queue)
-    checks.seconds("redis_streams", "redeliver_after", redeliver_after)
+    _checks.text("redis_streams", "url", url)
+    _checks.text("redis_streams", "queue", queue)
+    _checks.seconds("redis_streams", "redeliver_after", redeliver_after)
     # It is not connected to: this refuses a URL that cannot be used, without showing its password.
     Connection("redis_streams", url, _ANSWER)
     # redis-py would try again for a quarter of a minute.

@@ -16,13 +16,13 @@ import aiohttp
 import attrs
 
 from .assumptions import Assumptions
+from .auth.oauth import OAuth
+from .auth.token_stores import TokenStore
 from .client import SigningClient
 from .errors import AuthError, ClientClosed, ConfigurationError, InvalidRequest
-from .oauth import OAuth
-from .retry import RetryPolicy
-from .throttle import Gate
-from .token_stores import TokenStore
-from .transport import Attempt, Timeouts
+from .transport.call import Attempt, Timeouts
+from .transport.rate_limit import Gate
+from .transport.retry import RetryPolicy
 
 __all__ = ["TenantApp", "Tenants"]
 

@@ -16,7 +16,7 @@ from signing_async import RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from tests.postgres_server import PostgresServer
+    from tests.postgres.server import PostgresServer
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,7 +64,7 @@ def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[aioresponses.aioresponse
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL for this worker's tests: each makes a schema of its own, and leaves it running."""
-    from tests.postgres_server import PostgresServer
+    from tests.postgres.server import PostgresServer
 
     with PostgresServer() as running:
         yield running

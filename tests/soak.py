@@ -30,7 +30,7 @@ import aiohttp
 from aiohttp import web
 
 from signing_async import FileTokenStore, OAuth, RetryPolicy, Signing, SigningClient, SigningError, Timeouts
-from signing_async.pdf import Source
+from signing_async.documents.source import Source
 from signing_async.webhooks import MemorySeenEvents, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from tests.pdfs import make_pdf
 

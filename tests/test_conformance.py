@@ -17,7 +17,7 @@ from signing_async.testing import SeenEventsConformance, TokenStoreConformance
 from signing_async.testing.seen_events import OpenSeenEvents
 from signing_async.testing.token_stores import OpenStore
 from signing_async.webhooks import MemorySeenEvents, SeenEvents, SQLiteSeenEvents
-from tests.redis_server import RedisServer, running_redis
+from tests.redis.server import RedisServer, running_redis
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +258,7 @@ def test_the_suites_are_loaded_when_they_are_used() -> None:
     script = "import sys, signing_async.testing as t; print(*sys.modules); t.TokenStoreConformance; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     before, after = (set(line.split()) for line in done.stdout.splitlines())
-    suites = {"signing_async.testing.token_stores", "signing_async.token_stores", "signing_async.models", "attrs"}
+    suites = {"signing_async.testing.token_stores", "signing_async.auth.token_stores", "signing_async.models", "attrs"}
     assert not suites & before
     assert suites < after
 

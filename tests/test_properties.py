@@ -21,32 +21,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from signing_async import (
-    APIError,
-    Assumptions,
-    AuthError,
-    DecodeError,
-    NotFound,
-    RetryPolicy,
-    Signing,
-    SigningClient,
-    convert,
-)
-from signing_async.answers import error_from, one_line
-from signing_async.convert import Unreadable, parse, structure, timestamp
-from signing_async.oauth import _read_callback
+from signing_async import APIError, Assumptions, AuthError, DecodeError, NotFound, RetryPolicy, Signing, SigningClient
+from signing_async.auth.oauth import _read_callback
+from signing_async.auth.token_stores import token_from_json
+from signing_async.documents.preflight import preflight
 from signing_async.pagination import _linked
-from signing_async.pdf_preflight import preflight
-from signing_async.redaction import redact
-from signing_async.retry import read_retry_after
-from signing_async.token_stores import token_from_json
+from signing_async.transport import decode
+from signing_async.transport.decode import Unreadable, parse, structure, timestamp
+from signing_async.transport.error_response import error_from, one_line
+from signing_async.transport.redaction import redact
+from signing_async.transport.retry import read_retry_after
+from signing_async.transport.wire import Request, resolve
 from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, Scheme, WebhookError, WebhookVerifier, diagnose, sign
-from signing_async.wire import Request, resolve
+from tests.auth.oauth_servers import Scripted, oauth_for, says
 from tests.fuzz import running
 from tests.fuzz.__main__ import NAMES, load
 from tests.fuzz.promises import check_error
 from tests.fuzz.running import Found, Target, by_mutation
-from tests.oauth_servers import Scripted, oauth_for, says
 from tests.servers import serving
 
 TOKEN = "secret/token+0123456789"
@@ -111,7 +102,7 @@ def test_what_is_no_json_is_refused_alike(body: bytes) -> None:
 def _parsed(body: bytes, **changed: object) -> object:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changed.items():
-            patch.setattr(convert, name, value)
+            patch.setattr(decode, name, value)
         try:
             # As text, so that 1 and 1.0 and True differ.
             return repr(parse(body))

@@ -20,8 +20,8 @@ from signing_async import Assumptions, NewRecipient, SigningClient, SigningPacka
 from signing_async.sandbox import Sandbox
 from signing_async.webhooks import sign
 from tests.pdfs import make_pdf
-from tests.postgres_server import PostgresServer
-from tests.redis_server import running_redis
+from tests.postgres.server import PostgresServer
+from tests.redis.server import running_redis
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

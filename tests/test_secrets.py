@@ -39,7 +39,7 @@ from signing_async import (
     TransportError,
 )
 from signing_async.sandbox import Sandbox
-from tests.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
+from tests.auth.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
 
 # Each secret begins with this, so that a part of one is found as well.
 MARK = "S3CR3T"

@@ -36,8 +36,8 @@ from signing_async.sandbox import Sandbox
 from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams
 from signing_async.taskiq import broker as broker_by_environment
 from tests.pdfs import make_pdf
-from tests.postgres_server import PostgresServer
-from tests.redis_server import RedisServer, running_redis, slow_way
+from tests.postgres.server import PostgresServer
+from tests.redis.server import RedisServer, running_redis, slow_way
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,8 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .._toml import closest
 from ..errors import SigningError
-from ..toml_files import closest
 
 try:
     import click

@@ -18,8 +18,8 @@ from .command import Seconds, State, command
 from .output import on_one_line
 
 if TYPE_CHECKING:
+    from ..auth.oauth import AuthorizationRequest, OAuth
     from ..models import User
-    from ..oauth import AuthorizationRequest, OAuth
     from ..settings import Settings
 
 _PATIENCE = 30.0
@@ -110,7 +110,7 @@ def _complete(state: State) -> tuple[Settings, dict[str, Any]]:
 
 def _checked(name: str, answer: str) -> str:
     """An answer that may work; any other is asked for again, before all the rest is."""
-    from .. import wire
+    from ..transport import wire
     from .callback import is_loopback
 
     answer = answer.strip()

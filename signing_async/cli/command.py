@@ -41,7 +41,7 @@ from .output import Output
 if TYPE_CHECKING:
     from ..client import SigningClient
     from ..settings import Settings
-    from ..transport import Attempt
+    from ..transport.call import Attempt
 
 __all__ = ["Seconds", "State", "command", "common_options", "read_text"]
 
@@ -74,8 +74,8 @@ class State:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[SigningClient]:
         """A client of the settings, closed at the end, an `OAuth` with it."""
+        from ..auth.oauth import OAuth
         from ..client import SigningClient
-        from ..oauth import OAuth
 
         settings = self.settings
         async with contextlib.AsyncExitStack() as exits:

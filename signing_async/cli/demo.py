@@ -15,12 +15,12 @@ from urllib.parse import urlencode
 import click
 from aiohttp import web
 
+from ..auth.oauth import OAuth
+from ..auth.token_stores import FileTokenStore
 from ..client import SigningClient
 from ..errors import InvalidRequest, InvalidSignature
 from ..models import Document, Signing
-from ..oauth import OAuth
 from ..sandbox import Sandbox
-from ..token_stores import FileTokenStore
 from ..webhooks import Event, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from .command import State, command
 from .output import Output

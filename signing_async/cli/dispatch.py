@@ -26,9 +26,9 @@ from .manifest import Entry, Manifest, Problem, Report
 from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
-    from ..dispatch import DispatchResult
-    from ..journal import Journal
-    from ..packages import SigningPackage
+    from ..dispatch.journal import Journal
+    from ..dispatch.package import SigningPackage
+    from ..dispatch.run import DispatchResult
     from .output import Output
 
 MOST_PROBLEMS = 1000
@@ -188,7 +188,7 @@ def without_password(text: str) -> str:
 async def open_journal(text: str) -> AsyncIterator[Journal]:
     """The journal that ``--journal`` names."""
     if "://" not in text:
-        from ..journal import SqliteJournal
+        from ..dispatch.journal import SqliteJournal
 
         async with SqliteJournal(text) as journal:
             yield journal
@@ -257,7 +257,7 @@ async def _check(state: State, manifest: Manifest) -> Checked:
 
 
 async def _check_entry(entry: Entry, checked: Checked, most: int) -> None:
-    from ..packages import prepare
+    from ..dispatch.package import prepare
 
     if entry.package is None:
         checked.add(entry.problems)

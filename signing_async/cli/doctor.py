@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..answers import one_line
 from ..errors import InvalidRequest
+from ..transport.error_response import one_line
 from .command import State, command
 from .exits import FAILED, UNAUTHORIZED
 

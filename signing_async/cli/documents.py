@@ -19,7 +19,7 @@ from .records import document_facts
 
 if TYPE_CHECKING:
     from ..client import SigningClient
-    from ..documents import Progress, SealedFile
+    from ..documents.resource import Progress, SealedFile
     from ..models import Document
 
 _UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
@@ -131,7 +131,7 @@ def _find(name: str, documents: Sequence[Document]) -> Document:
 
 
 async def _download(state: State, signing_id: str, choice: _Choice, output: str | None, force: bool) -> None:
-    from ..bulk import Results
+    from ..worker_pool import Results
 
     errors: list[BaseException] = []
     async with state.client() as client:

@@ -24,11 +24,11 @@ from typing import IO, Any, Protocol, Self, TypeVar
 
 import attrs
 
+from .._files import open_regular, sync_folder
+from .._toml import closest
+from ..dispatch.package import NewRecipient, SigningPackage
+from ..documents.source import PdfSource
 from ..errors import InvalidRequest, SigningError
-from ..files import open_regular, sync_folder
-from ..packages import NewRecipient, SigningPackage
-from ..pdf import PdfSource
-from ..toml_files import closest
 
 __all__ = ["Entry", "Manifest", "Problem", "Report"]
 

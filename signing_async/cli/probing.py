@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from .. import retry, wire
-from ..answers import error_from, look_up, one_line, record, request_id
 from ..assumptions import Assumptions
 from ..client import SigningClient
-from ..convert import Unreadable, parse, timestamp
 from ..errors import NotFound, SigningError, TransportError
 from ..models import Token
+from ..transport import retry, wire
+from ..transport.decode import Unreadable, parse, timestamp
+from ..transport.error_response import error_from, look_up, one_line, record, request_id
 
 __all__ = ["Finding", "Learned", "Probe"]
 

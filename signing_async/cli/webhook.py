@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from ..answers import one_line
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
+from ..transport.error_response import one_line
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
 from .command import Seconds, State, command, common_options, read_text
 

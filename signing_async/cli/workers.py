@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from ..dispatch import DispatchResult, SigningPackage
+from ..dispatch.run import DispatchResult, SigningPackage
 from ..errors import ConfigurationError, InvalidRequest, SigningError, WaitTimeout
 from ..models import Signing
 

@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
-from .. import checks
+from .. import _checks
 from ..errors import ConfigurationError, SigningError
-from ..redaction import redact
+from ..transport.redaction import redact
 
 try:
     import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
@@ -110,7 +110,7 @@ class Database:
             raise ConfigurationError(f"{owner}: table must be a plain lower-case name, schema.name or name: {table!r}")
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
         self.sql: str = sql.format(table=self.table)
-        checks.seconds(owner, "timeout", timeout)
+        _checks.seconds(owner, "timeout", timeout)
         self.timeout: float = timeout
 
     def _read_dsn(self) -> None:

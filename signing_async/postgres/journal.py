@@ -14,9 +14,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from .. import checks
+from .. import _checks
+from ..dispatch.journal import Claim, ClaimLost, JournalError
 from ..errors import ConfigurationError
-from ..journal import Claim, ClaimLost, JournalError
 from .database import Database, Pool
 
 __all__ = ["PostgresJournal"]
@@ -91,7 +91,7 @@ class PostgresJournal:
         )
         # Variables are shown in some tracebacks.
         del postgres
-        checks.seconds("PostgresJournal", "lease", lease)
+        _checks.seconds("PostgresJournal", "lease", lease)
         self._lease = lease
         if lease < 3 * timeout:
             raise ConfigurationError(

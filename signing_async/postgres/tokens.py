@@ -20,11 +20,11 @@ from typing import Any, Self
 import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
 import attrs
 
-from .. import checks
-from ..encryption import Sealer
+from .. import _checks
+from ..auth.encryption import Sealer
+from ..auth.token_stores import carried_through, token_from_json, token_to_json
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
-from ..token_stores import carried_through, token_from_json, token_to_json
 from .database import FINAL, PASSING, Database, Pool, drop
 
 __all__ = ["PostgresTokenStore"]
@@ -153,7 +153,7 @@ class PostgresTokenStore:
         self._sealer = Sealer(key, owner="PostgresTokenStore")
         # Variables are shown in some tracebacks.
         del key
-        checks.text("PostgresTokenStore", "name", name)
+        _checks.text("PostgresTokenStore", "name", name)
         if "\0" in name:
             raise ConfigurationError(f"PostgresTokenStore: name must have no null characters, not {name!r}")
         self.name = name
@@ -161,7 +161,7 @@ class PostgresTokenStore:
             postgres, table, _TABLE, owner="PostgresTokenStore", timeout=timeout, failure=AuthError
         )
         del postgres
-        checks.seconds("PostgresTokenStore", "grace", grace)
+        _checks.seconds("PostgresTokenStore", "grace", grace)
         self._grace = timedelta(seconds=grace)
         # One waits for the row at a time, so that the others need no connection for it.
         self._turn = asyncio.Lock()

@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from .. import checks
+from .. import _checks
 from ..errors import ConfigurationError
-from ..redaction import redact
+from ..transport.redaction import redact
 
 __all__ = ["Connection", "RedisClient", "Script", "Unreachable", "end", "text_of"]
 
@@ -50,7 +50,7 @@ class Connection:
     """A server by its URL, connected to on first use, or the caller's own client; nothing waits beyond ``timeout``."""
 
     def __init__(self, part: str, redis: str | RedisClient, timeout: float) -> None:
-        checks.seconds(part, "timeout", timeout)
+        _checks.seconds(part, "timeout", timeout)
         self.timeout = timeout
         self._given: RedisClient | None = None
         self._url: str | None = None

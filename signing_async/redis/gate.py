@@ -12,9 +12,9 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
-from .. import checks
+from .. import _checks
 from ..errors import ConfigurationError
-from ..throttle import Gate, LocalGate
+from ..transport.rate_limit import Gate, LocalGate
 from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
 
 __all__ = ["RedisGate"]
@@ -116,8 +116,8 @@ class RedisGate:
         self._connection = Connection("RedisGate", redis, timeout)
         # Variables are shown in some tracebacks.
         del redis
-        checks.text("RedisGate", "name", name)
-        checks.text("RedisGate", "prefix", prefix, may_be_empty=True)
+        _checks.text("RedisGate", "name", name)
+        _checks.text("RedisGate", "prefix", prefix, may_be_empty=True)
         if rate is not None and (
             isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
         ):

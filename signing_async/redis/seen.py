@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Self
 
-from .. import checks
+from .. import _checks
 from ..errors import ConfigurationError, WebhookError
 from ..webhooks.seen import DAY, Claim
 from .connection import Connection, RedisClient, Script, Unreachable, text_of
@@ -57,9 +57,9 @@ class RedisSeenEvents:
         self._connection = Connection("RedisSeenEvents", redis, timeout)
         # Variables are shown in some tracebacks.
         del redis
-        checks.text("RedisSeenEvents", "prefix", prefix, may_be_empty=True)
-        checks.seconds("RedisSeenEvents", "ttl", ttl)
-        checks.seconds("RedisSeenEvents", "lease", lease)
+        _checks.text("RedisSeenEvents", "prefix", prefix, may_be_empty=True)
+        _checks.seconds("RedisSeenEvents", "ttl", ttl)
+        _checks.seconds("RedisSeenEvents", "lease", lease)
         self.ttl = ttl
         self.lease = lease
         self._prefix = f"{prefix}seen:"

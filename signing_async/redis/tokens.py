@@ -22,11 +22,11 @@ from typing import Any, Self
 
 import attrs
 
-from .. import checks
-from ..encryption import Sealer
+from .. import _checks
+from ..auth.encryption import Sealer
+from ..auth.token_stores import carried_through, token_from_json, token_to_json
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token
-from ..token_stores import carried_through, token_from_json, token_to_json
 from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
 from .token_scripts import ACQUIRE, LOAD, RELEASE, RENEW, SAVE
 
@@ -129,11 +129,11 @@ class RedisTokenStore:
         self._connection = Connection("RedisTokenStore", redis, timeout)
         # Variables are shown in some tracebacks.
         del redis
-        checks.text("RedisTokenStore", "name", name)
-        checks.text("RedisTokenStore", "prefix", prefix, may_be_empty=True)
-        checks.seconds("RedisTokenStore", "lease", lease)
+        _checks.text("RedisTokenStore", "name", name)
+        _checks.text("RedisTokenStore", "prefix", prefix, may_be_empty=True)
+        _checks.seconds("RedisTokenStore", "lease", lease)
         grace = _LEASES_OF_GRACE * lease if grace is None else grace
-        checks.seconds("RedisTokenStore", "grace", grace)
+        _checks.seconds("RedisTokenStore", "grace", grace)
         self._sealed = key is not None
         self._sealer = Sealer(key, owner="RedisTokenStore")
         del key

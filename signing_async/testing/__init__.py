@@ -74,7 +74,7 @@ async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandb
 async def signing_client(signing_sandbox: Sandbox) -> AsyncIterator[SigningClient]:
     """A client of this test's sandbox, for its default user, that does not wait long between attempts."""
     from ..client import SigningClient
-    from ..retry import RetryPolicy
+    from ..transport.retry import RetryPolicy
 
     quick = RetryPolicy(base_delay=0.01)
     async with SigningClient(signing_sandbox.base_url, signing_sandbox.access_token(), retry=quick) as client:

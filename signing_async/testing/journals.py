@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from ..journal import Claim, ClaimLost, Journal, JournalError
+from ..dispatch.journal import Claim, ClaimLost, Journal, JournalError
 
 __all__ = ["FencedJournalConformance", "JournalConformance", "OpenJournal"]
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from ..auth.token_stores import TokenStore
 from ..errors import TokenSuperseded
 from ..models import Token
-from ..token_stores import TokenStore
 
 __all__ = ["FencedTokenStoreConformance", "OpenStore", "TokenStoreConformance"]
 

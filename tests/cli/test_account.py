@@ -20,9 +20,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 
 from signing_async import AuthError, FileTokenStore, SigningClient
+from signing_async.auth.oauth import OAuth
 from signing_async.cli import account
 from signing_async.cli.callback import is_loopback
-from signing_async.oauth import OAuth
 from signing_async.settings import Settings
 from tests.cli.browser import agree
 from tests.cli.conftest import Run

@@ -19,19 +19,11 @@ import pytest
 import trustme
 from aiohttp import web
 
-from signing_async import (
-    Assumptions,
-    AuthError,
-    MemoryTokenStore,
-    OAuth,
-    RetryPolicy,
-    SigningClient,
-    SigningError,
-    wire,
-)
+from signing_async import Assumptions, AuthError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError
 from signing_async.cli.probing import Finding, Probe, described
-from signing_async.retry import Outcome
 from signing_async.sandbox import Profile, Sandbox
+from signing_async.transport import wire
+from signing_async.transport.retry import Outcome
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service, running
 from tests.cli.terminal import piped

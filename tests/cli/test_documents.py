@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from signing_async import Document, documents
+from signing_async import Document
 from signing_async.cli.documents import _names, safe_stem
+from signing_async.documents import resource
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
@@ -67,7 +68,7 @@ def test_the_service_refuses_an_upload(run: Run, service: Service, tmp_path: Pat
     assert ran.code == 1
     assert "HTTP 400" in ran.err
     signing = service.draft()
-    service.do(service.sandbox.faults.add, "documents.upload", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "resource.upload", "drop-after-commit")
     service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=1)
     ran = run("upload", signing, "lease.pdf", "--timeout", "1")
     assert ran.code == 3
@@ -136,7 +137,7 @@ def test_which_document_there_is_no_telling(run: Run, service: Service, complete
         ran = run("download", *arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
         assert words in ran.err
-    assert service.do(service.sandbox.requests_of, "documents.download_signed") == []
+    assert service.do(service.sandbox.requests_of, "resource.download_signed") == []
 
 
 def test_a_file_that_is_there_is_left_alone(run: Run, completed: str, tmp_path: Path) -> None:
@@ -154,14 +155,14 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     run: Run, completed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else made it while the PDF was on its way: only --force replaces it."""
-    target, read = tmp_path / "lease-signed.pdf", documents._checked
+    target, read = tmp_path / "lease-signed.pdf", resource._checked
 
     async def checked(*arguments: Any) -> AsyncIterator[bytes]:
         async for chunk in read(*arguments):
             yield chunk
         target.write_text("mine")
 
-    monkeypatch.setattr(documents, "_checked", checked)
+    monkeypatch.setattr(resource, "_checked", checked)
     ran = run("download", completed, "lease.pdf")
     assert (ran.code, ran.out, target.read_text()) == (2, "", "mine")
     assert "lease-signed.pdf' exists already" in ran.err

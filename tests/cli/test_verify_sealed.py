@@ -11,8 +11,8 @@ import pytest
 
 from signing_async import cli
 from tests import pdfs
-from tests.sealed_cases import edited, fill_form
-from tests.sealed_pdfs import cms, sandbox_authority, sealed_by_sandbox, signed_pdf
+from tests.sealed.cases import edited, fill_form
+from tests.sealed.pdfs import cms, sandbox_authority, sealed_by_sandbox, signed_pdf
 
 
 @pytest.fixture

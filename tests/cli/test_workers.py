@@ -16,8 +16,8 @@ from signing_async.cli.workers import Workers
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
-from tests.postgres_server import PASSWORD, PostgresServer
-from tests.redis_server import RedisServer, running_redis
+from tests.postgres.server import PASSWORD, PostgresServer
+from tests.redis.server import RedisServer, running_redis
 from tests.test_taskiq import Worker, sendings
 
 

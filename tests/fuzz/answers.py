@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from signing_async import Assumptions, Document, Recipient, Signing, User
-from signing_async.answers import record
-from signing_async.convert import Unreadable, parse, structure
+from signing_async.transport.decode import Unreadable, parse, structure
+from signing_async.transport.error_response import record
 from tests.fuzz.promises import check_record, check_text
 from tests.fuzz.running import Target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from signing_async import AuthError, InvalidRequest, SigningError
-from signing_async.oauth import _read_callback
+from signing_async.auth.oauth import _read_callback
 from tests.fuzz.promises import TOKEN, check_error
 from tests.fuzz.running import Target
 

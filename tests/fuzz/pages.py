@@ -10,9 +10,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from signing_async import DecodeError, SigningClient
-from signing_async.convert import Unreadable, parse
-from signing_async.transport import Operation
-from signing_async.wire import Request
+from signing_async.transport.call import Operation
+from signing_async.transport.decode import Unreadable, parse
+from signing_async.transport.wire import Request
 from tests.fuzz.promises import TOKEN, check_error, check_record, parted
 from tests.fuzz.running import Attack, Target
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from signing_async.pdf_preflight import _is_plain, _look_closely, preflight
+from signing_async.documents.preflight import _is_plain, _look_closely, preflight
 from tests import pdfs
 from tests.fuzz.running import LONGEST, Target
 

@@ -15,8 +15,9 @@ from functools import cache
 from signing_async import sealed
 from signing_async._verify.judge import judge
 from signing_async._verify.signature import Options
-from tests import pdfs, sealed_pdfs
+from tests import pdfs
 from tests.fuzz.running import LONGEST, Attack, Target
+from tests.sealed import pdfs as sealed_pdfs
 
 ROOM = 4_000
 

@@ -6,8 +6,8 @@ import json
 import math
 from contextlib import nullcontext
 
-from signing_async.convert import Unreadable, timestamp
-from signing_async.retry import RetryPolicy, decide, read_retry_after
+from signing_async.transport.decode import Unreadable, timestamp
+from signing_async.transport.retry import RetryPolicy, decide, read_retry_after
 from tests.fuzz.promises import check_text
 from tests.fuzz.running import Target
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from signing_async import Assumptions, Token
-from signing_async.convert import Unreadable, parse
-from signing_async.oauth import _expired, _read_token, _seconds_left
-from signing_async.token_stores import token_from_json, token_to_json
+from signing_async.auth.oauth import _expired, _read_token, _seconds_left
+from signing_async.auth.token_stores import token_from_json, token_to_json
+from signing_async.transport.decode import Unreadable, parse
 from tests.fuzz.running import Target
 
 

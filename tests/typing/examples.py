@@ -57,7 +57,7 @@ from signing_async import (
     UploadResult,
     User,
 )
-from signing_async.pdf import Source
+from signing_async.documents.source import Source
 
 
 def configured(attempts: list[Attempt]) -> SigningClient:

@@ -1,0 +1,1 @@
+"""OAuth 2.0 tokens: obtain, refresh, store, encrypt."""

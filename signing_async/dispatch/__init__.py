@@ -1,0 +1,1 @@
+"""Send whole packages exactly once, with a journal."""

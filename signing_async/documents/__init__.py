@@ -1,0 +1,1 @@
+"""Documents: upload PDFs, download sealed ones."""

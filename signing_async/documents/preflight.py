@@ -1,0 +1,208 @@
+"""Find, before anything is sent, the PDFs that the service is sure to refuse: without a dependency, in bounded work.
+
+What counts is the trailer (`/Encrypt`), the catalog and its form (signature fields with a value), as `pdf_reader` finds
+them. A file that exhausts the budget, or that cannot be followed, is left to the service to judge.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias
+
+from .pdf_objects import (
+    HEADER_WINDOW,
+    OBJECT,
+    ROW,
+    SPACE,
+    START,
+    STEP,
+    TAIL_WINDOW,
+    WINDOW,
+    Budget,
+    Dict,
+    Document,
+    Read,
+    Ref,
+    Text,
+    UnreadablePdf,
+    Value,
+    signature_values,
+)
+
+__all__ = ["Verdict", "glance", "preflight"]
+
+Verdict: TypeAlias = Literal["not_pdf", "protected", "already_signed"]
+
+BUDGET: Final = 2 * 2**20
+"""What one file may cost."""
+
+GLANCE_BUDGET: Final = 128 * 2**10
+"""What a glance may cost, which is two milliseconds at the most: it is taken where others wait."""
+
+_HEADER = b"%PDF-"
+_TRAILER = re.compile(rb"trailer")
+_OBJ = re.compile(rb"obj")
+
+# What the simplest files are made of, each read by one pattern: dictionaries that hold nothing nested but flat arrays
+# and dictionaries, and none of whose keys is escaped. What else there may be is left to the reader.
+_PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
+_NAME = rb"/%b*+" % _PLAIN
+_REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R" % (SPACE, SPACE)
+_STRING = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)"
+_FLAT = rb"%b|\[(?:[^\[\]<>()%%]++|%b)*+\]|<<(?:[^\[\]<>()%%]++|%b)*+>>" % (_STRING, _STRING, _STRING)
+_GAP = rb"(?:%b++|%%[^\r\n]*+)*+" % SPACE
+_ENTRY = rb"%b%b*+(?:%b|%b|%b++|%b)%b" % (_NAME, SPACE, _REFERENCE, _NAME, _PLAIN, _FLAT, _GAP)
+_TABLE = re.compile(
+    rb"%b{0,64}+xref%b{1,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE, SPACE)
+)
+_OTHER = rb"(?:(?!/Root|/Encrypt|/XRefStm)%b)*+" % _ENTRY
+# At the start of a line, where whoever rebuilds a damaged file finds it too.
+_PLAIN_TRAILER = re.compile(
+    rb"%b{1,65}+(?<=[\r\n])trailer%b*+<<%b*+%b/Root%b++([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R%b%b>>"
+    % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, _GAP, _OTHER)
+)
+_PLAIN_CATALOG = re.compile(
+    rb"%b%b*+<<%b*+(?:(?!/AcroForm|/Perms)%b)*+>>%b{0,64}+endobj" % (OBJECT.pattern, SPACE, SPACE, _ENTRY, SPACE)
+)
+
+
+def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | None:
+    """Why the service is sure to refuse this file, or None.
+
+    "not_pdf": no header, or nothing that could be an object. "protected": encrypted, with whatever password.
+    "already_signed": a signature field has a signature; empty fields and Adobe's usage rights do not count.
+    None promises nothing: what cannot be told cheaply and surely is left to the service. The size is not judged.
+
+    >>> preflight(b"Dear Sir or Madam")
+    'not_pdf'
+    """
+    with memoryview(data) as whole, whole.cast("B") as view:
+        header = bytes(view[:HEADER_WINDOW]).find(_HEADER)
+        if header < 0:
+            return "not_pdf"
+        if _is_plain(lambda at, least: view[at : at + least], len(view)):
+            return None
+        return _look_closely(view, header)
+
+
+def glance(read: Read, size: int) -> bool:
+    """Whether a look at a few places of a file finds all in order, so that `preflight` would have nothing against it.
+
+    False says nothing: then `preflight` has to see the whole file.
+    """
+    if _is_plain(read, size):
+        return True
+    header = bytes(read(0, min(size, HEADER_WINDOW))).find(_HEADER)
+    if header < 0:
+        return False
+    text = Text(b"", Budget(GLANCE_BUDGET), size - header, lambda at, least: read(header + at, least))
+    try:
+        return _verdict(Document(text)) is None
+    except UnreadablePdf:
+        return False
+
+
+def _is_plain(read: Read, size: int) -> bool:
+    """Whether it is a file as simple programs write it, and a few steps show that nothing in it is to be refused.
+
+    Its newest cross-reference is one table, with a trailer without `/Encrypt`; its catalog has no form.
+    """
+    tail_at = max(0, size - TAIL_WINDOW)
+    tail = bytes(read(tail_at, size - tail_at))
+
+    def part(at: int) -> bytes:
+        if at >= tail_at:
+            return tail[at - tail_at :]
+        return bytes(read(at, min(WINDOW, size - at)))
+
+    start = START.match(tail, max(0, tail.rfind(b"startxref")))
+    if not start or bytes(read(0, min(size, len(_HEADER)))) != _HEADER:
+        return False
+    table_at = int(start[1])
+    table = _TABLE.match(part(table_at))
+    if not table:
+        return False
+    first, count, rows_at = int(table[1]), int(table[2]), table_at + table.end()
+    trailer = _PLAIN_TRAILER.match(part(rows_at + 20 * count - 1))  # from the last row's end
+    if not trailer:
+        return False
+    number, generation = int(trailer[1]), int(trailer[2])
+    row = ROW.match(part(rows_at + 20 * (number - first))) if first <= number < first + count else None
+    if not row or row[3] != b"n" or int(row[2]) != generation:
+        return False
+    catalog = _PLAIN_CATALOG.match(part(int(row[1])))
+    return catalog is not None and (int(catalog[1]), int(catalog[2])) == (number, generation)
+
+
+def _look_closely(view: memoryview, header: int) -> Verdict | None:
+    """The verdict on a file that has its header at this offset."""
+    budget = Budget(BUDGET)
+    for start in sorted({0, header}, reverse=True):  # offsets count from the header, or in sloppy files from 0
+        with view[start:] as data_from_start:
+            try:
+                return _judge(Document(Text(data_from_start, budget)))
+            except UnreadablePdf:
+                continue
+    return _judge_wreck(Text(view, budget))
+
+
+def _judge(document: Document) -> Verdict | None:
+    """The verdict on a file whose newest trailer can be read; raises when it cannot."""
+    try:
+        verdict = _verdict(document)
+        if verdict:
+            document.verify()  # a reader that rebuilds a damaged file may come to see another document
+    except UnreadablePdf:
+        return None
+    return verdict
+
+
+def _verdict(document: Document) -> Verdict | None:
+    if isinstance(document.get(document.trailer, b"/Encrypt"), dict):
+        return "protected"
+    return "already_signed" if _is_signed(document, document.get_dict(document.trailer, b"/Root")) else None
+
+
+def _is_signed(document: Document, catalog: Dict) -> bool:
+    rights = document.get_dict(catalog, b"/Perms")
+    if _is_signature(document.get(rights, b"/DocMDP")):
+        return True
+    usage = [rights[key] for key in (b"/UR", b"/UR3") if isinstance(rights.get(key), Ref)]
+    fields = signature_values(document, document.get_dict(catalog, b"/AcroForm"))
+    return any(value not in usage and _is_signature(document.resolve(value)) for value in fields)
+
+
+def _is_signature(value: Value) -> bool:
+    return isinstance(value, dict) and b"/ByteRange" in value and b"/Contents" in value
+
+
+def _judge_wreck(text: Text) -> Verdict | None:
+    """The verdict on a file that readers must rebuild: protected when every trailer in it says so and can mean it."""
+    if not _OBJ.search(text.data) and not _TRAILER.search(text.data):
+        return "not_pdf"
+    try:
+        trailers = [trailer for trailer in _trailers(text) if b"/Root" in trailer]
+        meant = [_is_defined(text, trailer[key]) for trailer in trailers for key in (b"/Root", b"/Encrypt")]
+    except (UnreadablePdf, KeyError):
+        return None
+    return "protected" if meant and all(meant) else None
+
+
+def _trailers(text: Text) -> Iterator[Dict]:
+    for found in _TRAILER.finditer(text.data):
+        text.budget.spend(STEP)
+        if text.data[found.start() - 1] in b"\r\n":
+            value, _ = text.value(found.end())
+            if isinstance(value, dict):
+                yield value
+
+
+def _is_defined(text: Text, entry: Value) -> bool:
+    """Whether an entry is a reference to a dictionary that the file defines exactly once, found by its number."""
+    if not isinstance(entry, Ref):
+        return False
+    text.budget.spend(len(text.data) // 16)
+    places = [found.start() for found in re.finditer(rb"(?<=[\r\n])%d %d obj" % entry, text.data)]
+    return len(places) == 1 and isinstance(text.numbered(places[0], entry)[0], dict)

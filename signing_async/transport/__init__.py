@@ -1,0 +1,1 @@
+"""One API call: transport, retries, rate limit, decoding, error responses."""

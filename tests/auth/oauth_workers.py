@@ -1,0 +1,97 @@
+"""Processes of their own for the tests of tokens: ``python -m tests.auth.oauth_workers <task> <arguments>``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from signing_async import AuthError, FileTokenStore, OAuth, RetryPolicy, SigningClient, Token
+
+
+async def hold(path: str) -> None:
+    """Hold the lock until killed."""
+    async with FileTokenStore(path).lock():
+        print("held", flush=True)
+        await asyncio.sleep(3600)
+
+
+async def save(path: str) -> None:
+    """Save large tokens until killed; each token's halves belong together."""
+    store = FileTokenStore(path)
+    for number in count():
+        text = f"-{os.getpid()}-{number}-" * 20_000
+        await store.save(Token(f"a{text}", f"r{text}"))
+        print(number, flush=True) if number == 0 else None
+
+
+async def die(path: str, moment: str) -> None:
+    """Be killed at one step of a save."""
+
+    def kill(*arguments: Any, **settings: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    if moment == "mkstemp":
+        tempfile.mkstemp = kill
+    elif moment == "write":
+        os.fdopen = kill
+    elif moment == "fsync":
+        os.fsync = kill
+    elif moment == "replace":
+        Path.replace = kill  # type: ignore[method-assign]  # this process is here to die in it
+    await FileTokenStore(path).save(Token("new", "refresh-new"))
+    kill()
+
+
+async def unwritable(path: str) -> None:
+    """Try to save and to lock where nobody but root may write."""
+    # What is imported on first use may lie where only root may read.
+    await FileTokenStore(path).load()
+    if os.geteuid() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+    store = FileTokenStore(path)
+    try:
+        await store.save(Token("a"))
+    except AuthError as error:
+        print(f"AuthError: {error}")
+    try:
+        async with store.lock():
+            print("locked")
+    except AuthError as error:
+        print(f"AuthError: {error}")
+
+
+async def call(path: str, base_url: str, client_id: str, client_secret: str, seconds: str) -> None:
+    """Make calls for some seconds with the store's token; print how many, and how many tokens were used."""
+    used: set[str] = set()
+    calls = 0
+    oauth = OAuth(
+        base_url,
+        client_id=client_id,
+        client_secret=client_secret,
+        redirect_uri="https://app.example.com/callback",
+        store=FileTokenStore(path),
+    )
+    until = time.monotonic() + float(seconds)
+    async with oauth, SigningClient(base_url, oauth, retry=RetryPolicy(base_delay=0.01, settle=0.1)) as client:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        while time.monotonic() < until:
+            await asyncio.gather(*(client.me() for _ in range(3)))
+            calls += 3
+            used.add(await oauth.access_token())
+            await asyncio.sleep(0.02)
+    print(calls, len(used), flush=True)
+
+
+if __name__ == "__main__":
+    tasks: dict[str, Any] = {"hold": hold, "save": save, "die": die, "unwritable": unwritable, "call": call}
+    asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

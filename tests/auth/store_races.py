@@ -1,0 +1,230 @@
+"""Races of real processes for one token: ``python -m tests.auth.store_races`` is their parent, and `race` watches them.
+
+Tokens live one second. The sandbox is the authorization server, and revokes all of a user's tokens when an old refresh
+token comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from signing_async import FileTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, TokenStore
+from signing_async.postgres import PostgresTokenStore
+from signing_async.redis import RedisTokenStore
+from signing_async.sandbox import Profile, Sandbox
+
+ROOT = Path(__file__).parents[1]
+REDIRECT = "https://app.example.com/callback"
+LIFETIME = 1.0
+# A token is replaced after nine tenths of its life. Two refreshes for one expiry would follow upon each other at once.
+APART = 0.3
+
+
+@asynccontextmanager
+async def file_store(where: str) -> AsyncIterator[TokenStore]:
+    yield FileTokenStore(where)
+
+
+@asynccontextmanager
+async def redis_store(where: str) -> AsyncIterator[TokenStore]:
+    async with RedisTokenStore(where, "race", lease=1.0) as store:
+        yield store
+
+
+@asynccontextmanager
+async def postgres_store(where: str) -> AsyncIterator[TokenStore]:
+    async with PostgresTokenStore(where, "race") as store:
+        yield store
+
+
+# More kinds of stores are added here.
+STORES: dict[str, Callable[[str], contextlib.AbstractAsyncContextManager[TokenStore]]] = {
+    "file": file_store,
+    "redis": redis_store,
+    "postgres": postgres_store,
+}
+
+
+@attrs.frozen
+class Task:
+    """What one process has to do."""
+
+    kind: str
+    where: str
+    base_url: str
+    client_id: str
+    client_secret: str
+    calls: int
+    every: float
+    clock_wrong_by: float = 0.0
+
+    def oauth(self, store: TokenStore) -> OAuth:
+        secret, quick = self.client_secret, RetryPolicy(base_delay=0.01)
+        return OAuth(
+            self.base_url,
+            client_id=self.client_id,
+            client_secret=secret,
+            redirect_uri=REDIRECT,
+            store=store,
+            retry=quick,
+        )
+
+
+@attrs.define
+class Race:
+    """A race that is under way, and afterwards how it ended."""
+
+    sandbox: Sandbox
+    workers: list[int]
+    """The processes' ids."""
+    done: list[int] = attrs.field(factory=list)
+    """How many calls of each process that came to its end went well."""
+    errors: list[str] = attrs.field(factory=list)
+
+    @property
+    def refreshes(self) -> list[datetime]:
+        """When refreshes came to the server."""
+        return [record.received_at for record in self.sandbox.requests_of("oauth.token")][1:]
+
+    @property
+    def refused(self) -> int:
+        """How many requests for a token the server refused: each for an old refresh token, or a revoked one."""
+        return sum(record.status != 200 for record in self.sandbox.requests_of("oauth.token"))
+
+    @property
+    def doubled(self) -> int:
+        """How many refreshes came right after another one: that was for the same expiry."""
+        gaps = [(late - early).total_seconds() for early, late in zip(self.refreshes, self.refreshes[1:], strict=False)]
+        return sum(gap < APART for gap in gaps)
+
+    async def quiet(self) -> None:
+        """Wait for a time between two refreshes: who is killed then takes no new token with it."""
+        before = len(self.refreshes)
+        async with asyncio.timeout(30):
+            while len(self.refreshes) == before:
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+
+    def send(self, worker: int, number: signal.Signals) -> None:
+        """Send a signal to one of the processes."""
+        os.kill(self.workers[worker], number)
+
+
+async def race(
+    kind: str,
+    where: str,
+    *,
+    workers: int = 8,
+    calls: int = 50,
+    every: float = 0.05,
+    wrong_clocks: tuple[float, ...] = (),
+    meanwhile: Callable[[Race], Awaitable[None]] | None = None,
+) -> Race:
+    """Let the processes make their calls, each one every so many seconds, and do something meanwhile."""
+    async with Sandbox(seed=5, profile=Profile(access_token_lifetime=LIFETIME)) as sandbox:
+        app = sandbox.register_app(REDIRECT)
+        assert app.client_secret is not None
+        task = Task(kind, where, sandbox.base_url, app.client_id, app.client_secret, calls, every)
+        # Who asks more seldom finds tokens that others have refreshed, and has to tell whether they live.
+        wrong = [attrs.evolve(task, clock_wrong_by=by, calls=calls // 4, every=4 * every) for by in wrong_clocks]
+        tasks = [attrs.asdict(each) for each in (wrong + [task] * workers)[:workers]]
+        parent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.auth.store_races"), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert await parent.stdout.readline() == b"ready\n"
+        async with STORES[kind](where) as store, task.oauth(store) as oauth:
+            await oauth.exchange(sandbox.authorize(app))
+        parent.stdin.write(json.dumps(tasks).encode() + b"\n")
+        run = Race(sandbox, json.loads(await parent.stdout.readline()))
+        try:
+            if meanwhile is not None:
+                await meanwhile(run)
+            async with asyncio.timeout(60):
+                output = await parent.stdout.read()
+                await parent.wait()
+        finally:
+            for worker in run.workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+        for line in output.splitlines():
+            said = json.loads(line)
+            run.done.append(said["done"])
+            run.errors += said["errors"]
+        return attrs.evolve(run, sandbox=_Log(sandbox.requests_of("oauth.token")))
+
+
+class _Log:
+    """What is left of the sandbox when it is closed."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self._records = records
+
+    def requests_of(self, operation: str) -> list[Any]:
+        return self._records
+
+
+# In the processes
+
+
+async def work(task: Task) -> None:
+    """Make the calls, and write down how they went."""
+    done, errors = 0, []
+    async with (
+        STORES[task.kind](task.where) as store,
+        task.oauth(store) as oauth,
+        SigningClient(task.base_url, oauth, retry=RetryPolicy(base_delay=0.01, settle=0.1)) as client,
+    ):
+        for _ in range(task.calls):
+            try:
+                await client.me()
+                done += 1
+            except SigningError as error:
+                errors.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(task.every)
+    # One write: lines of several processes must not mix.
+    os.write(1, json.dumps({"done": done, "errors": errors}).encode() + b"\n")
+
+
+def main() -> None:
+    """Import once, then fork a process for each task, and wait for all of them."""
+    logging.disable()
+    print("ready", flush=True)
+    tasks = [Task(**fields) for fields in json.loads(sys.stdin.readline())]
+    workers = [_fork(task) for task in tasks]
+    os.write(1, json.dumps(workers).encode() + b"\n")
+    for worker in workers:
+        os.waitpid(worker, 0)
+
+
+def _fork(task: Task) -> int:
+    worker = os.fork()
+    if worker == 0:
+        if task.clock_wrong_by:
+            right = time.time
+            time.time = lambda: right() + task.clock_wrong_by
+        try:
+            asyncio.run(work(task))
+        finally:
+            os._exit(0)
+    return worker
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,562 @@
+"""Token stores: what is kept, who may read it, who waits for whom, and what a crash leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import importlib.util
+import os
+import random
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signing_async import AuthError, ConfigurationError, FileTokenStore, MemoryTokenStore, Token, TokenStore
+from signing_async.auth import token_stores as module
+from signing_async.auth.token_stores import carried_through, token_from_json, token_to_json
+
+ROOT = Path(__file__).parents[1]
+FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
+BARE = Token("access-2")
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
+    """A process that works on a store, see `oauth_workers`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.auth.oauth_workers", *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    """Wait for it to end, and close what leads to it."""
+    process.communicate()
+    return process.returncode
+
+
+def mode(path: Path) -> int:
+    """The permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder."""
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+@pytest.mark.parametrize("token", [FULL, BARE], ids=["full", "bare"])
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_what_is_saved_is_loaded(kind: str, token: Token, tmp_path: Path) -> None:
+    """A token comes back whole, an empty store gives None, and a later token replaces an earlier one."""
+    store: TokenStore = MemoryTokenStore() if kind == "memory" else FileTokenStore(tmp_path / "token.json")
+    assert await store.load() is None
+    await store.save(Token("earlier", "r"))
+    await store.save(token)
+    assert await store.load() == token
+
+
+async def test_memory_store_begins_with_a_token_and_excludes() -> None:
+    """A token known beforehand is there; only one holds the lock."""
+    store = MemoryTokenStore(FULL)
+    assert await store.load() == FULL
+    async with store.lock():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02), store.lock():
+                pass
+    async with store.lock():
+        pass
+
+
+async def test_only_the_owner_may_read(tmp_path: Path) -> None:
+    """The file and its lock have mode 0600, missing folders 0700, whatever the umask allows."""
+    before = os.umask(0)
+    try:
+        store = FileTokenStore(tmp_path / "a" / "b" / "token.json")
+        async with store.lock():
+            await store.save(FULL)
+    finally:
+        os.umask(before)
+    assert mode(store.path) == 0o600
+    assert mode(tmp_path / "a" / "b" / "token.json.lock") == 0o600
+    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
+    assert names(tmp_path / "a" / "b") == ["token.json", "token.json.lock"]
+
+
+async def test_a_file_readable_by_all_is_not_after_a_save(tmp_path: Path) -> None:
+    """A save does not inherit the mode of the file before."""
+    path = tmp_path / "token.json"
+    path.write_bytes(token_to_json(BARE))
+    path.chmod(0o644)
+    await FileTokenStore(path).save(FULL)
+    assert mode(path) == 0o600
+
+
+async def test_bytes_are_on_disk_before_the_name_and_the_name_before_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is synced, then renamed, then its folder is synced; a folder made for it is synced too."""
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def watched_sync(handle: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else f"file of {os.fstat(handle).st_size}"
+        done.append(kind)
+        sync(handle)
+
+    def watched_replace(self: Path, target: Any) -> Path:
+        # On another file system it could not be replaced at once.
+        assert self.parent == target.parent
+        done.append("replace")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    await FileTokenStore(tmp_path / "new" / "token.json").save(FULL)
+    assert done == ["folder", f"file of {len(token_to_json(FULL))}", "replace", "folder"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{}",
+        b'{"access_token": ""}',
+        b'{"access_token": 5}',
+        b'{"access_token": "a", "refresh_token": 7}',
+        b'{"access_token": "a", "expires_at": "soon"}',
+        b'{"access_token": "a", "expires_at": 1e300}',
+        b'{"access_token": "a", "expires_at": NaN}',
+        b'{"access_token": "a b"}',
+        b"\xff\xfe\x00",
+        b"\x00" * 4096,
+        b"[" * 200_000,
+    ],
+    ids=lambda content: content[:24].decode("latin-1"),
+)
+async def test_a_corrupt_file_is_an_error_and_stays(content: bytes, tmp_path: Path) -> None:
+    """What is no token is told as that, with the path and none of the content, and the file is left alone."""
+    path = tmp_path / "token.json"
+    path.write_bytes(content)
+    with pytest.raises(AuthError) as caught:
+        await FileTokenStore(path).load()
+    assert str(caught.value) == f"the token file {path} holds no token; it was left as it is"
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    assert path.read_bytes() == content
+
+
+def test_fields_of_a_later_version_do_no_harm() -> None:
+    """Unknown members of a stored token are ignored; a missing type is Bearer."""
+    assert token_from_json(b'{"access_token": "a", "scope": "x"}') == Token("a")
+
+
+async def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """A path that leads through a file is an error that names it, when loading, saving and locking."""
+    (tmp_path / "file").write_text("")
+    store = FileTokenStore(tmp_path / "file" / "token.json")
+    with pytest.raises(AuthError, match=r"token\.json cannot be read: Not a directory"):
+        await store.load()
+    with pytest.raises(AuthError, match=r"^the token file /.*/token\.json cannot be written: Not a directory$"):
+        await store.save(FULL)
+    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be opened: Not a directory$"):
+        async with store.lock():
+            pass
+
+
+@pytest.mark.parametrize("closed", [0o555, 0o000], ids=["read only", "closed"])
+def test_an_unwritable_folder_is_told(closed: int) -> None:
+    """In a folder that it may not write to, a process that is not root gets a clear error for save and lock."""
+    # pytest's own folders are closed to others, and root is held up by no mode: the process makes itself another user.
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        folder = Path(name, "locked")
+        folder.mkdir()
+        folder.chmod(closed)
+        command = [sys.executable, "-m", "tests.auth.oauth_workers", "unwritable", str(folder / "token.json")]
+        words = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().splitlines()
+        folder.chmod(0o755)
+    assert re.fullmatch(r"AuthError: the token file .*token\.json cannot be written: Permission denied", words[0])
+    assert re.fullmatch(r"AuthError: the lock beside .*token\.json cannot be opened: Permission denied", words[1])
+
+
+async def test_no_file_is_left_open(tmp_path: Path) -> None:
+    """However often it saves, loads and locks."""
+    store = FileTokenStore(tmp_path / "new" / "token.json")
+    before = len(names(Path("/proc/self/fd")))
+    for _ in range(9):
+        async with store.lock():
+            await store.save(FULL)
+            await store.load()
+    assert len(names(Path("/proc/self/fd"))) <= before
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+async def test_a_save_that_fails_leaves_the_old_token(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the old token stays, the error says why, and nothing of the new one is left behind."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = FileTokenStore(tmp_path / "token.json")
+    await store.save(FULL)
+    with monkeypatch.context() as patch:
+        patch.setattr(os if step == "fsync" else Path, step, full)
+        with pytest.raises(AuthError, match=r"cannot be written: No space left on device"):
+            await store.save(BARE)
+    assert await store.load() == FULL
+    assert names(tmp_path) == ["token.json"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+async def test_a_file_system_that_syncs_no_folders(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some have no such thing, which is no reason to refuse a token; a disk that fails is one."""
+    sync = os.fsync
+
+    def of_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    store = FileTokenStore(tmp_path / "token.json")
+    if number == errno.EIO:
+        with pytest.raises(AuthError, match=r"cannot be written: Input/output error"):
+            await store.save(FULL)
+    else:
+        await store.save(FULL)
+        assert await store.load() == FULL
+
+
+async def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
+    """Files of a save that was killed long ago hold a token, so they go; what may be in use stays, and others'."""
+    path = tmp_path / "token[1].json"
+    old, young, foreign = (tmp_path / n for n in (".token[1].json.a.new", ".token[1].json.b.new", ".token1.json.c.new"))
+    for file in (old, young, foreign):
+        file.write_text("{}")
+    for file in (old, foreign):
+        os.utime(file, (time.time() - 3600,) * 2)
+    await FileTokenStore(path).save(FULL)
+    assert not old.exists()
+    assert young.exists()
+    assert foreign.exists()
+
+
+async def test_a_leftover_that_another_removes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that tidy up at once do not trip over each other."""
+    left = tmp_path / ".token.json.a.new"
+    left.write_text("{}")
+    os.utime(left, (1, 1))
+    unlink = Path.unlink
+
+    def raced(self: Path, missing_ok: bool = False) -> None:
+        unlink(self)
+        unlink(self, missing_ok)
+
+    store = FileTokenStore(tmp_path / "token.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", raced)
+        await store.save(FULL)
+    assert await store.load() == FULL
+
+
+async def test_a_leftover_that_cannot_be_removed(tmp_path: Path) -> None:
+    """It does not keep a token from being saved."""
+    left = tmp_path / ".token.json.a.new"
+    left.mkdir()
+    os.utime(left, (1, 1))
+    store = FileTokenStore(tmp_path / "token.json")
+    await store.save(FULL)
+    assert await store.load() == FULL
+
+
+async def test_a_folder_that_another_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that begin at once do not trip over each other."""
+    mkdir = Path.mkdir
+
+    def raced(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        mkdir(self, mode, parents)
+        mkdir(self, mode, parents, exist_ok)
+
+    store = FileTokenStore(tmp_path / "a" / "b" / "token.json")
+    monkeypatch.setattr(Path, "mkdir", raced)
+    await store.save(FULL)
+    assert await store.load() == FULL
+
+
+async def test_links_are_followed(tmp_path: Path) -> None:
+    """A save through a symbolic link changes the file it leads to, and whoever comes by the link shares the lock."""
+    (tmp_path / "volume").mkdir()
+    link = tmp_path / "token.json"
+    link.symlink_to(tmp_path / "volume" / "real.json")
+    by_link, direct = FileTokenStore(link), FileTokenStore(tmp_path / "volume" / "real.json")
+    await by_link.save(FULL)
+    assert link.is_symlink()
+    assert await direct.load() == FULL
+    async with by_link.lock():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), direct.lock():
+                pass
+
+
+async def test_a_relative_path_is_fixed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the working directory does not move the store; ``~`` is the home."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    store, at_home = FileTokenStore("token.json"), FileTokenStore("~/token.json")
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    await store.save(FULL)
+    assert (tmp_path / "token.json").exists()
+    assert at_home.path == tmp_path / "home" / "token.json"
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    """A folder where a file is meant is told at once; the text of a store shows its path alone."""
+    with pytest.raises(ConfigurationError, match=rf"^FileTokenStore: path is a folder: {re.escape(str(tmp_path))}$"):
+        FileTokenStore(tmp_path)
+    assert repr(FileTokenStore(tmp_path / "t.json")) == f"FileTokenStore('{tmp_path}/t.json')"
+
+
+async def test_a_path_that_cannot_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused at once; what only the system can tell, when it is used. A home of nobody is a name like others."""
+    paths: list[Any] = [3, b"token.json", "token\0.json"]
+    for path in paths:
+        with pytest.raises(ConfigurationError) as caught:
+            FileTokenStore(path)
+        assert str(caught.value) == f"FileTokenStore: path must be a path, not {path!r}"
+    with pytest.raises(AuthError, match="cannot be read: File name too long"):
+        await FileTokenStore(tmp_path / ("x" * 300)).load()
+    monkeypatch.chdir(tmp_path)
+    assert FileTokenStore("~nobody-of-this-name/x").path == tmp_path / "~nobody-of-this-name/x"
+
+
+def test_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a system without flock the module loads, and the file store alone refuses to be made."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    name = "signing_async._token_stores_elsewhere"
+    spec = importlib.util.spec_from_file_location(name, str(module.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    elsewhere = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(elsewhere)
+    elsewhere.MemoryTokenStore()
+    with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs POSIX file locks, which this system does not"):
+        elsewhere.FileTokenStore("token.json")
+
+
+async def test_what_is_carried_through() -> None:
+    """Who is cancelled while it waits is cancelled only when the work is done; what the work raises is raised."""
+    begun, go, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await go.wait()
+        done.set()
+
+    async def fail() -> None:
+        raise OSError("no")
+
+    task = asyncio.create_task(carried_through(work()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+    with pytest.raises(OSError, match="no"):
+        await carried_through(fail())
+
+
+# The lock
+
+
+async def test_the_lock_excludes_two_objects_in_one_process(tmp_path: Path) -> None:
+    """Two stores on one path exclude each other, twenty tasks come in one at a time, and none is left out."""
+    inside, entered = 0, 0
+
+    async def enter() -> None:
+        nonlocal inside, entered
+        async with FileTokenStore(tmp_path / "token.json").lock():
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0.001)
+            inside -= 1
+            entered += 1
+
+    await asyncio.gather(*(enter() for _ in range(20)))
+    assert entered == 20
+
+
+async def test_who_waits_for_the_lock_asks_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every few hundredths of a second, so that a refresh is not held up for longer than it must be."""
+    store = FileTokenStore(tmp_path / "token.json")
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def watched(delay: float) -> None:
+        waits.append(delay)
+        await sleep(0)
+
+    async with store.lock():
+        monkeypatch.setattr(asyncio, "sleep", watched)
+        waiter = asyncio.create_task(store.lock().__aenter__())
+        while len(waits) < 200:
+            await sleep(0)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+    assert 0.005 <= min(waits) < max(waits) <= 0.03
+
+
+async def test_a_cancelled_waiter_leaves_no_file_open(tmp_path: Path) -> None:
+    """Who is cancelled while waiting, or while inside, gives up the lock's file."""
+    store = FileTokenStore(tmp_path / "token.json")
+    before = len(names(Path("/proc/self/fd")))
+
+    async def hold() -> None:
+        async with store.lock():
+            await asyncio.sleep(3600)
+
+    tasks = [asyncio.create_task(hold()) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    for task in reversed(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(names(Path("/proc/self/fd"))) == before
+    async with asyncio.timeout(5), store.lock():
+        pass
+
+
+async def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """The lock is given up outright, not only by closing a file that a child may have inherited."""
+    store = FileTokenStore(tmp_path / "token.json")
+    async with store.lock():
+        held = next(
+            int(handle.name)
+            for handle in Path("/proc/self/fd").iterdir()
+            if handle.is_symlink() and str(handle.readlink()) == f"{store.path}.lock"
+        )
+        inherited = os.dup(held)
+    try:
+        async with asyncio.timeout(5), store.lock():
+            pass
+    finally:
+        os.close(inherited)
+
+
+async def test_a_lock_that_the_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks is a clear error, not an endless wait."""
+    flock = fcntl.flock
+
+    def refuse(handle: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            raise OSError(37, "No locks available")
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be taken: No locks available$"):
+        async with FileTokenStore(tmp_path / "token.json").lock():
+            pass
+
+
+async def test_the_lock_holds_across_processes_and_dies_with_its_holder(tmp_path: Path) -> None:
+    """While another process holds the lock it is not given; when that is killed, it is."""
+    path = tmp_path / "token.json"
+    holder = start("hold", path)
+    try:
+        assert holder.stdout is not None
+        assert await asyncio.to_thread(holder.stdout.readline) == b"held\n"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), FileTokenStore(path).lock():
+                pass
+        holder.kill()
+        async with asyncio.timeout(20), FileTokenStore(path).lock():
+            pass
+    finally:
+        holder.kill()
+        finish(holder)
+
+
+# Crashes
+
+
+@pytest.mark.parametrize(
+    ("moment", "survives"),
+    [("mkstemp", "old"), ("write", "old"), ("fsync", "old"), ("replace", "old"), ("after", "new")],
+)
+async def test_killed_at_each_step_of_a_save(moment: str, survives: str, tmp_path: Path) -> None:
+    """A process that dies at any step leaves the old token or the new one."""
+    path = tmp_path / "token.json"
+    await FileTokenStore(path).save(Token("old", "refresh-old"))
+    process = start("die", path, moment)
+    assert await asyncio.to_thread(finish, process) == -9
+    kept = await FileTokenStore(path).load()
+    assert kept == Token(survives, f"refresh-{survives}")
+    # What it left is recognised by the next save once it is old.
+    for entry in tmp_path.iterdir():
+        os.utime(entry, (1, 1))
+    await FileTokenStore(path).save(FULL)
+    assert names(tmp_path) == ["token.json"]
+
+
+async def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """Killed while it saves large tokens as fast as it can, a process leaves a whole one, never a mixture."""
+    path = tmp_path / "token.json"
+    store = FileTokenStore(path)
+    seen: set[str] = set()
+    for _ in range(8):
+        process = start("save", path)
+        try:
+            assert process.stdout is not None
+            await asyncio.to_thread(process.stdout.readline)
+            await asyncio.sleep(random.uniform(0, 0.05))
+        finally:
+            process.kill()
+            await asyncio.to_thread(finish, process)
+        kept = await store.load()
+        assert kept is not None
+        assert kept.refresh_token is not None
+        assert kept.access_token.removeprefix("a") == kept.refresh_token.removeprefix("r")
+        seen.add(kept.access_token[:40])
+    assert len(seen) > 1
+
+
+async def test_many_writers_and_readers(tmp_path: Path) -> None:
+    """Saves without the lock, as fast as they come, never show a reader half a token."""
+    store = FileTokenStore(tmp_path / "token.json")
+
+    async def write(number: int) -> None:
+        for round_ in range(5):
+            await store.save(Token(f"a{number}-{round_}" * 500, f"r{number}-{round_}" * 500))
+
+    async def read() -> None:
+        for _ in range(30):
+            kept = await store.load()
+            if kept is not None:
+                assert kept.refresh_token is not None
+                assert kept.access_token.replace("a", "r") == kept.refresh_token
+
+    await asyncio.gather(*(write(number) for number in range(4)), read(), read())
+    assert names(tmp_path) == ["token.json"]

@@ -1,0 +1,338 @@
+"""Outages of a token store's engine during a refresh: ``python -m tests.auth.token_outages`` runs the full matrix.
+
+Eight workers share an expired token. As soon as the first one has posted the refresh token the engine fails. The token
+server counts refresh tokens that are posted again: with reuse detection each would revoke the grant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+import attrs
+from aiohttp import web
+
+from signing_async import SigningError, Token
+from signing_async.postgres import PostgresTokenStore
+from signing_async.redis import RedisTokenStore
+from tests.auth.oauth_servers import Received, Scripted, oauth_for, says
+from tests.postgres.server import PostgresServer
+from tests.redis.server import RedisServer, SlowWay, slow_way
+
+EXPIRED = Token("access-0", "refresh-0", datetime(2020, 1, 1, tzinfo=UTC))
+WORKERS = 8
+ENGINES = ("redis", "redis without AOF", "postgres")
+FAULTS = ("stopped", "paused", "restarted", "terminated", "holder cut off")
+
+
+@attrs.frozen
+class Case:
+    """One cell of the matrix."""
+
+    engine: str
+    fault: str
+    outage: float
+    """Seconds that the engine is away."""
+    request: float
+    """Seconds until the token server responds."""
+    late: bool = False
+    """Whether the outage begins just before the response, and not with the request."""
+
+    def __str__(self) -> str:
+        moment = "response" if self.late else "request"
+        return f"{self.engine}, {self.fault} {self.outage:g} s from the {moment}, token request {self.request:g} s"
+
+
+@attrs.frozen
+class Result:
+    """What the workers and the token server saw."""
+
+    case: Case
+    refreshes: int
+    reuses: int
+    served: int
+    """The workers that had the new token in the end."""
+    seconds: float
+    """From the end of the outage and of the token request until all workers had the new token."""
+    errors: Counter[str]
+
+
+class TokenServer(Scripted):
+    """Detects reuse: counts refresh tokens that were posted before."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(self._grant)
+        self.seconds = seconds
+        self.used: set[str] = set()
+        self.reuses = 0
+        self.holder = -1
+        self.posted = asyncio.Event()
+
+    async def _grant(self, request: web.Request, received: Received) -> web.StreamResponse:
+        form = parse_qs(received.body.decode())
+        refresh_token = form["refresh_token"][0]
+        if refresh_token in self.used:
+            self.reuses += 1
+            return await says({"error": "invalid_grant"}, 400)(request, received)
+        self.used.add(refresh_token)
+        self.holder = int(form["client_id"][0])
+        self.posted.set()
+        await asyncio.sleep(self.seconds)
+        number = len(self.used)
+        grant = {"access_token": f"access-{number}", "refresh_token": f"refresh-{number}", "expires_in": 3600}
+        return await says(grant)(request, received)
+
+
+class Engine(Protocol):
+    """A server that can be hurt."""
+
+    port: int
+
+    def store(self, port: int) -> RedisTokenStore | PostgresTokenStore: ...
+
+    async def seed(self) -> None:
+        """Keep an expired token that lived for an hour."""
+
+    async def terminate(self) -> None:
+        """Break every connection."""
+
+    async def stop(self) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+class Redis:
+    """A Redis server, with or without a file that outlives it."""
+
+    def __init__(self, server: RedisServer, **settings: Any) -> None:
+        self.server = server
+        self.port = server.port
+        self.settings = settings
+
+    def store(self, port: int) -> RedisTokenStore:
+        return RedisTokenStore(f"redis://127.0.0.1:{port}", "user", **self.settings)
+
+    async def seed(self) -> None:
+        from redis.asyncio import Redis as Client
+
+        async with self.store(self.port) as store, Client.from_url(self.server.url) as client:
+            await first_save(store)
+            record = json.loads(await client.hget("signing:token:user", "record"))
+            await client.hset("signing:token:user", "record", json.dumps(record | {"lives": 3600.0}))
+
+    async def terminate(self) -> None:
+        from redis.asyncio import Redis as Client
+
+        async with Client.from_url(self.server.url) as client:
+            for kind in ("normal", "pubsub"):
+                await client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")  # type: ignore[no-untyped-call]  # redis-py leaves it so
+
+    async def stop(self) -> None:
+        self.server.kill()
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.server.start)
+
+    async def pause(self) -> None:
+        self.server.stop()
+
+    async def wake(self) -> None:
+        self.server.wake()
+
+
+class Postgres:
+    """A PostgreSQL server."""
+
+    def __init__(self, server: PostgresServer, **settings: Any) -> None:
+        self.server = server
+        self.port = server.port
+        self.settings = settings
+        self._frozen = contextlib.ExitStack()
+
+    def store(self, port: int) -> PostgresTokenStore:
+        return PostgresTokenStore(self.server.dsn(port=port), "user", **self.settings)
+
+    async def seed(self) -> None:
+        async with self.store(self.port) as store:
+            await first_save(store)
+        # A server that has only just been started waits for refreshers of an earlier run.
+        await asyncio.sleep(self.settings.get("grace", 45.0))
+
+    async def terminate(self) -> None:
+        await self.server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.server.stop)
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.server.start)
+
+    async def pause(self) -> None:
+        self._frozen.enter_context(self.server.frozen())
+
+    async def wake(self) -> None:
+        self._frozen.close()
+
+
+async def hurt(engine: Engine, case: Case, way: SlowWay) -> None:
+    """Let the engine fail for the time of the outage."""
+    until = time.monotonic() + case.outage
+    if case.fault == "stopped":
+        await engine.stop()
+        await asyncio.sleep(case.outage)
+        await engine.start()
+    elif case.fault == "paused":
+        await engine.pause()
+        await asyncio.sleep(case.outage)
+        await engine.wake()
+    elif case.fault == "holder cut off":
+        way.cut = True
+        await engine.terminate()
+        await asyncio.sleep(case.outage)
+        # What the holder sent meanwhile is lost.
+        way.cut = False
+        await engine.terminate()
+    while case.fault in ("restarted", "terminated"):
+        if case.fault == "restarted":
+            await engine.stop()
+            await engine.start()
+        else:
+            await engine.terminate()
+        await asyncio.sleep(min(0.5, case.outage / 5))
+        if time.monotonic() > until:
+            return
+
+
+async def refresh(oauth: Any, errors: Counter[str]) -> None:
+    """Ask for a token until there is a new one."""
+    while True:
+        try:
+            if await oauth.access_token() != EXPIRED.access_token:
+                return
+        except SigningError as error:
+            errors[type(error).__name__ + ": " + str(error)[:150]] += 1
+        await asyncio.sleep(0.05)
+
+
+async def first_load(store: RedisTokenStore | PostgresTokenStore) -> None:
+    """Load the token, however busy the machine is: each worker has seen it before the outage."""
+    while True:
+        with contextlib.suppress(SigningError):
+            assert await store.load() == EXPIRED
+            return
+
+
+async def first_save(store: RedisTokenStore | PostgresTokenStore) -> None:
+    """Save the expired token, however busy the machine is."""
+    while True:
+        with contextlib.suppress(SigningError):
+            return await store.save(EXPIRED)
+
+
+async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
+    """Let eight workers refresh one token while the engine fails."""
+    errors: Counter[str] = Counter()
+    async with AsyncExitStack() as opened:
+        server = await opened.enter_async_context(TokenServer(case.request))
+        await engine.seed()
+        ways, clients = [], []
+        for number in range(WORKERS):
+            ways.append(await opened.enter_async_context(slow_way(engine.port)))
+            store = await opened.enter_async_context(engine.store(urlsplit(ways[-1].url).port or 0))
+            await first_load(store)
+            clients.append(oauth_for(server.base_url, store=store, client_id=str(number)))
+            await opened.enter_async_context(clients[-1])
+        workers = [asyncio.create_task(refresh(oauth, errors)) for oauth in clients]
+        await server.posted.wait()
+        began = time.monotonic()
+        if case.late:
+            await asyncio.sleep(case.request * 0.9)
+        await hurt(engine, case, ways[server.holder])
+        over = max(time.monotonic(), began + case.request)
+        _, late = await asyncio.wait(workers, timeout=patience)
+        took = time.monotonic() - over
+        for worker in late:
+            worker.cancel()
+        await asyncio.wait(workers)
+        return Result(case, len(server.used), server.reuses, WORKERS - len(late), took, errors)
+
+
+@asynccontextmanager
+async def running(case: Case, **settings: Any) -> AsyncIterator[Engine]:
+    """A server of this case's own."""
+    if case.engine == "postgres":
+        server = await asyncio.to_thread(PostgresServer().__enter__)
+        try:
+            yield Postgres(server, **settings)
+        finally:
+            await asyncio.to_thread(server.close)
+        return
+    redis = RedisServer(*(() if case.engine == "redis" else ("--appendonly", "no")))
+    try:
+        yield Redis(redis, **settings)
+    finally:
+        redis.close()
+
+
+async def matrix(cases: Sequence[Case], at_once: int, output: Path | None) -> list[Result]:
+    """Run the cases, some at once, and tell each result as it comes."""
+    free = asyncio.Semaphore(at_once)
+
+    async def one(case: Case) -> Result:
+        async with free, running(case) as engine:
+            result = await run(case, engine)
+        print(f"{result.reuses} reuses, {result.served} served, {result.seconds:5.1f} s after: {case}", flush=True)
+        if output is not None:
+            with output.open("a") as file:
+                file.write(json.dumps(attrs.asdict(result)) + "\n")
+        return result
+
+    results = await asyncio.gather(*(one(case) for case in cases), return_exceptions=True)
+    for case, result in zip(cases, results, strict=True):
+        if isinstance(result, BaseException):
+            print(f"not run: {case}: {result!r}", flush=True)
+    return [result for result in results if isinstance(result, Result)]
+
+
+def main() -> int:
+    """Run the full matrix; the exit code says whether a refresh token was used twice."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=ENGINES, action="append")
+    parser.add_argument("--fault", choices=FAULTS, action="append")
+    parser.add_argument("--outages", type=float, nargs="+", default=[1, 5, 10, 30])
+    parser.add_argument("--requests", type=float, nargs="+", default=[0.1, 1, 5, 25])
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    logging.disable()
+    cells = itertools.product(
+        given.engine or ENGINES, given.fault or FAULTS, given.outages, given.requests, (False, True)
+    )
+    results = asyncio.run(matrix([Case(*cell) for cell in cells], given.at_once, given.output))
+    reuses, unserved = sum(result.reuses for result in results), sum(WORKERS - result.served for result in results)
+    print(f"{len(results)} cases: {reuses} reuses, {unserved} workers without a token")
+    return 1 if reuses or unserved else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,488 @@
+"""A package is checked as a whole before anything is sent, is named by its content, and stays what it was."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+import pytest
+
+from signing_async import (
+    InvalidRequest,
+    NewRecipient,
+    PdfRejected,
+    PdfSource,
+    SigningClient,
+    SigningOrder,
+    SigningPackage,
+)
+from signing_async.dispatch.package import Prepared, prepare
+from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
+
+MOST = 10 * 2**20
+LARGE = 600_000
+ANNA = NewRecipient("anna@example.com", "Anna", "Berg")
+
+
+GOOD = (PdfSource(make_pdf(), "a.pdf"),)
+
+
+def package(documents: Any = GOOD, recipients: Any = (ANNA,), **fields: Any) -> SigningPackage:
+    """A good package, but for what is given."""
+    named = {"name": "Lease", "language": "EN", **fields}
+    return SigningPackage(documents=documents, recipients=recipients, **named)
+
+
+async def problems_of(wrong: object) -> tuple[str, ...]:
+    """What is said of a package that is no good."""
+    with pytest.raises(InvalidRequest) as caught:
+        await prepare(wrong, MOST)
+    assert str(caught.value) == "; ".join(caught.value.problems)
+    return caught.value.problems
+
+
+async def key_of(good: SigningPackage) -> str:
+    """The name that a package gets."""
+    prepared = await prepare(good, MOST)
+    prepared.close()
+    return prepared.key
+
+
+# What is wrong
+
+
+async def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    """Every problem names its place: fields, key, recipients and documents together."""
+    text = tmp_path / "text.pdf"
+    text.write_text("Dear Sir or Madam")
+    wrong = SigningPackage(
+        " ",
+        "DE",
+        [PdfSource(make_pdf(), "good.pdf"), text, 5, tmp_path / "missing.pdf"],  # type: ignore[list-item]  # wrong
+        [NewRecipient("anna", order=0), ANNA, NewRecipient("b@example.com", extra={"order": 1}), "c@example.com"],  # type: ignore[list-item]  # wrong
+        message="m" * 401,
+        signing_order="both",
+        key="",
+    )
+    problems = await problems_of(wrong)
+    expected = [
+        "name: must be a text",
+        "language: must be EN or SV, not 'DE'",
+        "signing_order: must be sequential or parallel, not 'both'",
+        "message: at most 400 characters",
+        "key: must be a text that is not empty",
+        "recipients[0].email: must be an e-mail address, not 'anna'",
+        "recipients[0].order: must be a whole number from 1, not 0",
+        "recipients[2].extra: order is an argument of its own",
+        "recipients[3]: must be a NewRecipient, not str",
+        "documents[1]: text.pdf: it is not a PDF",
+        "documents[2]: must be a path, bytes, a binary file or an async iterator, not int",
+        f"documents[3]: {str(tmp_path / 'missing.pdf')!r} cannot be opened",
+    ]
+    assert len(problems) == len(expected)
+    for problem, start in zip(problems, expected, strict=True):
+        assert problem.startswith(start)
+
+
+@pytest.mark.parametrize(
+    "single", ["lease.pdf", b"%PDF-", bytearray(b"%PDF-"), Path("lease.pdf"), io.BytesIO(b""), 5, None]
+)
+async def test_documents_that_are_no_list(single: Any) -> None:
+    """One document alone is no list of documents, though some kinds could be iterated."""
+    assert await problems_of(package(single)) == (f"documents: must be a list, not {type(single).__name__}",)
+
+
+async def test_nothing_in_it() -> None:
+    """A package without documents or recipients cannot be sent."""
+    assert await problems_of(package([], [])) == (
+        "recipients: there is none, and at least one is needed",
+        "documents: there is none, and at least one is needed",
+    )
+    assert await problems_of(package(recipients=ANNA)) == ("recipients: must be a list, not NewRecipient",)
+
+
+async def test_what_is_no_package() -> None:
+    """It is told as such."""
+    assert await problems_of({"name": "Lease"}) == ("package: must be a SigningPackage, not dict",)
+
+
+@pytest.mark.parametrize("key", [5, "", "  ", "a\0b", "\ud800"])
+async def test_what_is_no_key(key: Any) -> None:
+    """A key is a text that every journal can hold."""
+    (problem,) = await problems_of(package(key=key))
+    assert problem.startswith("key: must be a text that is not empty, without null characters")
+
+
+async def test_the_order_of_a_sequential_signing() -> None:
+    """None given: as they are listed. All given: as given, each once. Some given: that is an oversight."""
+    people = [NewRecipient(f"{name}@example.com") for name in "abc"]
+    prepared = await prepare(package(recipients=people, signing_order=SigningOrder.SEQUENTIAL), MOST)
+    assert [recipient["order"] for recipient in prepared.recipients] == [1, 2, 3]
+    prepared = await prepare(package(recipients=people), MOST)
+    assert [recipient["order"] for recipient in prepared.recipients] == [None] * 3
+    orders = [NewRecipient("a@b.c", order=order) for order in (2, 1, 2)]
+    assert await problems_of(package(recipients=orders, signing_order="sequential")) == (
+        "recipients[2].order: 2 is taken by recipients[0]",
+    )
+    assert (await prepare(package(recipients=orders, signing_order="parallel"), MOST)).recipients[2]["order"] == 2
+    some = [NewRecipient("a@b.c", order=1), NewRecipient("d@e.f")]
+    assert await problems_of(package(recipients=some, signing_order="sequential")) == (
+        "recipients[1].order: is missing, while other recipients have one",
+    )
+
+
+def deep(levels: int) -> list[Any]:
+    """A list in a list, and so on."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("extra", [{"phone": object()}, {"phone": float("nan")}, {"phone": deep(100_000)}])
+async def test_extra_fields_that_cannot_be_sent(extra: Any) -> None:
+    """They are found before anything is sent."""
+    (problem,) = await problems_of(package(recipients=[NewRecipient("a@b.c", extra=extra)]))
+    assert problem.startswith("recipients[0].extra: cannot be sent as JSON")
+
+
+async def test_what_is_wrong_is_told_once() -> None:
+    """A recipient that is no good has no place in an order, and its extra fields are looked at no further."""
+    wrong: Any = [NewRecipient("anna"), "b@example.com", NewRecipient("a@b.c", extra={"phone": object()})]
+    problems = await problems_of(package(recipients=wrong, signing_order="sequential"))
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        "recipients[0].email",
+        "recipients[1]",
+        "recipients[2].extra",
+    ]
+    wrong = [NewRecipient("a@b.c", extra=5)]  # type: ignore[arg-type]  # wrong on purpose
+    assert len(await problems_of(package(recipients=wrong))) == 1
+
+
+async def test_extra_fields_are_those_that_were_checked() -> None:
+    """What the caller does to a mapping afterwards changes nothing."""
+    extra = {"phones": ["+46 1"]}
+    prepared = await prepare(package(recipients=[NewRecipient("a@b.c", extra=extra)]), MOST)
+    extra["phones"].append("+46 2")
+    assert prepared.recipients[0]["extra"] == {"phones": ["+46 1"]}
+
+
+@pytest.mark.parametrize("end", ["text", "error"])
+async def test_what_was_kept_aside_in_vain(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Where another document is no good, nothing is left open of those that came once."""
+    files: list[IO[bytes]] = []
+    make = tempfile.TemporaryFile
+
+    def made(**named: Any) -> IO[bytes]:
+        files.append(make(**named))
+        return files[-1]
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield make_pdf()
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield make_pdf()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", made)
+    with pytest.raises(ZeroDivisionError if end == "error" else InvalidRequest):
+        await prepare(package([stream(), broken() if end == "error" else b"text"]), MOST)
+    assert [file.closed for file in files] == [True]
+
+
+async def test_a_disk_that_takes_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes once is kept whole all the same."""
+    data, make = make_pdf(LARGE), tempfile.TemporaryFile
+
+    class Slow:
+        def __init__(self, **named: Any) -> None:
+            self._file: Any = make(**named)
+            self.fileno, self.close = self._file.fileno, self._file.close
+
+        def write(self, block: memoryview) -> int:
+            written: int = self._file.write(block[:50_001])
+            return written
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    monkeypatch.setattr("signing_async.dispatch.package.tempfile", SimpleNamespace(TemporaryFile=Slow))
+    prepared = await prepare(package([stream()]), MOST)
+    assert await read_again(prepared) == data
+    prepared.close()
+
+
+async def test_a_path_that_cannot_be() -> None:
+    """It is told like one that is not there."""
+    (problem,) = await problems_of(package(["a\0b.pdf"]))
+    assert problem.startswith("documents[0]: ")
+
+
+async def test_a_source_that_fails_otherwise() -> None:
+    """An error of the caller's own iterator is not made into another one, and nothing is left open."""
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield make_pdf()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await prepare(package([broken()]), MOST)
+
+
+async def test_too_large_a_document() -> None:
+    """The client's limit counts, for each kind of source."""
+    data = make_pdf(LARGE)
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    with pytest.raises(InvalidRequest) as caught:
+        await prepare(package([PdfSource(data, "a.pdf"), PdfSource(stream(), "b.pdf")]), 500_000)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["documents[0]", "documents[1]"]
+    assert not isinstance(caught.value, PdfRejected)
+
+
+# Its name
+
+
+async def test_a_name_by_content(tmp_path: Path) -> None:
+    """The same content has the same name, wherever it lies and whatever it comes from; all else has another."""
+    data = make_pdf(LARGE)
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.pdf").write_bytes(data)
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    same = [
+        package([tmp_path / "here" / "a.pdf"]),
+        package([str(tmp_path / "there" / "a.pdf")]),
+        package([PdfSource(data, "a.pdf")]),
+        package([PdfSource(bytearray(data), "a.pdf")]),
+        package([PdfSource(io.BytesIO(data), "a.pdf")]),
+        package([PdfSource(stream(), "a.pdf")]),
+        package((source for source in [PdfSource(data, "a.pdf")]), recipients=iter([ANNA])),
+    ]
+    assert len({await key_of(one) for one in same}) == 1
+    changed = [
+        package([PdfSource(data, "b.pdf")]),
+        package([PdfSource(make_pdf(LARGE, seed=1), "a.pdf")]),
+        package([PdfSource(data, "a.pdf"), PdfSource(data, "a.pdf")]),
+        package([PdfSource(data, "a.pdf")], name="Lease 2"),
+        package([PdfSource(data, "a.pdf")], language="SV"),
+        package([PdfSource(data, "a.pdf")], message=""),
+        package([PdfSource(data, "a.pdf")], signing_order="parallel"),
+        package([PdfSource(data, "a.pdf")], [ANNA, ANNA]),
+        package([PdfSource(data, "a.pdf")], [NewRecipient("anna@example.com", "Anna", "Berg", extra={"phone": "1"})]),
+    ]
+    assert len({await key_of(one) for one in [same[0], *changed]}) == 1 + len(changed)
+
+
+TINY = (
+    b"%PDF-1.4 1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj 2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj"
+    b" 3 0 obj<</Type/Page/Parent 2 0 R>>endobj trailer<</Root 1 0 R/Size 4>>"
+)
+KNOWN_NAME = "0ff14c1cfc103c9a14c658eef3322a08eec226d38c9f9a0e7b52aa7c44d4d03e"
+
+
+async def test_the_name_is_the_same_in_every_process() -> None:
+    """It depends on no hash seed and no version: whoever runs it again tomorrow finds what was sent today."""
+    script = (
+        "import asyncio; from tests.test_packages import *; "
+        "p = package([PdfSource(TINY, 'r\\u00e9sum\\u00e9.pdf')], signing_order='sequential'); "
+        "print(asyncio.run(key_of(p)))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "99"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == KNOWN_NAME + "\n", done.stderr
+
+
+async def test_the_name_of_what_is_left_open() -> None:
+    """What a recipient or a package does not say is no part of the name, as it always was."""
+    open_package = package([PdfSource(TINY, "a.pdf")], [NewRecipient("anna@example.com")])
+    assert await key_of(open_package) == "8d29ba04be225d5af7c703f7378fba58ad671e7d60d08ee6560be33111e9a0dd"
+
+
+async def test_names_of_files_in_either_normal_form() -> None:
+    """A name is the same whether a file system keeps its accents apart or not."""
+    names = "re\u0301sume\u0301.pdf", "r\u00e9sum\u00e9.pdf"
+    keys = {await key_of(package([PdfSource(make_pdf(), name)])) for name in names}
+    assert len(keys) == 1
+
+
+async def test_a_key_of_ones_own() -> None:
+    """It is the name; the content is known all the same."""
+    prepared = await prepare(package(key="lease-7"), MOST)
+    assert prepared.key == "lease-7"
+    assert prepared.content == await key_of(package())
+
+
+# It stays what it was
+
+
+async def read_again(prepared: Prepared, index: int = 0) -> bytes:
+    """A document's bytes as they would be uploaded."""
+    kept = prepared.documents[index]
+    await kept.check_again()
+    with await kept.source.open() as pdf:
+        return b"".join(bytes(block) for block in pdf.blocks())
+
+
+@contextmanager
+def pipe_with(data: bytes) -> Iterator[Any]:
+    """A pipe that gives these bytes once."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as end:
+            end.write(data)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    with os.fdopen(reading, "rb") as end:
+        yield end
+    thread.join()
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_what_comes_once_is_kept_aside(size: int) -> None:
+    """Streams and pipes can be read as often as it takes, after one reading, and several of a package side by side."""
+    first, second, third = (make_pdf(size, seed=seed) for seed in range(3))
+
+    async def stream(data: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 7000):
+            yield data[at : at + 7000]
+
+    with pipe_with(second) as pipe:
+        prepared = await prepare(package([stream(first), PdfSource(pipe, "p.pdf"), stream(third)]), MOST)
+    for _ in range(2):
+        assert [await read_again(prepared, index) for index in range(3)] == [first, second, third]
+    prepared.close()
+    with pytest.raises(ValueError, match="closed"):
+        await read_again(prepared)
+
+
+async def test_what_can_be_read_again_is_read_again(tmp_path: Path) -> None:
+    """Files that stand somewhere, and files that are unpacked as they are read."""
+    first, second = make_pdf(LARGE), make_pdf(LARGE, seed=1)
+    (tmp_path / "a").write_bytes(b"junk" + first)
+    (tmp_path / "b").write_bytes(gzip.compress(second))
+    with (tmp_path / "a").open("rb") as plain, gzip.open(tmp_path / "b") as packed:
+        plain.seek(4)
+        prepared = await prepare(package([plain, packed]), MOST)
+        for _ in range(2):
+            assert [await read_again(prepared, index) for index in range(2)] == [first, second]
+
+
+async def test_no_file_is_held_open(tmp_path: Path) -> None:
+    """A package of more documents than a process may have files open is no problem."""
+    (tmp_path / "lease.pdf").write_bytes(make_pdf(LARGE))
+    for number in range(300):
+        (tmp_path / f"{number}.pdf").hardlink_to(tmp_path / "lease.pdf")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    prepared = await prepare(package([tmp_path / f"{number}.pdf" for number in range(300)]), MOST)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    assert len(prepared.documents) == 300
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_a_file_that_was_changed(tmp_path: Path, size: int) -> None:
+    """Other bytes are an error, even of the same size at the same time; a file that was only touched is not."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(size))
+    prepared = await prepare(package([path]), MOST)
+    status = path.stat()
+    path.write_bytes(make_pdf(size))
+    assert await read_again(prepared) == make_pdf(size)
+    path.write_bytes(make_pdf(size, seed=1))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(InvalidRequest, match=r"^source: a\.pdf was changed since it was checked$"):
+        await read_again(prepared)
+    path.unlink()
+    with pytest.raises(InvalidRequest, match="cannot be opened"):
+        await read_again(prepared)
+
+
+async def test_bytes_that_were_changed() -> None:
+    """What the caller writes into the memory that was given is found."""
+    data = bytearray(make_pdf(LARGE))
+    prepared = await prepare(package([data]), MOST)
+    data[-20] ^= 1
+    with pytest.raises(InvalidRequest, match="was changed"):
+        await read_again(prepared)
+
+
+async def test_a_file_cut_short_while_it_is_read(tmp_path: Path) -> None:
+    """Half of a file gets no hash."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    with await PdfSource(path).open() as pdf:
+        os.truncate(path, LARGE // 2)
+        with pytest.raises(InvalidRequest, match="was changed"):
+            list(pdf.blocks())
+
+
+# A hash of the caller's own
+
+
+@pytest.mark.parametrize("size", [1500, 100_000, LARGE])
+async def test_only_what_has_the_hash_is_uploaded(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
+) -> None:
+    """A source with a sha256 is uploaded if its content has it, and is refused before its last byte if not."""
+    data = make_pdf(size)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest().upper()
+    signing = await client.signings.create(name="Lease", language="EN")
+    for source in (path, data):
+        await client.documents.upload(signing, PdfSource(source, sha256=digest))
+    path.write_bytes(make_pdf(size, seed=1))
+    for wrong in (path, path.read_bytes()):
+        with pytest.raises(InvalidRequest, match="other content than its sha256"):
+            await client.documents.upload(signing, PdfSource(PdfSource(wrong, sha256=digest), "b.pdf"))
+    await asyncio.sleep(0.05)
+    assert [sandbox.document_bytes(document.id) for document in sandbox.documents(signing.id)] == [data, data]
+
+
+async def test_a_package_with_hashes() -> None:
+    """A document that has not the hash that it should have is found before anything is sent."""
+    source = PdfSource(make_pdf(), "a.pdf", sha256="0" * 64)
+    assert await problems_of(package([source])) == ("documents[0]: a.pdf has not the sha256 that it should have",)
+
+
+@pytest.mark.parametrize("sha256", ["", "0" * 63, "g" * 64, 5, b"0" * 64])
+def test_what_is_no_hash(sha256: Any) -> None:
+    """It is told at once."""
+    with pytest.raises(InvalidRequest, match="sha256: must be 64 hexadecimal digits"):
+        PdfSource(b"%PDF-", sha256=sha256)
+
+
+def test_what_a_package_looks_like() -> None:
+    """Its text does not hold the documents' bytes, which may be many and are nobody's business."""
+    shown = repr(SigningPackage("Lease", "EN", [b"secret", "lease.pdf", PdfSource(b"secret", "a.pdf")], [ANNA]))
+    assert "documents=[<6 bytes>, 'lease.pdf', PdfSource('a.pdf')]" in shown
+    assert "documents=5" in repr(SigningPackage("Lease", "EN", 5, [ANNA]))  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_records() -> None:
+    """Packages and recipients are values: equal by what they hold, and readable."""
+    one, other = (NewRecipient("a@b.c", extra={"phone": "1"}) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert json.loads(json.dumps(one.signing_method)) == "email"

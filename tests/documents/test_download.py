@@ -1,0 +1,781 @@
+"""Downloads of sealed PDFs: to a file, into memory, as a stream; complete, checked, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gzip
+import hashlib
+import os
+import stat
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    APIError,
+    Assumptions,
+    DecodeError,
+    InvalidRequest,
+    NotFound,
+    NotSound,
+    NotYetSigned,
+    RequestTimeout,
+    RetryPolicy,
+    SealedFile,
+    ServerError,
+    SigningClient,
+    Timeouts,
+    TransportError,
+)
+from signing_async.documents import resource
+from signing_async.sandbox import Sandbox
+from tests.documents.test_source import LARGE, open_files
+from tests.pdfs import make_pdf
+from tests.sealed.pdfs import sandbox_authority, sealed_by_sandbox
+from tests.servers import Web, answering, serving
+
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
+OLD = b"what was here before"
+
+Read = Callable[[SigningClient, Path], Coroutine[Any, Any, Any]]
+
+
+async def to_file(client: SigningClient, path: Path) -> Any:
+    return await client.documents.download_signed("s1", "d1", path)
+
+
+async def to_memory(client: SigningClient, path: Path) -> Any:
+    return await client.documents.read_signed("s1", "d1")
+
+
+async def streamed(client: SigningClient, path: Path) -> Any:
+    async with client.documents.stream_signed("s1", "d1") as chunks:
+        return b"".join([chunk async for chunk in chunks])
+
+
+WAYS = [to_file, to_memory, streamed]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A file that is there already."""
+    path = tmp_path / "sealed.pdf"
+    path.write_bytes(OLD)
+    return path
+
+
+def untouched(target: Path) -> bool:
+    """The target is what it was, and nothing else is beside it."""
+    return target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
+
+
+def sending(data: bytes, **headers: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=data, content_type="application/pdf", headers=headers)
+
+    return answer
+
+
+def sending_part(data: bytes, missing: int = 100) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Announces more than it sends, and hangs up."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(data) + missing)})
+        await response.prepare(request)
+        await response.write(data)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    return answer
+
+
+# Complete
+
+
+async def test_the_whole_way(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    """Not yet signed: `NotYetSigned`. Signed by all: the sealed file, the same by every way, with its SHA-256."""
+    signing = await client.signings.create(name="Lease", language="EN")
+    document = await client.documents.upload(signing, make_pdf())
+    await client.recipients.add(signing, email="ada@example.com")
+    await client.signings.send(signing)
+    for read in (
+        client.documents.download_signed(signing, document, tmp_path / "early.pdf"),
+        client.documents.read_signed(signing, document),
+        client.documents.stream_signed(signing, document).__aenter__(),
+    ):
+        with pytest.raises(NotYetSigned) as caught:
+            await read
+        assert isinstance(caught.value, NotFound)
+        assert caught.value.status == 404
+    assert list(tmp_path.iterdir()) == []
+    await sandbox.complete(signing.id)
+
+    sealed = await client.documents.download_signed(signing, document, tmp_path / "sealed.pdf")
+    data = (tmp_path / "sealed.pdf").read_bytes()
+    assert data.startswith(make_pdf())
+    assert sealed == SealedFile(tmp_path / "sealed.pdf", len(data), hashlib.sha256(data).hexdigest())
+    assert await client.documents.read_signed(signing.id, document.id) == data
+    async with client.documents.stream_signed(signing, document) as chunks:
+        assert b"".join([chunk async for chunk in chunks]) == data
+    assert list(tmp_path.iterdir()) == [tmp_path / "sealed.pdf"]
+
+
+@pytest.mark.parametrize("size", [1000, LARGE, 2**20, 5 * 2**20 + 1])
+@pytest.mark.parametrize("read", WAYS)
+async def test_every_size(target: Path, read: Read, size: int) -> None:
+    """What arrives in one piece or in many is the same; a file that was there is replaced."""
+    data = make_pdf(size)
+    async with serving(sending(data)) as server, SigningClient(server.origin, "token") as client:
+        result = await read(client, target)
+    if read is to_file:
+        assert result == SealedFile(target, size, hashlib.sha256(data).hexdigest())
+        assert target.read_bytes() == data
+        assert list(target.parent.iterdir()) == [target]
+    else:
+        assert result == data
+
+
+async def test_a_file_that_exists_is_left_alone_without_overwrite(target: Path) -> None:
+    """Nothing is sent for it; a link to nowhere is a file too."""
+    (link := target.with_name("link.pdf")).symlink_to("nowhere")
+    async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
+        for path in (target, link):
+            with pytest.raises(InvalidRequest, match=rf"^path: '.*{path.name}' exists already"):
+                await client.documents.download_signed("s1", "d1", path, overwrite=False)
+        assert server.requests == []
+    link.unlink()
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("appears", [True, False])
+async def test_a_file_that_appears_meanwhile_is_left_alone_without_overwrite(
+    appears: bool, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file system has no hard links; nothing else is left beside it."""
+    target = tmp_path / "sealed.pdf"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if appears:
+            target.write_bytes(OLD)
+        return await sending(make_pdf())(request)
+
+    def unsupported(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", unsupported)
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        download = client.documents.download_signed("s1", "d1", target, overwrite=False)
+        if appears:
+            with pytest.raises(InvalidRequest, match=r"^path: '.*sealed\.pdf' exists already"):
+                await download
+            assert untouched(target)
+        else:
+            assert (await download).path == target
+            assert target.read_bytes() == make_pdf()
+            assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_a_download_accepts_a_pdf_and_errors_in_json(read: Read, target: Path) -> None:
+    """A service that negotiates strictly has a PDF, or an error in JSON; what is accepted is an assumption."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "application/pdf" not in request.headers["Accept"]:
+            return web.json_response({}, status=406)
+        return await sending(make_pdf())(request)
+
+    own = Assumptions(download_accept="*/*;q=0.5, application/pdf")
+    async with serving(answer) as server:
+        for settings in ({}, {"assumptions": own}):
+            async with SigningClient(server.origin, "token", **settings) as client:
+                await read(client, target)
+        async with SigningClient(server.origin, "token") as client:
+            with pytest.raises(APIError):
+                await client.me()
+    accepted = [request.headers["Accept"] for request in server.requests]
+    assert accepted == ["application/pdf, application/json", own.download_accept, "application/json"]
+
+
+async def test_the_path_may_be_text(tmp_path: Path) -> None:
+    """And it may be relative; what comes back is a `Path`."""
+    before = Path.cwd()
+    async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
+        os.chdir(tmp_path)
+        try:
+            sealed = await client.documents.download_signed("s1", "d1", "a.pdf")
+        finally:
+            os.chdir(before)
+    assert sealed.path == Path("a.pdf")
+    assert (tmp_path / "a.pdf").read_bytes() == make_pdf()
+
+
+async def test_a_name_from_the_server_makes_no_path(tmp_path: Path) -> None:
+    """Whatever file name the answer suggests, only the given path is written."""
+    evil = {"Content-Disposition": 'attachment; filename="../../evil.pdf"'}
+    async with serving(sending(make_pdf(), **evil)) as server, SigningClient(server.origin, "token") as client:
+        await client.documents.download_signed("s1", "../../etc", tmp_path / "a.pdf")
+        assert server.requests[0].raw_path == "/api/1.0/signings/s1/documents/..%2F..%2Fetc/download-signed"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.pdf"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+async def test_the_mode_honours_the_umask(tmp_path: Path, umask: int) -> None:
+    """As any new file of this process."""
+    before = os.umask(umask)
+    try:
+        async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
+            await client.documents.download_signed("s1", "d1", tmp_path / "a.pdf")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.pdf").stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("name", ["契" * 80 + ".pdf", "å" * 125 + ".pdf", ".hidden", "a b\n.pdf"])
+async def test_any_name_that_a_file_may_have(tmp_path: Path, name: str) -> None:
+    """Up to the longest that the file system takes."""
+    async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
+        sealed = await client.documents.download_signed("s1", "d1", tmp_path / name)
+    assert sealed.path.read_bytes() == make_pdf()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_compressed_answers(target: Path, read: Read) -> None:
+    """A proxy that compresses changes nothing: size and hash are those of the PDF."""
+    data = make_pdf(LARGE)
+    packed = sending(gzip.compress(data), **{"Content-Encoding": "gzip"})
+    async with serving(packed) as server, SigningClient(server.origin, "token") as client:
+        result = await read(client, target)
+    assert (target.read_bytes() if read is to_file else result) == data
+    if read is to_file:
+        assert (result.size, result.sha256) == (LARGE, hashlib.sha256(data).hexdigest())
+
+
+async def test_chunks_of_any_size(target: Path) -> None:
+    """Begin and end are found wherever the pieces are cut."""
+    data = make_pdf(1200) + b"\n" * 900
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for at in range(len(data)):
+            await response.write(data[at : at + 1])
+            if at < 8 or at % 100 == 0:
+                await asyncio.sleep(0)
+        return response
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        for read in WAYS:
+            result = await read(client, target)
+            assert (target.read_bytes() if read is to_file else result) == data
+
+
+# Not complete, or not a PDF
+
+
+@pytest.mark.parametrize("read", WAYS)
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"<html><body>Please sign in</body></html>", "what came is not a PDF"),
+        (b"", "what came is not a PDF"),
+        (b"%PD", "what came is not a PDF"),
+        (b"x" + make_pdf(), "what came is not a PDF"),
+        (make_pdf(LARGE)[:-100], "the sealed file has no end: it was cut short"),
+        (make_pdf() + b" " * 1024, "the sealed file has no end: it was cut short"),
+        (make_pdf(LARGE + 1), f"the sealed file is larger than {LARGE} bytes"),
+    ],
+    ids=["html", "empty", "short", "junk before", "cut", "junk behind", "large"],
+)
+async def test_what_is_no_sealed_pdf(target: Path, read: Read, data: bytes, said: str) -> None:
+    """A `DecodeError` with status and request id, and the target stays as it was; it is not asked for again."""
+    assumptions = Assumptions(max_sealed_bytes=LARGE)
+    async with (
+        serving(sending(data, **{"X-Request-Id": "r-77"})) as server,
+        SigningClient(server.origin, "token", assumptions=assumptions, retry=QUICK) as client,
+    ):
+        with pytest.raises(DecodeError) as caught:
+            await read(client, target)
+        assert len(server.requests) == 1
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("resource.download_signed: the answer cannot be read: ")
+    assert (caught.value.status, caught.value.request_id) == (200, "r-77")
+    assert caught.value.operation == "resource.download_signed"
+    assert untouched(target)
+
+
+async def test_a_stream_gives_nothing_of_what_is_no_pdf() -> None:
+    """Not a byte of an error page reaches whoever takes the chunks, however long the page is."""
+    page = b"<html>" + b"please sign in " * 100_000
+    taken: list[bytes] = []
+
+    async def take(client: SigningClient) -> None:
+        async with client.documents.stream_signed("s1", "d1") as chunks:
+            async for chunk in chunks:
+                taken.append(chunk)
+
+    async with serving(sending(page)) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(DecodeError, match="what came is not a PDF"):
+            await take(client)
+    assert taken == []
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_the_largest_size_is_exact(target: Path, read: Read) -> None:
+    """A file of just `max_sealed_bytes` is taken."""
+    assumptions = Assumptions(max_sealed_bytes=LARGE)
+    async with (
+        serving(sending(make_pdf(LARGE))) as server,
+        SigningClient(server.origin, "token", assumptions=assumptions) as client,
+    ):
+        await read(client, target)
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_a_small_answer_that_unpacks_to_a_huge_one(target: Path, read: Read) -> None:
+    """The limit counts what comes out of the compression, and little more than it is ever unpacked."""
+    bomb = gzip.compress(b"%PDF-1.7\n" + bytes(50 * 2**20), 9)
+    assumptions = Assumptions(max_sealed_bytes=2**20)
+    async with (
+        serving(sending(bomb, **{"Content-Encoding": "gzip"})) as server,
+        SigningClient(server.origin, "token", assumptions=assumptions) as client,
+    ):
+        tracemalloc.start()
+        try:
+            with pytest.raises(DecodeError, match="larger than 1048576 bytes"):
+                await read(client, target)
+            assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+        finally:
+            tracemalloc.stop()
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("read", WAYS)
+@pytest.mark.parametrize("length", [1000, LARGE + 1000])
+async def test_a_length_that_lies(target: Path, read: Read, length: int) -> None:
+    """An answer that is longer or shorter than it says is not taken for a whole one."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/pdf\r\nContent-Length: %d\r\n\r\n" % length
+    async with (
+        answering(head + make_pdf(LARGE)) as origin,
+        SigningClient(origin, "token", retry=RetryPolicy.none()) as client,
+    ):
+        with pytest.raises((DecodeError, TransportError)):
+            await read(client, target)
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("read", [to_file, to_memory])
+@pytest.mark.parametrize("sent", [0, 3, 1000, LARGE - 1])
+async def test_a_drop_in_the_middle_is_repeated(target: Path, read: Read, sent: int) -> None:
+    """The second attempt gives the file, from its beginning, and the right hash."""
+    data = make_pdf(LARGE)
+    requests = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        requests.append(request)
+        if len(requests) == 1:
+            return await sending_part(data[:sent], LARGE - sent)(request)
+        return await sending(data)(request)
+
+    async with serving(answer) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        result = await read(client, target)
+    assert len(requests) == 2
+    if read is to_file:
+        assert result == SealedFile(target, LARGE, hashlib.sha256(data).hexdigest())
+        assert list(target.parent.iterdir()) == [target]
+    assert (target.read_bytes() if read is to_file else result) == data
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_a_drop_every_time(target: Path, read: Read) -> None:
+    """In the end a `TransportError` with what is known, and the target as it was."""
+    async with (
+        serving(sending_part(make_pdf(LARGE), 1)) as server,
+        SigningClient(server.origin, "token", retry=RetryPolicy(max_attempts=3, base_delay=0.01)) as client,
+    ):
+        with pytest.raises(TransportError, match="the answer broke off") as caught:
+            await read(client, target)
+        assert len(server.requests) == (1 if read is streamed else 3)
+    assert caught.value.status == 200
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_errors_of_the_service(target: Path, read: Read) -> None:
+    """A 503 is repeated, by every way; an error that stays is raised, and the target is as it was."""
+
+    def failing(times: int) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        left = [None] * times
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if left:
+                left.pop()
+                return web.json_response({"message": "later"}, status=503)
+            return await sending(make_pdf())(request)
+
+        return answer
+
+    async with serving(failing(1000)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(ServerError, match="later"):
+            await read(client, target)
+        assert untouched(target)
+    async with serving(failing(2)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        await read(client, target)
+
+
+# Paths
+
+
+async def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
+    """The error names the path and what is wrong with it, before anything is asked of the service."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
+        paths: list[tuple[Any, str]] = [
+            (tmp_path, f"path: {str(tmp_path)!r} is a folder"),
+            ("", "path: '.' is a folder"),
+            (tmp_path / "pipe", f"path: {str(tmp_path / 'pipe')!r} is not a file"),
+            (tmp_path / "a" / "b", f"there is no folder {str(tmp_path / 'a')!r}"),
+            (tmp_path / "file" / "b", f"there is no folder {str(tmp_path / 'file')!r}"),
+            (tmp_path / ("a" * 256), "cannot be written: File name too long"),
+            ("a\0b", r"path: 'a\x00b' cannot be written: "),
+            (None, "path: must be a path, not NoneType"),
+            (5, "path: must be a path, not int"),
+            (b"a.pdf", "path: must be a path, not bytes"),
+        ]
+        for path, said in paths:
+            with pytest.raises(InvalidRequest) as caught:
+                await client.documents.download_signed("s1", "d1", path)
+            assert said in str(caught.value)
+        assert server.requests == []
+        assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+async def test_a_folder_that_cannot_be_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the path, not the temporary file."""
+    real = Path.open
+
+    def refuse(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        if mode == "xb":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, mode, *more, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(InvalidRequest) as caught:
+            await client.documents.download_signed("s1", "d1", target)
+    assert str(caught.value) == f"path: {str(target)!r} cannot be written: Permission denied"
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("size", [1000, 3 * 2**20])
+@pytest.mark.parametrize("where", ["fsync", "write"])
+async def test_a_full_disk(target: Path, monkeypatch: pytest.MonkeyPatch, size: int, where: str) -> None:
+    """The system's own error, for the path that was given; the target is as it was, and nothing is left behind."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if where == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        real = Path.open
+
+        def limited(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+            if path.suffix != ".part" or (mode == "xb" and size > 2**20):
+                return real(path, mode, *more, **options)
+            if mode == "xb":
+                real(path, mode).close()
+            return Path("/dev/full").open("wb")
+
+        monkeypatch.setattr(Path, "open", limited)
+    async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(OSError, match="No space left") as caught:
+            await client.documents.download_signed("s1", "d1", target)
+        assert len(server.requests) == 1
+    assert caught.value.filename == str(target)
+    monkeypatch.undo()
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("size", [1000, LARGE])
+async def test_it_is_on_the_disk_before_it_has_its_name(
+    target: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """What takes the target's place was flushed to the disk, whole, and so is its name afterwards."""
+    events: list[str] = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(handle: int) -> None:
+        status = os.fstat(handle)
+        events.append("folder" if stat.S_ISDIR(status.st_mode) else f"file of {status.st_size}")
+        real_fsync(handle)
+
+    def replace(path: Path, to: Path) -> Path:
+        events.append("name")
+        return real_replace(path, to)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token") as client:
+        await client.documents.download_signed("s1", "d1", target)
+    assert events == [f"file of {size}", "name", "folder"]
+
+
+async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing, flushing and renaming happen in other threads than the event loop's, and so does the hash."""
+    mine, seen, calls = threading.get_ident(), [], []
+    for name in ("add", "finish"):
+        real = getattr(resource._Part, name)
+
+        def call(*arguments: Any, real: Any = real, name: str = name, **options: Any) -> Any:
+            calls.append(name)
+            if threading.get_ident() == mine:
+                seen.append(name)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(resource._Part, name, call)
+    async with serving(sending(make_pdf(3 * 2**20))) as server, SigningClient(server.origin, "token") as client:
+        await client.documents.download_signed("s1", "d1", target)
+    assert len(calls) >= 3
+    assert seen == []
+
+
+# Left early
+
+
+@contextlib.asynccontextmanager
+async def slowly(data: bytes, piece: int = 50_000) -> AsyncIterator[Web]:
+    """A server that sends a file in pieces, giving way between them."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(data))})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for at in range(0, len(data), piece):
+                await response.write(data[at : at + piece])
+                await asyncio.sleep(0)
+        return response
+
+    async with serving(answer) as server:
+        yield server
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_cancelled_at_any_moment(target: Path, read: Read) -> None:
+    """The target is what it was or the whole new file; nothing is left beside it, open, or connected."""
+    data = make_pdf(2 * LARGE)
+    before = open_files()
+    async with slowly(data) as server, aiohttp.ClientSession() as session:
+        client = SigningClient(server.origin, "token", session=session)
+        outcomes = set()
+        for moment in range(0, 240, 4):
+            target.write_bytes(OLD)
+            task = asyncio.create_task(read(client, target))
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            outcomes.add(task.cancelled())
+            assert session.connector is not None
+            assert not session.connector._acquired
+            for _ in range(200):  # a thread that was left behind
+                if list(target.parent.iterdir()) == [target]:
+                    break
+                await asyncio.sleep(0.005)
+            assert list(target.parent.iterdir()) == [target]
+            assert target.read_bytes() in (OLD, data)
+        assert True in outcomes
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("late", ["add", "finish"])
+async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+    """A download that was cancelled while its thread waited for the disk leaves no file, and replaces none."""
+    go, arrived, gone = threading.Event(), threading.Event(), threading.Event()
+    real = getattr(resource._Part, late)
+
+    def wait(part: Any, *arguments: Any, **options: Any) -> Any:
+        arrived.set()
+        go.wait(10)
+        try:
+            return real(part, *arguments, **options)
+        finally:
+            gone.set()
+
+    monkeypatch.setattr(resource._Part, late, wait)
+    size = 3 * 2**20 if late == "add" else LARGE
+    async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token") as client:
+        task = asyncio.create_task(to_file(client, target))
+        await asyncio.to_thread(arrived.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await asyncio.to_thread(gone.wait, 10)
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_a_file_that_stalls(target: Path, read: Read) -> None:
+    """A server that stops in the middle is not waited for longer than the call may take."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(LARGE)})
+        await response.prepare(request)
+        await response.write(make_pdf(LARGE)[:1000])
+        await asyncio.sleep(5)
+        return response
+
+    # Silence is given longer than the transfer has, so that it is the deadline that ends it.
+    timeouts = Timeouts(call=5, transfer=0.3)
+    async with serving(answer) as server, SigningClient(server.origin, "token", timeout=timeouts) as client:
+        with pytest.raises(RequestTimeout):
+            await read(client, target)
+    assert untouched(target)
+
+
+async def test_a_stream_that_is_left_early(target: Path) -> None:
+    """Its connection is closed, since the rest of the file would still come; none leaks."""
+    async with slowly(make_pdf(5_000_000)) as server, aiohttp.ClientSession() as session:
+        client = SigningClient(server.origin, "token", session=session)
+        assert isinstance(session.connector, aiohttp.TCPConnector)
+        for leave in ("before", "early", "error"):
+            with contextlib.suppress(LookupError):
+                async with client.documents.stream_signed("s1", "d1") as chunks:
+                    if leave != "before":
+                        async for chunk in chunks:
+                            assert chunk.startswith(b"%PDF-")
+                            if leave == "error":
+                                raise LookupError
+                            break
+            assert not session.connector._acquired
+            assert not session.connector._conns
+
+
+async def test_a_stream_cannot_be_read_afterwards() -> None:
+    """Outside of its block there is nothing more to get."""
+    async with slowly(make_pdf(5_000_000)) as server, SigningClient(server.origin, "token") as client:
+        async with client.documents.stream_signed("s1", "d1") as chunks:
+            await anext(chunks)
+        assert [chunk async for chunk in chunks] == []
+
+
+async def test_a_stream_read_to_its_end_gives_its_connection_back() -> None:
+    """And so do the other ways: the next call uses the same one."""
+    async with serving(sending(make_pdf(LARGE))) as server, aiohttp.ClientSession() as session:
+        client = SigningClient(server.origin, "token", session=session)
+        for _ in range(3):
+            await streamed(client, Path())
+            await to_memory(client, Path())
+        assert len({id(request.transport) for request in server.requests}) == 1
+
+
+async def test_the_consumer_sets_the_pace() -> None:
+    """A stream that nobody reads from is not taken into memory."""
+    data = make_pdf(20 * 2**20)
+    sent = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers={"Content-Length": str(len(data))})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for at in range(0, len(data), 100_000):
+                await response.write(data[at : at + 100_000])
+                sent = at
+        return response
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        async with client.documents.stream_signed("s1", "d1") as chunks:
+            size = len(await anext(chunks))
+            await asyncio.sleep(0.2)
+            assert sent < len(data) - 2**20
+            async for chunk in chunks:
+                size += len(chunk)
+        assert size == len(data)
+
+
+# Verified
+
+
+@pytest.fixture
+def sealed_pdf() -> bytes:
+    """A file as the sandbox seals it, which takes an event loop of its own."""
+    return sealed_by_sandbox()
+
+
+async def test_a_verified_download(target: Path, sealed_pdf: bytes) -> None:
+    """A sound file is kept; with roots it has to lead to them."""
+    async with serving(sending(sealed_pdf)) as server, SigningClient(server.origin, "token") as client:
+        for settings in ({"verify": True}, {"trust": sandbox_authority().certificate_pem}):
+            await client.documents.download_signed("s1", "d1", target, **settings)
+            assert target.read_bytes() == sealed_pdf
+            target.write_bytes(OLD)
+        with pytest.raises(NotSound) as caught:
+            await client.documents.download_signed("s1", "d1", target, trust="system")
+    problem = "its signature: the certificate does not lead to a trusted root"
+    assert caught.value.problems == (problem,)
+    assert str(caught.value) == f"resource.download_signed: the sealed file is not trusted: {problem}"
+    assert untouched(target)
+
+
+async def test_what_is_not_sound_is_not_kept(target: Path, sealed_pdf: bytes) -> None:
+    """It is said why, the file that was there stays, and it is not asked for again."""
+    asked = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        return web.Response(body=sealed_pdf + b"\n", content_type="application/pdf")
+
+    async with serving(answer) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(NotSound, match=r"the sealed file is not sound: 1 byte stand") as caught:
+            await client.documents.download_signed("s1", "d1", target, verify=True)
+    assert (len(caught.value.problems), asked) == (1, 1)
+    assert untouched(target)
+
+
+async def test_roots_that_are_none_are_told_before_anything_is_downloaded(target: Path) -> None:
+    """As an `InvalidRequest`."""
+    async with SigningClient("http://127.0.0.1:9", "token") as client:
+        with pytest.raises(InvalidRequest, match=r"trust: 'none\.pem' cannot be read"):
+            await client.documents.download_signed("s1", "d1", target, trust="none.pem")
+    assert untouched(target)
+
+
+@pytest.mark.parametrize("level", ["B-B", "B-T", "B-LT", "B-LTA"])
+async def test_the_sandbox_seals_at_the_level_that_it_is_told(level: Any, tmp_path: Path) -> None:
+    """From the first one to the last; a verified download leads to its authority."""
+    from signing_async.sealed import inspect_sealed
+
+    path = tmp_path / "sealed.pdf"
+    async with Sandbox(seal_level=level) as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        signing = await client.signings.create(name="Lease", language="EN")
+        document = await client.documents.upload(signing, make_pdf())
+        await client.recipients.add(signing, email="ada@example.com")
+        await client.signings.send(signing)
+        await sandbox.complete(signing.id)
+        await client.documents.download_signed(signing, document, path, trust=await sandbox.certificate_pem())
+    report = await asyncio.to_thread(inspect_sealed, path)
+    assert (report.sound, report.seals[0].level) == (True, level)
+
+
+def test_the_sandbox_knows_its_levels() -> None:
+    """Another one is refused, with those that there are."""
+    with pytest.raises(ValueError, match="seal_level must be one of B-B, B-T, B-LT, B-LTA, not 'B-X'"):
+        Sandbox(seal_level="B-X")  # type: ignore[arg-type]  # it is wrong on purpose

@@ -1,0 +1,720 @@
+"""The preflight refuses what the sandbox's own judge refuses, never anything else, and never does much work."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signing_async.documents import pdf_objects
+from signing_async.documents import preflight as module
+from signing_async.documents.pdf_objects import STEP
+from signing_async.documents.preflight import BUDGET, GLANCE_BUDGET, glance, preflight
+from signing_async.sandbox.inspection import inspect
+from tests import pdfs
+
+SIGNED_VALUE = b"/V 7 0 R"
+
+
+def judge(data: bytes) -> str | None:
+    """The sandbox's verdict on these bytes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "upload.pdf")
+        path.write_bytes(data)
+        rejection = inspect(path, max_bytes=20 * 2**20)
+    return rejection.code if rejection else None
+
+
+def same_places(data: bytes, old: bytes, new: bytes) -> bytes:
+    """`data` with a first `old` replaced by `new`, padded so that all offsets stay right."""
+    assert old in data
+    assert len(new) <= len(old)
+    return data.replace(old, new.ljust(len(old)), 1)
+
+
+@cache
+def accepted() -> dict[str, bytes]:
+    """Documents that have to pass."""
+    report = pdfs.by_reportlab()
+    return {
+        "small": pdfs.make_pdf(),
+        "large": pdfs.make_pdf(1_000_000, pages=200),
+        "nested": pdfs.nested_pages(),
+        "form": pdfs.with_form(),
+        "reportlab": report,
+        "fpdf2": pdfs.by_fpdf2(),
+        "linearized": pdfs.rewritten(report, linearize=True),
+        "object streams": pdfs.rewritten(report, linearize=True, object_streams=True),
+        "xref stream": pdfs.xref_stream_pdf(),
+        "hybrid": pdfs.hybrid_pdf(),
+        "hybrid, its encryption seen by some readers alone": pdfs.hybrid_pdf(b"/Encrypt 6 0 R"),
+        "empty field": pdfs.with_signature_field(),
+        "usage rights": pdfs.with_usage_rights(),
+        "usage rights, old": pdfs.with_usage_rights(key=b"UR"),
+        "usage rights in a field": pdfs.with_usage_rights(in_field=True),
+        "signature taken back": pdfs.update(pdfs.with_signature_field(SIGNED_VALUE), {6: pdfs.FIELD + b">>"}, size=9),
+        "another generation's signature": pdfs.with_signature_field(b"/V 7 1 R"),
+        "junk first": pdfs.prefixed(b"junk\n" * 200, absolute=False),
+        "counted junk first": pdfs.prefixed(b"junk\n" * 200, absolute=True),
+        **pdfs.decoys(),
+        **pdfs.damaged(),
+    }
+
+
+@cache
+def refused() -> dict[str, tuple[str, bytes]]:
+    """Ordinary documents that have to be caught, with the verdict."""
+    report = pdfs.by_reportlab()
+    protected = {
+        f"{method}, password {user!r}, object streams {packed}": pdfs.encrypted(
+            report, method, user=user, object_streams=packed
+        )
+        for method in ("AES-256", "AES-128", "RC4-128", "RC4-40")
+        for user in ("", "secret")
+        for packed in (False, True)
+    }
+    locked = pdfs.encrypted(report)
+    protected |= {
+        "encrypted, end lost": locked[: locked.rindex(b"startxref")],
+        "encrypted, startxref wrong": locked[: locked.rindex(b"startxref")] + b"startxref\n3\n%%EOF\n",
+        "encrypted, junk first": b"junk" * 9 + locked,
+        "encrypted in place": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt<</Filter/Standard/V 1>>"),
+        "encrypted, escaped": locked.replace(b"/Encrypt ", b"/#45ncryp#74 "),
+        "encrypted, a table row out of place": locked.replace(b" 00000 n \n", b" 00000 n\n ", 1),
+        "encrypted hybrid": pdfs.hybrid_pdf(b"/Encrypt 4 0 R"),
+        "encrypted by a hidden object": pdfs.hybrid_pdf(b"/Encrypt 6 0 R", listed=False),
+        "encrypted, predicted rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", predictor=True),
+        "encrypted by an object in a stream": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R"),
+    }
+    signature = pdfs.signed_by_pyhanko(report)
+    in_place = b"/V " + pdfs.SIGNATURE
+    signed = {
+        "pyHanko": signature,
+        "certified": pdfs.signed_by_pyhanko(report, certify=True),
+        "rewritten": pdfs.rewritten(signature, object_streams=True),
+        "linearized": pdfs.rewritten(signature, linearize=True, object_streams=True),
+        "after an update": pdfs.update(pdfs.with_signature_field(SIGNED_VALUE), {5: pdfs.stream_object(b"")}, size=9),
+        "by an update": pdfs.update(pdfs.with_signature_field(), {6: pdfs.FIELD + SIGNED_VALUE + b">>"}, size=9),
+        "of a large file": pdfs.signed_by_pyhanko(pdfs.make_pdf(1_000_000, pages=300)),
+        "in place": pdfs.with_signature_field(in_place),
+        "beside usage rights": pdfs.with_signature_field(
+            SIGNED_VALUE, catalog=b"/Perms<</UR3<</Type/Sig/ByteRange[0 1 2 3]/Contents<00>>>>>"
+        ),
+        "behind junk": b"junk\n" + signature,
+        "behind counted junk": b"junk\n"
+        + pdfs.with_catalog(b"/AcroForm<</Fields[6 0 R]>>", {6: b"<</FT/Sig/V 7 0 R>>", 7: pdfs.SIGNATURE}, offset=5),
+        "in the permissions": pdfs.with_signature_field(catalog=b"/Perms<</DocMDP 7 0 R>>"),
+        "below a parent": pdfs.with_catalog(
+            b"/AcroForm<</Fields[6 0 R 6 0 R 9 0 R 8 1 R]>>",
+            {6: b"<</FT/Sig/T(a)/Kids[8 0 R]>>", 7: pdfs.SIGNATURE, 8: b"<</Parent 6 0 R/V 7 0 R>>"},
+        ),
+    }
+    return {name: ("protected", data) for name, data in protected.items()} | {
+        name: ("already_signed", data) for name, data in signed.items()
+    }
+
+
+@pytest.mark.parametrize("name", accepted())
+def test_passes_what_the_service_accepts(name: str) -> None:
+    """A document that the sandbox accepts is not refused locally."""
+    assert judge(accepted()[name]) is None
+    assert preflight(accepted()[name]) is None
+
+
+@pytest.mark.parametrize("name", refused())
+def test_catches_what_the_service_refuses(name: str) -> None:
+    """Protected and signed documents are caught before they are sent, with the verdict that the sandbox gives."""
+    verdict, data = refused()[name]
+    assert judge(data) == verdict
+    assert preflight(data) == verdict
+
+
+@pytest.mark.skipif(not pdfs.have("pdfsig", "certutil", "mutool"), reason="needs poppler, libnss3 and mupdf tools")
+def test_catches_what_other_tools_signed(tmp_path: Path) -> None:
+    """Documents signed by Poppler and MuPDF are caught."""
+    for name in ("poppler", "mupdf"):
+        (tmp_path / name).mkdir()
+    assert preflight(pdfs.signed_by_pdfsig(pdfs.by_reportlab(), tmp_path / "poppler")) == "already_signed"
+    assert preflight(pdfs.signed_by_mutool(tmp_path / "mupdf")) == "already_signed"
+
+
+@pytest.mark.parametrize("name", pdfs.not_pdfs())
+def test_never_calls_a_broken_file_anything_worse(name: str) -> None:
+    """What has no header, or nothing in it, is no PDF; the subtler wrecks are left to the service."""
+    assert preflight(pdfs.not_pdfs()[name]) in ("not_pdf", None)
+
+
+@pytest.mark.parametrize("name", ["nothing", "text", "html", "zip", "png", "only a header", "a header too late"])
+def test_catches_what_is_no_pdf(name: str) -> None:
+    """Files of other kinds are caught."""
+    assert preflight(pdfs.not_pdfs()[name]) == "not_pdf"
+
+
+@pytest.mark.parametrize("name", pdfs.hostile())
+def test_never_refuses_a_hostile_file_that_the_service_accepts(name: str) -> None:
+    """Files made to mislead or exhaust a parser are refused only where the sandbox refuses them."""
+    data = pdfs.hostile()[name]
+    assert preflight(data) in (None, judge(data))
+
+
+WORDS = [
+    b"/Encrypt", b"/V", b"null", b"/Root", b"trailer", b"startxref", b"endobj", b" obj", b"<<", b">>", b"(", b")", b"[",
+    b"0", b"7", b"6 0 R", b"/Sig", b"/FT", b"/Kids", b"/Fields", b"stream", b"%", b"\n", b"/Prev", b"xref", b"/Perms",
+    b"/UR3", b"/AcroForm", b"#", b"99", b"endstream", b"/Type", b"/Length", b"/W", b"/Index", b"/N", b"/First", b" ",
+]  # fmt: skip
+
+
+@cache
+def seeds() -> list[bytes]:
+    """What is mutated: the refused documents above all, and those that come close."""
+    close = ["empty field", "usage rights in a field", "signature taken back", "words in a content stream"]
+    return [data for _, data in refused().values() if len(data) < 50_000] + [accepted()[name] for name in close]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, pool: Callable[[], list[bytes]] = seeds) -> bytes:
+    """A document with a few small wounds, most of them at words that matter."""
+    data = bytearray(draw(st.sampled_from(pool())))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        found = data.find(draw(st.sampled_from(WORDS)), at)
+        at = max(0, min(len(data), (found if found >= 0 else at) + draw(st.integers(-3, 9))))
+        cut = draw(st.sampled_from([0, 0, 1, 1, 2, 8, 30, len(data)]))
+        put = draw(st.sampled_from(WORDS) | st.binary(min_size=1, max_size=1))
+        data[at : at + cut] = put
+    return bytes(data)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(mutated())
+def test_never_refuses_a_damaged_file_that_the_service_accepts(data: bytes) -> None:
+    """Whatever happened to a document, a local refusal is one that the sandbox confirms."""
+    if verdict := preflight(data):
+        assert judge(data) is not None, verdict
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_no_bytes_make_it_raise(inner: bytes, tail: bytes) -> None:
+    """Any bytes in any place of a file get an answer."""
+    preflight(b"%PDF-1.7\n" + inner + b"\nxref\n" + tail)
+    preflight(b"%PDF-1.7\n1 0 obj" + inner + b"startxref\n9\n%%EOF")
+    preflight(inner + tail)
+
+
+@pytest.mark.parametrize("name", ["pyHanko", "AES-256, password '', object streams True"])
+def test_takes_every_kind_of_buffer(name: str, tmp_path: Path) -> None:
+    """Bytes, bytearrays, memoryviews of any item size and maps get the same verdict, and are let go of afterwards."""
+    verdict, data = refused()[name]
+    data += b"\n" * (-len(data) % 8)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    array = bytearray(data)
+    assert preflight(array) == preflight(memoryview(data)) == preflight(memoryview(data).cast("Q")) == verdict
+    array += b"still resizable"
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert preflight(mapped) == verdict
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert preflight(memoryview(mapped)[: len(data)]) == verdict
+
+
+class Reader:
+    """Reads bytes as a file is read, and says how much."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.reads: list[int] = []
+
+    def __call__(self, at: int, size: int) -> bytes:
+        assert 0 <= at <= at + size <= len(self.data)
+        self.reads.append(size)
+        return self.data[at : at + size]
+
+
+def glanced(data: bytes) -> bool:
+    """Whether a glance passes the file; then there is nothing against it."""
+    passed = glance(Reader(data), len(data))
+    assert not (passed and preflight(data))
+    return passed
+
+
+def test_a_glance_passes_what_is_ordinary() -> None:
+    """All that programs write, whatever its form; only what is damaged, or hides something, is looked at whole."""
+    doubtful = [name for name, data in accepted().items() if not glanced(data)]
+    assert set(doubtful) <= {
+        *pdfs.decoys(),
+        *pdfs.damaged(),
+        "counted junk first",
+        *(n for n in accepted() if "hybrid" in n),
+    }
+    assert len(doubtful) < len(accepted()) / 3
+
+
+@pytest.mark.parametrize("name", refused())
+def test_a_glance_passes_nothing_that_is_refused(name: str) -> None:
+    """It has no verdict of its own: what it does not pass is looked at whole."""
+    assert not glanced(refused()[name][1])
+
+
+@pytest.mark.parametrize("name", [*pdfs.hostile(), *pdfs.not_pdfs()])
+def test_a_glance_at_a_hostile_file_is_short(name: str) -> None:
+    """It reads little, and gives up soon."""
+    data = (pdfs.hostile() | pdfs.not_pdfs())[name]
+    reader = Reader(data)
+    assert not (glance(reader, len(data)) and preflight(data))
+    assert sum(reader.reads) < 4 * GLANCE_BUDGET
+    assert len(reader.reads) < GLANCE_BUDGET // STEP
+    takes_short_way(data)
+
+
+def test_a_glance_reads_little_of_a_large_file() -> None:
+    """Some kilobytes in a few reads, of ten megabytes."""
+    data = pdfs.make_pdf(10 * 2**20)
+    reader = Reader(data)
+    assert glance(reader, len(data))
+    assert sum(reader.reads) < 12_000
+    assert len(reader.reads) < 8
+
+
+@pytest.mark.parametrize(
+    "filler", [b" ", b"%comment\n", b"(x)", b"/N" + b"a" * 90 + b" 1 "], ids=["space", "comment", "string", "name"]
+)
+@pytest.mark.parametrize("bytes_before", range(pdf_objects.WINDOW - 12, pdf_objects.WINDOW + 4))
+def test_a_glance_sees_across_the_edge_of_its_window(filler: bytes, bytes_before: int) -> None:
+    """A name, a reference or a string that the window cuts in two is read whole."""
+    one = (filler * bytes_before)[:bytes_before] if len(filler) == 1 else filler * (bytes_before // len(filler))
+    pairs = one if filler in (b" ", b"%comment\n") else b"/Z[" + one + b"]"
+    for last, signed in ((b"/AcroForm<</Fields[6 0 R]>>", True), (b"/AcroFormX<</Fields[6 0 R]>>", False)):
+        data = pdfs.with_catalog(pairs + last, {6: b"<</FT/Sig/V 7 0 R>>", 7: pdfs.SIGNATURE})
+        assert preflight(data) == ("already_signed" if signed else None)
+        assert glanced(data) is not signed
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(mutated())
+def test_a_glance_agrees_with_the_whole_look(data: bytes) -> None:
+    """Whatever happened to a document."""
+    glanced(data)
+
+
+def simple(trailer: bytes = b"", catalog: bytes = b"") -> bytes:
+    """A file as the simplest programs write it, with an encryption (8) and a signed field (6) that nothing leads to."""
+    more = {6: pdfs.FIELD + b"/V 7 0 R>>", 7: pdfs.SIGNATURE, 8: b"<</Filter/Standard/V 1>>"}
+    return pdfs.in_one_table(pdfs.with_catalog(catalog, more, trailer=trailer))
+
+
+def takes_short_way(data: bytes) -> bool:
+    """Whether a file passes by the patterns alone; then a close look has nothing against it either."""
+    reader = Reader(data)
+    passes = module._is_plain(reader, len(data))
+    assert len(reader.reads) <= 6
+    assert sum(reader.reads) <= pdf_objects.TAIL_WINDOW + 4 * pdf_objects.WINDOW + 5
+    if passes:
+        assert data.startswith(b"%PDF-")
+        assert module._look_closely(memoryview(data), 0) is None
+    return passes
+
+
+# As Skia (Chromium) and LibreOffice write the parts that matter.
+SKIA = b"\n/MarkInfo <</Type /MarkInfo\n/Marked true>>\n/ViewerPreferences <</DisplayDocTitle true>>\n/Lang (en)"
+LIBREOFFICE = b"\n/OpenAction[4 0 R /XYZ null null 0]\n/Lang(en-US)\n"
+
+
+def wounded(old: bytes, new: bytes) -> bytes:
+    """The simple file with its last `old` replaced."""
+    head, found, tail = simple().rpartition(old)
+    assert found
+    return head + new + tail
+
+
+ROOT_ROW = b"%010d 00000 n" % simple().index(b"1 0 obj")
+
+
+def updated(data: bytes, words: bytes, *, head: bytes = b"xref\n0 2\n", gap: bytes = b" \n") -> bytes:
+    """The file with one more table behind it, in which the root is the second."""
+    at = len(data) + head.index(b"xref")
+    rows = b"0000000000 65535 f \n" + ROOT_ROW + gap
+    return data + head + rows + b"trailer<<" + words + b">>\nstartxref\n%d\n%%%%EOF\n" % at
+
+
+OTHER_ROW = b"%010d 00000 n" % simple().index(b"2 0 obj")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        simple,
+        lambda: pdfs.in_one_table(pdfs.make_pdf(1_000_000, pages=200)),
+        lambda: pdfs.in_one_table(pdfs.nested_pages()),
+        lambda: simple(b"\n/Info 5 0 R", SKIA),
+        lambda: simple(b"/A[(x)<00>/B 1 0 R]", b"/Info<</Producer(MuPDF 1.28)/A<00>>>"),
+        lambda: simple(b"\n/ID [ <00FF>\n<00FF> ]\n/DocChecksum /8D00FF\n", LIBREOFFICE),
+        lambda: simple(b"\n% a comment -- (/Encrypt 8 0 R)\r/Info 5 0 R%\n", b"/PageLayout/OneColumn/Version/1.7"),
+        lambda: simple().replace(b" 00000 n \n", b" 00000 n\r\n").replace(b"\ntrailer\n", b"\r\ntrailer\r\n"),
+        lambda: pdfs.by_reportlab(form=False),
+        pdfs.by_fpdf2,
+        lambda: pdfs.rewritten(pdfs.by_fpdf2()),
+        lambda: pdfs.rewritten(pdfs.by_fpdf2(), linearize=True),
+        lambda: updated(simple(), b"/Size 9/Root 1 0 R/Prev %d" % simple().index(b"xref\n")),
+    ],
+)
+def test_what_programs_write_takes_the_short_way(make: Callable[[], bytes]) -> None:
+    """The files of most programs pass without the reader, whatever their size and the spelling of what they hold."""
+    assert takes_short_way(make())
+    assert judge(make()) is None
+    assert preflight(make()) is None
+
+
+NOT_SIMPLE = {
+    "another form": simple(catalog=b"/AcroForm 6 0 R"),
+    "a form": simple(catalog=b"/AcroForm<</Fields[6 0 R]>>"),
+    "a form, escaped": simple(catalog=b"/Acro#46orm<</Fields[6 0 R]>>"),
+    "a form, its name alone escaped": simple(catalog=b"/Acro#46orm/A/B/#43"),
+    "a form after other entries": simple(catalog=b"/Lang(en)/Marked true/AcroForm<</Fields[6 0 R]>>"),
+    "permissions": simple(catalog=b"/Perms<</DocMDP 7 0 R>>"),
+    "permissions elsewhere": simple(catalog=b"/Perms 6 0 R"),
+    "a string in an array with an end in it": simple(catalog=rb"/A[(\)]/B(])]"),
+    "an escape in a dictionary's string": simple(catalog=rb"/A<</B(\)>>/C()>>"),
+    "a form after a dictionary in a dictionary": simple(catalog=b"/A<</B<<>>/AcroForm<<>>>>"),
+    "a bracket that closes nothing": simple(catalog=b"/A<</B ]>>"),
+    "a bracket that is not closed": simple(catalog=b"/A[/B[1]"),
+    "a dictionary that is not closed": simple(catalog=b"/A<</B 1>"),
+    "nested too deep": simple(catalog=b"/MarkInfo<</A<<>>>>"),
+    "a string with an end in it": simple(catalog=rb"/A(\)/B(x)"),
+    "a string that does not end": simple(catalog=b"/A((x)"),
+    "strings in strings": simple(catalog=b"/A((x))"),
+    "a form between brackets in comments": simple(catalog=b"/A[%(\n]/AcroForm 6 0 R%)]\n"),
+    "a form between dictionaries in comments": simple(catalog=b"/A<<%(\n>>/AcroForm 6 0 R%)>>\n"),
+    "a form after a comment": simple(catalog=b"%x\n/AcroForm<<>>"),
+    "a form after a comment's carriage return": simple(catalog=b"%x\r/AcroForm<<>>\n"),
+    "a comment to the end": simple(catalog=b"%"),
+    "encrypted": simple(b"/Encrypt 8 0 R"),
+    "encrypted by a direct dictionary": simple(b"/Encrypt<</Filter/Standard>>"),
+    "encrypted, escaped": simple(b"/#45ncrypt 8 0 R"),
+    "encrypted, escaped in the middle": simple(b"/Enc#72ypt 8 0 R"),
+    "encrypted before the root": wounded(b"/Root", b"/Encrypt 8 0 R/Root"),
+    "encrypted after a comment": simple(b"%x\n/Encrypt 8 0 R"),
+    "encrypted after a comment's carriage return": simple(b"%x\r/Encrypt 8 0 R\n"),
+    "hidden objects": simple(b"/XRefStm 20"),
+    "two roots": simple(b"/Root 6 0 R"),
+    "two roots, one escaped": simple(b"/R#6fot 6 0 R"),
+    "no root": wounded(b"/Root", b"/Boot"),
+    "a root that is another name": wounded(b"/Root 1", b"/Root1"),
+    "a root that is a value": wounded(b"/Root", b"/A/Root"),
+    "a root in a string": wounded(b"/Root 1 0 R", b"/A(/Root 1 0 R)"),
+    "a root that is no reference": wounded(b"/Root 1 0 R", b"/Root 1 0 Rx"),
+    "a root of another generation": wounded(b"/Root 1 0 R", b"/Root 1 1 R"),
+    "a root below the table": wounded(b"xref\n0 9", b"xref\n2 9"),
+    "a root beyond the table": wounded(b"/Root 1 0 R", b"/Root 9 0 R"),
+    "a root whose row is in the trailer": wounded(
+        b"/Size 9/Root 1 0 R", b"/Size 9/A(%b)/Root 10 0 R" % ROOT_ROW
+    ).replace(b"\n1 0 obj", b"\n10 0 obj"),
+    "a root whose row is before the table": updated(simple(), b"/Root 1 0 R", head=ROOT_ROW.ljust(31) + b"xref\n3 2\n"),
+    "encrypted by an update": updated(simple(), b"/Size 9/Root 1 0 R/Encrypt 8 0 R"),
+    "a root that is free": wounded(ROOT_ROW, ROOT_ROW[:-1] + b"f"),
+    "a root whose row is of another generation": wounded(ROOT_ROW, ROOT_ROW.replace(b"00000 n", b"00001 n")),
+    "a root at the beginning": wounded(ROOT_ROW, b"0000000000 00000 n"),
+    "a row that leads elsewhere": wounded(ROOT_ROW, OTHER_ROW),
+    "a row that leads nowhere": wounded(ROOT_ROW, b"9999999999 00000 n"),
+    "a row that is none": wounded(ROOT_ROW, ROOT_ROW.replace(b" ", b"  ")[: len(ROOT_ROW)]),
+    "an object of another number": simple().replace(b"\n1 0 obj", b"\n9 0 obj"),
+    "an object of another generation": simple().replace(b"\n1 0 obj", b"\n1 1 obj"),
+    "an object without an end": simple().replace(b"endobj", b"endoby", 1),
+    "two tables": pdfs.make_pdf(),
+    "no table": wounded(b"xref\n0", b"xray\n0"),
+    "a trailer that is not where it should be": wounded(b"xref\n0 9", b"xref\n0 8"),
+    "a trailer behind a space": wounded(b" \ntrailer", b"\n trailer"),
+    "a trailer at once": wounded(b" \ntrailer", b"  trailer"),
+    "a trailer that does not end": wounded(b">>\nstartxref", b">\nstartxref"),
+    "no end": wounded(b"startxref", b"startxraf"),
+    "another header": simple().replace(b"%PDF-1", b"%!PS-1", 1),
+    "something before the header": b"x" + simple(),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIMPLE)
+def test_what_is_not_so_simple_is_read(name: str) -> None:
+    """Whatever the patterns cannot tell for certain, the reader looks at."""
+    assert takes_short_way(simple())
+    assert not takes_short_way(NOT_SIMPLE[name])
+    assert preflight(NOT_SIMPLE[name]) is None or judge(NOT_SIMPLE[name])
+
+
+@pytest.mark.parametrize(
+    "words", [b"/Size 9/Root 1 0 R", b"/Root 1 0 R", b"/Size x/Root 1 0 R", b"/Size null/Root 1 0 R"]
+)
+@pytest.mark.parametrize("gap", [b" \n", b"\n ", b"\r ", b" \r", b"  ", b"\n\0", b"\r\n", b" \t"])
+def test_an_encrypted_wreck_does_not_take_the_short_way(words: bytes, gap: bytes) -> None:
+    """Of several trailers in a damaged file, one that others would not find is no proof."""
+    takes_short_way(updated(simple(b"/Encrypt 8 0 R"), words, gap=gap))
+
+
+def read(data: bytes) -> object:
+    """What stands at the beginning, and where it ends; an array of strings means no more than a string."""
+    try:
+        value, end = pdf_objects.Text(data, pdf_objects.Budget(BUDGET)).value(0)
+    except pdf_objects.UnreadablePdf:
+        return None
+    assert isinstance(value, dict)
+    return {
+        key: "" if isinstance(one, list) and all(part == "" for part in one) and one else one
+        for key, one in value.items()
+    }, end
+
+
+PARTS = [
+    b"/Root", b"/ID", b"/V", b"/A#42", b"/", b" ", b"\n", b"1 0 R", b"12", b"-3", b"+4", b"5.", b"1 0 Rx",
+    b"1  0  R", b"7x", b"<00>", b"<0 0>", b"(a)", b"(/Root)", b"(\\))", b"((b))", b"[<00><11>]", b"[<00> <11> ]", b"[]",
+    b"[1]", b"<<>>", b"null", b"true", b"%c\n", b"99999999999999999999", b"12345678901 0 R",
+    b"0 99999 R", b"1 0", b"<<", b">>",
+]  # fmt: skip
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(st.sampled_from(PARTS), max_size=8))
+def test_plain_dictionaries_are_read_as_any_other(parts: list[bytes]) -> None:
+    """What is read by a pattern is what is read word by word."""
+    data = b"<<" + b"".join(parts) + b">>/after"
+    with pytest.MonkeyPatch.context() as patched:
+        quick = read(data)
+        patched.setattr(pdf_objects, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
+        assert read(data) == quick
+
+
+ENTRIES = [
+    b"/Encrypt 8 0 R", b"/Encrypt", b"/Enc#72ypt", b"/#45ncrypt 8 0 R", b"/XRefStm 20", b"/Size null", b"/R#6fot 6 0 R",
+    b"/AcroForm<</Fields[6 0 R]>>", b"/AcroForm", b"/Acro#46orm", b"/Acro#46orm<</Fields[6 0 R]>>", b"/Perms", b"#44",
+    b"/Perms<</DocMDP 7 0 R>>", b"<</Fields[6 0 R]>>", b"<</DocMDP 7 0 R>>", b"8 0 R", b"%\r", b"[x]", b"R", b"{",
+    b">>\nendobj\n", b">>\nstartxref\n0\n", b"\ntrailer<</Root 1 0 R/Encrypt 8 0 R>>", b" trailer<</Root 1 0 R>>",
+]  # fmt: skip
+
+
+@cache
+def simple_seeds() -> list[bytes]:
+    """What is mutated to find what must not take the short way: simple files, and any others in one table."""
+    files = [*accepted().values(), *(data for _, data in refused().values()), *(simple(entry) for entry in ENTRIES)]
+    files += [simple(catalog=entry) for entry in ENTRIES]
+    return [pdfs.in_one_table(data) for data in files if len(data) < 20_000]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6), st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6)
+)
+def test_the_short_way_never_passes_what_a_close_look_refuses(trailer: list[bytes], catalog: list[bytes]) -> None:
+    """Whatever stands in a trailer and in a catalog."""
+    takes_short_way(simple(b"".join(trailer), b"".join(catalog)))
+
+
+@settings(max_examples=600, deadline=None)
+@given(mutated(simple_seeds))
+def test_a_damaged_file_never_takes_the_short_way_if_a_close_look_refuses_it(data: bytes) -> None:
+    """Whatever happened to a document."""
+    takes_short_way(data)
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
+    """How many things are read from a file until there is a verdict."""
+    calls = 0
+    original = pdf_objects.Budget.spend
+
+    def counting(budget: pdf_objects.Budget, cost: int) -> None:
+        nonlocal calls
+        calls += cost >= STEP
+        original(budget, cost)
+
+    def run(data: bytes) -> int:
+        nonlocal calls
+        calls = 0
+        preflight(data)
+        return calls
+
+    monkeypatch.setattr(pdf_objects.Budget, "spend", counting)
+    return run
+
+
+def test_a_large_file_is_no_more_work_than_a_small_one(count: Callable[[bytes], int]) -> None:
+    """What is read of an ordinary file does not depend on its size, nor on its pages."""
+    assert count(pdfs.make_pdf(10 * 2**20)) == count(pdfs.make_pdf(5_000)) == count(pdfs.make_pdf(500_000, pages=900))
+    assert 0 < count(pdfs.make_pdf()) < 60
+
+
+@pytest.mark.parametrize("name", pdfs.hostile())
+def test_work_is_bounded_whatever_the_file(name: str, count: Callable[[bytes], int]) -> None:
+    """No file, however large or cunning, is more than the budget's worth of work."""
+    assert count(pdfs.hostile()[name]) <= BUDGET // STEP + 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"[", b"<<", b"(", b"<</A", b"[]", b"0 ", b"1 0 R ", b"%\n", b"/", b"<", b"((", b"\\", b"\n", b"xref\n", b"null "],
+)
+def test_repeated_parts_cost_no_more_than_the_budget(part: bytes, count: Callable[[bytes], int]) -> None:
+    """A trailer of a million equal parts is given up within the budget, and the verdict is the service's."""
+    head = b"%PDF-1.7\n1 0 obj null endobj\nxref\n0 0\ntrailer\n<</Root "
+    data = head + part * (2**20 // len(part)) + b"\nstartxref\n30\n%%EOF\n"
+    assert count(data) <= BUDGET // STEP
+    assert preflight(data) is None
+
+
+def test_inflates_no_more_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed bomb is abandoned when the budget is spent: no more is ever inflated."""
+    sizes: list[int] = []
+    decompressobj = zlib.decompressobj
+
+    class Counting:
+        def __init__(self) -> None:
+            self.inner = decompressobj()
+
+        def decompress(self, data: bytes, limit: int) -> bytes:
+            out = self.inner.decompress(data, limit)
+            sizes.append(len(out))
+            return out
+
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    assert preflight(pdfs.hostile()["an object stream bomb"]) is None
+    assert 0 < sum(sizes) <= BUDGET
+
+
+def test_a_form_of_many_fields_is_walked_to_its_end() -> None:
+    """A signature behind hundreds of other fields is found; one behind ten thousand is left to the service."""
+    for many, verdict in ((800, "already_signed"), (20_000, None)):
+        fields = b"<</FT/Tx/T(a)>>" * many
+        objects = {6: b"[" + fields + b"8 0 R]", 7: pdfs.SIGNATURE, 8: b"<</FT/Sig/V 7 0 R>>"}
+        assert preflight(pdfs.with_catalog(b"/AcroForm<</Fields 6 0 R>>", objects)) == verdict
+
+
+LOCKED = pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", filters=False)
+SIGNED = pdfs.with_signature_field(SIGNED_VALUE, more={8: b"(unused)"})
+UNFOLLOWED = {
+    "not a cross-reference": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Type/Other"),
+    "no widths": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/W 3"),
+    "too wide": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/W[1 20 2]"),
+    "an odd index": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[0 8 9]"),
+    "an index of words": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[/A/B]"),
+    "a negative index": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[-1 8]"),
+    "an index beyond the rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Index[0 90]"),
+    "an object beyond the rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 50 0 R/Index[0 90]"),
+    "an object beyond the predicted rows": pdfs.xref_stream_pdf(predictor=True, entries=b"/Encrypt 50 0 R/Index[0 90]"),
+    "another compression": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Filter/LZWDecode"),
+    "a TIFF predictor": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/DecodeParms<</Predictor 2/Columns 7>>"),
+    "a filter of rows that is not there": pdfs.xref_stream_pdf(
+        entries=b"/Encrypt 4 0 R/DecodeParms[<</Predictor 15/Columns 7>>]"
+    ),
+    "a short predicted table": pdfs.xref_stream_pdf(predictor=True, entries=b"/Encrypt 4 0 R/Index[0 90]"),
+    "a stream that is not compressed": LOCKED.replace(b"/Encrypt 4 0 R", b"/Encrypt 4 0 R/Filter/FlateDecode"),
+    "no object stream": same_places(LOCKED, b"/ObjStm", b"/Other"),
+    "an object stream without a count": same_places(LOCKED, b"/N 4", b"/M 4"),
+    "an object stream with words for numbers": same_places(LOCKED, b"1 0 2 ", b"a 0 2 "),
+    "an object twice in its stream": same_places(LOCKED, b"1 0 2 ", b"2 0 2 "),
+    "an object stream that is no dictionary": same_places(LOCKED, b"6 0 obj\n<<", b"6 0 obj\n[1"),
+    "an object stream of another number": same_places(LOCKED, b"6 0 obj", b"8 0 obj"),
+    "a length beyond the end": re.sub(rb"/Length \d{3}(>>\nstream\n1 0 2)", rb"/Length 999\1", LOCKED),
+    "half a reference": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt 3 R"),
+    "an object that does not end": same_places(SIGNED, b"<3000>>>\nendobj", b"<3000>>>\nenddict"[:15]),
+    "another object's row astray": SIGNED.replace(b"0000000149 00000 n", b"0000000150 00000 n"),
+    "a row astray in a stream": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", predictor=True, astray=1),
+    "a stream that does not end": same_places(LOCKED, b"endstream\nendobj\nstartxref", b"endstreax\nendobj\nstartxref"),
+    "a cross-reference stream without a size": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Size null"),
+    "a spoilt row": SIGNED[: SIGNED.rindex(b" n ")] + b" x " + SIGNED[SIGNED.rindex(b" n ") + 3 :],
+    "a table before itself": re.sub(rb"(/Root 1 0 R)(>>\nstartxref\n)(\d+)", rb"\1/Prev \3\2\3", SIGNED),
+    "a previous table before the beginning": pdfs.assemble(
+        pdfs.basic_objects(), trailer=b"/Encrypt<</Filter/Standard>>/Prev -5"
+    ),
+    "a previous table that is nowhere": pdfs.assemble(
+        pdfs.basic_objects(), trailer=b"/Encrypt<</Filter/Standard>>/Prev 20"
+    ),
+    "a trailer without a root": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt<</V 1>>/Root null"),
+    "an encryption of another generation": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt 3 1 R"),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_what_cannot_be_followed_is_left_to_the_service(name: str) -> None:
+    """A cross-reference that breaks the format's rules is not interpreted: no verdict is better than a wrong one."""
+    assert preflight(LOCKED) == "protected"
+    assert preflight(SIGNED) == "already_signed"
+    assert preflight(UNFOLLOWED[name]) is None
+
+
+def _packed_with_length(length: bytes, *, lost: int = 0) -> bytes:
+    """An encrypted file: its object stream's /Length is a reference, its compressed table has lost some last bytes."""
+    packed = b"<</Type/ObjStm/N 1/First 4/Length %b>>\nstream\n4 0 <</Filter/Standard/V 1>>  \nendstream" % length
+    out = bytearray(b"%PDF-1.7\n")
+    rows = {1: (2, 6, 0), 4: (2, 6, 0)}
+    for number, body in {5: b"28", 6: packed}.items():
+        rows[number] = (1, len(out), 0)
+        out += b"%d 0 obj\n" % number + body + b"\nendobj\n"
+    rows[7] = (1, len(out), 0)
+    table = b"".join(
+        kind.to_bytes(1, "big") + at.to_bytes(4, "big") + more.to_bytes(1, "big")
+        for kind, at, more in (rows.get(number, (0, 0, 0)) for number in range(8))
+    )
+    entries = b"/Type/XRef/Size 8/W[1 4 1]/Root 1 0 R/Encrypt 4 0 R/Filter/FlateDecode"
+    stream = pdfs.stream_object(zlib.compress(table)[: -lost or None], entries)
+    return bytes(out) + b"7 0 obj\n" + stream + b"\nendobj\nstartxref\n%d\n%%%%EOF\n" % len(out)
+
+
+def test_a_cut_table_is_not_read() -> None:
+    """A cross-reference stream that ends too early is not trusted in its readable part."""
+    assert preflight(_packed_with_length(b"5 0 R")) == "protected"
+    assert preflight(_packed_with_length(b"5 0 R", lost=4)) is None
+
+
+def test_a_length_may_be_an_object_but_not_a_packed_one() -> None:
+    """A stream's length is followed to another object, and not in circles into the stream itself."""
+    assert preflight(_packed_with_length(b"5 0 R")) == "protected"
+    assert preflight(_packed_with_length(b"4 0 R")) is None
+    assert preflight(_packed_with_length(b"1 0 R")) is None
+    assert preflight(_packed_with_length(b"99 0 R")) is None
+
+
+def test_a_hidden_stream_that_is_its_own_table_ends() -> None:
+    """A hybrid file whose hidden stream is the table itself does not lead into a circle."""
+    data = pdfs.hybrid_pdf(b"/Encrypt 4 0 R")
+    at = data[data.rindex(b"startxref") + 10 :].split()[0]
+    circle = re.sub(rb"/XRefStm \d+", b"/XRefStm " + at, data)
+    assert circle != data
+    assert preflight(circle) == judge(circle) == "protected"
+
+
+WRECK = pdfs.encrypted(pdfs.make_pdf())
+WRECK = WRECK[: WRECK.rindex(b"startxref")]
+
+
+@pytest.mark.parametrize(
+    "wound",
+    [
+        (b"trailer", b"railer "),
+        (b"/Encrypt", b"/Decrypt"),
+        (b"/Root 1 0 R", b"/Root 0 0 R"),
+        (b"/Root 1 0 R", b"/Root (1)  "),
+        (b"\n1 0 obj", b"  1 0 obj"),
+        (b"endobj\nxref", b"endobj\n1 0 obj\nxref"),
+        (b"trailer", b"trailer []\ntrailer <</Root 1 0 R>>\ntrailer"),
+    ],
+)
+def test_a_wreck_is_refused_only_when_all_of_it_agrees(wound: tuple[bytes, bytes]) -> None:
+    """Without its end, an encrypted file is caught by its trailer; not when anything about that is doubtful."""
+    assert preflight(WRECK) == "protected"
+    assert preflight(WRECK.replace(b"trailer", b"trailer []\ntrailer")) == "protected"
+    assert wound[0] in WRECK
+    assert preflight(WRECK.replace(*wound)) is None
+
+
+def test_finds_what_only_the_oldest_revision_has() -> None:
+    """A signature is seen through any number of updates that do not speak of it."""
+    data = pdfs.with_signature_field(SIGNED_VALUE)
+    for number in (5, 9, 5):
+        data = pdfs.update(data, {number: pdfs.stream_object(b"")}, size=number + 1)
+    assert preflight(data) == judge(data) == "already_signed"

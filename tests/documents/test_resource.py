@@ -1,0 +1,547 @@
+"""Uploads as they arrive: the bytes, the form around them, what becomes of them when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import uvloop
+
+from signing_async import (
+    Assumptions,
+    BadRequest,
+    DocumentRejected,
+    InvalidRequest,
+    OutcomeUnknown,
+    PdfRejected,
+    PdfSource,
+    Progress,
+    RequestTimeout,
+    RetryPolicy,
+    SigningClient,
+    TransportError,
+)
+from signing_async.documents import resource, source
+from signing_async.sandbox import Sandbox
+from signing_async.worker_pool import Teller
+from tests.documents.test_source import LARGE, in_chunks, open_files
+from tests.pdfs import encrypted, make_pdf
+
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
+
+
+@attrs.frozen
+class Received:
+    """A request as it came over the wire."""
+
+    line: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """A header's value; it may not come twice."""
+        found = [value for key, value in self.headers if key.lower() == name]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+
+class Recorder:
+    """A server of few words that keeps what it gets byte for byte."""
+
+    def __init__(self) -> None:
+        self.uploads: list[Received] = []
+        self.origin = ""
+        self.answers: list[bytes] = []
+        """Statuses to answer uploads with, before 201."""
+        self.pause = 0.0
+        """Seconds before each piece of a body is taken."""
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            while True:
+                line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+                headers = [(name, value.strip()) for name, _, value in (field.partition(":") for field in fields)]
+                received = Received(line, headers, b"")
+                missing, body = int(received.header("content-length") or 0), bytearray()
+                while len(body) < missing:
+                    await asyncio.sleep(self.pause)
+                    body += await reader.readexactly(min(missing - len(body), 100_000))
+                answer = b'{"id": "s1", "documents": []}'
+                if line.startswith("POST"):
+                    self.uploads.append(attrs.evolve(received, body=bytes(body)))
+                    answer = b'{"id": "d1", "name": "a.pdf"}'
+                status = self.answers.pop(0) if self.answers and line.startswith("POST") else b"201 Created"
+                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(answer), answer))
+                await writer.drain()
+
+
+@asynccontextmanager
+async def recording() -> AsyncIterator[Recorder]:
+    recorder = Recorder()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        await recorder.talk(reader, writer)
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    recorder.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield recorder
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def upload_raw(source: Any, filename: str | None = None, **options: Any) -> Received:
+    """What goes over the wire for an upload."""
+    async with recording() as recorder, SigningClient(recorder.origin, "token", retry=QUICK) as client:
+        await client.documents.upload("s1", source, filename, **options)
+        (received,) = recorder.uploads
+        return received
+
+
+# On the wire
+
+
+@pytest.mark.parametrize("size", [1500, 64 * 1024 + 1, LARGE])
+@pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
+async def test_the_form(tmp_path: Path, size: int, kind: str) -> None:
+    """One part, `selected_file`, a PDF; of a length that is said beforehand and never chunked."""
+    data = make_pdf(size)
+    (tmp_path / "lease.pdf").write_bytes(data)
+    sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "lease.pdf", "stream": in_chunks(data)}
+    received = await upload_raw(sources[kind], "lease.pdf")
+    assert received.line == "POST /api/1.0/signings/s1/documents HTTP/1.1"
+    assert received.header("content-length") == str(len(received.body))
+    assert received.header("transfer-encoding") is None
+    assert received.header("expect") is None
+    assert received.header("accept") == "application/json"
+    assert received.header("authorization") == "Bearer token"
+    assert received.header("content-encoding") is None
+    content_type = received.header("content-type") or ""
+    boundary = content_type.removeprefix("multipart/form-data; boundary=").encode()
+    assert len(boundary) == 32
+    assert received.body == (
+        b"--" + boundary + b'\r\nContent-Disposition: form-data; name="selected_file"; filename="lease.pdf"\r\n'
+        b"Content-Type: application/pdf\r\n\r\n" + data + b"\r\n--" + boundary + b"--\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("filename", "written"),
+    [
+        ("avtal åäö.pdf", "avtal åäö.pdf"),
+        ("契約.pdf", "契約.pdf"),
+        ('a"b.pdf', "a%22b.pdf"),
+        ("a\r\nX-Evil: 1\r\n\r\n.pdf", "a%0D%0AX-Evil: 1%0D%0A%0D%0A.pdf"),
+        ("a;b=c\\d.pdf", "a;b=c\\d.pdf"),
+        ("50% off.pdf", "50% off.pdf"),
+        ("no extension", "no extension"),
+    ],
+)
+async def test_names_in_the_form(filename: str, written: str) -> None:
+    """As browsers write them: UTF-8, and nothing in a name ends the header."""
+    body = (await upload_raw(make_pdf(), filename)).body
+    head = body.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    assert head[1] == f'Content-Disposition: form-data; name="selected_file"; filename="{written}"'
+    assert len(head) == 3
+
+
+async def test_names_as_the_service_takes_them(sandbox: Sandbox, client: SigningClient) -> None:
+    """A parser reads the very name."""
+    signing = await client.signings.create(name="Lease", language="EN")
+    for name in ("avtal åäö.pdf", "契約.pdf", 'a"b.pdf', "50% off.pdf", "a;b.pdf"):
+        assert (await client.documents.upload(signing, make_pdf(), name)).name == name
+    assert [document.name for document in sandbox.documents(signing.id)][-1] == "a;b.pdf"
+
+
+# Every kind of source, to the whole service
+
+
+@pytest.mark.parametrize("size", [1500, LARGE, 10 * 2**20])
+async def test_every_kind_of_source_arrives(sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int) -> None:
+    """Byte for byte, under its name, also when the first attempt fails and the file is sent again."""
+    data = make_pdf(size)
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(data)
+    signing = await client.signings.create(name="Lease", language="EN")
+    with path.open("rb") as file, tempfile.SpooledTemporaryFile(max_size=2**20) as spooled:
+        spooled.write(data)
+        sources: list[tuple[Callable[[], Any], str]] = [
+            (lambda: path, "lease.pdf"),
+            (lambda: str(path), "lease.pdf"),
+            (lambda: data, "document.pdf"),
+            (lambda: bytearray(data), "document.pdf"),
+            (lambda: memoryview(data), "document.pdf"),
+            (lambda: io.BytesIO(data), "document.pdf"),
+            (lambda: file, "lease.pdf"),
+            (lambda: spooled, "document.pdf"),
+            (lambda: in_chunks(data), "document.pdf"),
+            (lambda: PdfSource(path), "lease.pdf"),
+            (lambda: PdfSource(path, "Avtal.pdf"), "Avtal.pdf"),
+        ]
+        for make, name in sources:
+            for fault in (None, "503", "500-after-commit") if size == LARGE else (None,):
+                file.seek(0)
+                spooled.seek(0)
+                if fault:
+                    sandbox.faults.add("resource.upload", fault)
+                document = await client.documents.upload(signing, make())
+                assert sandbox.document_bytes(document.id) == data, (name, fault)
+                assert document.name == name
+    uploads = len(sources) * (3 if size == LARGE else 1)
+    assert len(sandbox.documents(signing.id)) == uploads
+    assert len(sandbox.requests_of("resource.upload")) == uploads + (len(sources) if size == LARGE else 0)
+
+
+async def test_a_pipe_is_sent_again_whole(sandbox: Sandbox, client: SigningClient) -> None:
+    """What can be read only once is kept for the second attempt."""
+    data = make_pdf(LARGE)
+    signing = await client.signings.create(name="Lease", language="EN")
+    sandbox.faults.add("resource.upload", "503", times=2)
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # fmt: skip
+        assert process.stdin is not None
+        feeding = asyncio.create_task(asyncio.to_thread(_feed, process.stdin, data))
+        document = await client.documents.upload(signing, process.stdout)  # type: ignore[arg-type]  # it is piped
+        await feeding
+    assert sandbox.document_bytes(document.id) == data
+
+
+def _feed(pipe: Any, data: bytes) -> None:
+    with pipe:
+        pipe.write(data)
+
+
+async def test_one_buffer_for_many_uploads_at_once(sandbox: Sandbox, client: SigningClient) -> None:
+    """The same object may be uploaded to several signings at the same time, and used afterwards."""
+    memory, data = io.BytesIO(make_pdf(LARGE)), bytearray(make_pdf(LARGE))
+    signings = [await client.signings.create(name="Lease", language="EN") for _ in range(4)]
+    documents = await asyncio.gather(
+        *(client.documents.upload(signing, source) for signing in signings for source in (memory, data))
+    )
+    assert {sandbox.document_bytes(document.id) for document in documents} == {make_pdf(LARGE)}
+    memory.write(b"again")
+    memory.close()
+    data.clear()
+
+
+def test_uvloop_sends_the_same_bytes(tmp_path: Path) -> None:
+    """uvloop keeps what it cannot send at once instead of copying it: a slow receiver still gets the file."""
+    data = make_pdf(5_000_000)
+    (tmp_path / "a.pdf").write_bytes(data)
+
+    async def main() -> list[bytes]:
+        async with recording() as recorder, SigningClient(recorder.origin, "token") as client:
+            recorder.pause = 0.001
+            await asyncio.gather(*(client.documents.upload(f"s{n}", tmp_path / "a.pdf") for n in range(3)))
+            return [received.body for received in recorder.uploads]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        bodies = runner.run(main())
+    assert len(bodies) == 3
+    assert all(data in body for body in bodies)
+
+
+async def test_a_slow_receiver_gets_the_same_bytes(tmp_path: Path) -> None:
+    """Where a connection takes less than is offered, nothing is lost and nothing comes twice."""
+    data = make_pdf(5_000_000)
+    (tmp_path / "a.pdf").write_bytes(data)
+    async with recording() as recorder, SigningClient(recorder.origin, "token") as client:
+        recorder.pause = 0.001
+        sources: list[Any] = [tmp_path / "a.pdf", data, in_chunks(data)]
+        await asyncio.gather(*(client.documents.upload(f"s{n}", source) for n, source in enumerate(sources)))
+        assert all(data in received.body for received in recorder.uploads)
+
+
+# What is refused, and what fails
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        (b"Dear Sir or Madam", PdfRejected, "a.pdf: it is not a PDF"),
+        (b"", PdfRejected, "a.pdf: it is empty"),
+        (encrypted(make_pdf()), PdfRejected, "a.pdf: it is password protected"),
+        (make_pdf(10 * 2**20 + 1), PdfRejected, "a.pdf: it is too large: at most 10485760 bytes"),
+        (Path("/nowhere/a.pdf"), InvalidRequest, "source: '/nowhere/a.pdf' cannot be opened: No such file"),
+        (None, InvalidRequest, "source: must be a path, bytes, a binary file or an async iterator, not NoneType"),
+    ],
+)
+async def test_nothing_is_sent_of_what_is_refused(
+    sandbox: Sandbox, client: SigningClient, source: Any, error: type[Exception], said: str
+) -> None:
+    """The service hears nothing of it."""
+    with pytest.raises(error) as caught:
+        await client.documents.upload("s1", source, "a.pdf")
+    assert str(caught.value).startswith(said)
+    assert sandbox.requests == []
+
+
+async def test_without_preflight_the_service_judges(sandbox: Sandbox, client: SigningClient) -> None:
+    """The service's own word comes back as a `DocumentRejected`."""
+    signing = await client.signings.create(name="Lease", language="EN")
+    for data in (encrypted(make_pdf()), b"Dear Sir or Madam", b""):
+        with pytest.raises((DocumentRejected, BadRequest)):
+            await client.documents.upload(signing, data, preflight=False)
+    assert len(sandbox.requests_of("resource.upload")) == 3
+    assert sandbox.documents(signing.id) == []
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_the_local_limit_can_be_changed(sandbox: Sandbox, size: int) -> None:
+    """`Assumptions.max_pdf_bytes` is the largest size that is sent."""
+    assumptions = Assumptions(max_pdf_bytes=size)
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client:
+        signing = await client.signings.create(name="Lease", language="EN")
+        document = await client.documents.upload(signing, make_pdf(size))
+        assert sandbox.document_bytes(document.id) == make_pdf(size)
+        with pytest.raises(PdfRejected, match=f"at most {size} bytes may be uploaded, this has {size + 1} bytes"):
+            await client.documents.upload(signing, make_pdf(size + 1))
+
+
+async def test_a_stream_that_fails_commits_nothing(sandbox: Sandbox, client: SigningClient) -> None:
+    """Its own error comes out, and the signing has no document."""
+
+    class BucketError(Exception):
+        pass
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield make_pdf(LARGE)[:400_000]
+        raise BucketError
+
+    signing = await client.signings.create(name="Lease", language="EN")
+    with pytest.raises(BucketError):
+        await client.documents.upload(signing, failing())
+    assert sandbox.documents(signing.id) == []
+    assert sandbox.requests_of("resource.upload") == []
+
+
+async def test_a_stream_that_stalls_is_not_waited_for(sandbox: Sandbox, client: SigningClient) -> None:
+    """Its deadline covers the source; a time-out of the source's own comes out as it is."""
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield make_pdf(LARGE)[:400_000]
+        await asyncio.sleep(60)
+
+    async def giving_up() -> AsyncIterator[bytes]:
+        yield b"%PDF-1.7"
+        raise TimeoutError("the bucket did not answer")
+
+    with pytest.raises(RequestTimeout, match="its deadline passed before anything was sent"):
+        await client.with_options(timeout=0.1).documents.upload("s1", stalling())
+    with pytest.raises(TimeoutError, match="the bucket did not answer"):
+        await client.documents.upload("s1", giving_up())
+    assert sandbox.requests == []
+
+
+@pytest.mark.parametrize("how", ["shrinks", "grows"])
+async def test_a_file_that_changes_commits_nothing(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, how: str
+) -> None:
+    """The error names the file; the service never gets a whole request, and the client is well afterwards."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    signing = await client.signings.create(name="Lease", language="EN")
+
+    def change(progress: Progress) -> None:
+        os.truncate(path, 2 * LARGE if how == "grows" else 1000)
+
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$") as caught:
+        await client.documents.upload(signing, path, on_progress=change)
+    assert caught.value.__cause__ is None
+    assert sandbox.documents(signing.id) == []
+    path.write_bytes(make_pdf(LARGE))
+    document = await client.documents.upload(signing, path)
+    assert [kept.id for kept in sandbox.documents(signing.id)] == [document.id]
+
+
+async def test_a_connection_that_breaks_is_no_fault_of_the_source(tmp_path: Path) -> None:
+    """A server that hangs up in the middle of a file is a `TransportError`."""
+    (tmp_path / "a.pdf").write_bytes(make_pdf(5_000_000))
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
+                answer = b'{"id": "s1", "documents": []}'
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 29\r\n\r\n" + answer)
+                await writer.drain()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, SigningClient(origin, "token", retry=RetryPolicy.none()) as client:
+        with pytest.raises(TransportError, match="it is not known whether this took effect"):
+            await client.documents.upload("s1", tmp_path / "a.pdf")
+
+
+# Progress
+
+
+@pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_progress(tmp_path: Path, kind: str, size: int) -> None:
+    """It grows with the bytes sent, and ends with the file being done."""
+    data = make_pdf(size)
+    (tmp_path / "a.pdf").write_bytes(data)
+    sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "a.pdf", "stream": in_chunks(data)}
+    told: list[Progress] = []
+    await upload_raw(sources[kind], on_progress=told.append)
+    assert told[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
+    assert [progress.bytes_done for progress in told] == sorted(progress.bytes_done for progress in told)
+    assert all(progress.bytes_total == size for progress in told)
+    assert len(told) == 1 + (1 if size <= 64 * 1024 else -(-size // source._READ))
+
+
+async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: SigningClient) -> None:
+    """The bytes of the attempt that failed are taken back before the next one counts."""
+    signing = await client.signings.create(name="Lease", language="EN")
+    sandbox.faults.add("resource.upload", "503")
+    told: list[int] = []
+    await client.documents.upload(
+        signing, make_pdf(LARGE), on_progress=lambda progress: told.append(progress.bytes_done)
+    )
+    again = told.index(0)
+    assert told[:again] == sorted(told[:again])
+    assert told[again:] == [*range(0, LARGE, source._READ), LARGE, LARGE]
+
+
+async def test_progress_ends_when_the_document_was_found(sandbox: Sandbox, client: SigningClient) -> None:
+    """An upload that took effect although its answer was lost is done, with all of its bytes."""
+    signing = await client.signings.create(name="Lease", language="EN")
+    sandbox.faults.add("resource.upload", "drop-after-commit")
+    told: list[Progress] = []
+    await client.documents.upload(signing, make_pdf(LARGE), on_progress=told.append)
+    assert told[-1] == Progress(1, 1, LARGE, LARGE)
+    assert len(sandbox.documents(signing.id)) == 1
+
+
+async def test_what_is_done_is_done_whole() -> None:
+    """The last word has all bytes, also where a repeat was broken off because the first attempt had taken effect."""
+    told: list[Progress] = []
+    with await PdfSource(make_pdf(LARGE)).open() as opened:
+        resource._Sending(opened, Teller(told.append)).done()
+    assert told == [Progress(1, 1, LARGE, LARGE)]
+
+
+async def test_a_failed_upload_is_never_done(sandbox: Sandbox) -> None:
+    """The last that is told of it is that no file is done."""
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
+        signing = await client.signings.create(name="Lease", language="EN")
+        sandbox.faults.add("resource.upload", "500")
+        told: list[Progress] = []
+        with pytest.raises(OutcomeUnknown):
+            await client.documents.upload(signing, make_pdf(LARGE), on_progress=told.append)
+        assert {progress.files_done for progress in told} == {0}
+
+
+async def test_a_callback_that_fails_harms_nobody(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, and not called again; the upload goes on."""
+    signing = await client.signings.create(name="Lease", language="EN")
+    calls = []
+
+    def fail(progress: Progress) -> None:
+        calls.append(progress)
+        raise LookupError("no such bar")
+
+    with caplog.at_level(logging.ERROR, "signing_async"):
+        document = await client.documents.upload(signing, make_pdf(LARGE), on_progress=fail)
+    assert sandbox.document_bytes(document.id) == make_pdf(LARGE)
+    assert len(calls) == 1
+    assert [record.getMessage() for record in caplog.records] == ["on_progress failed; the work goes on without it"]
+
+
+# What it takes
+
+
+@pytest.mark.parametrize("kind", ["path", "stream", "file"])
+async def test_memory_is_constant(tmp_path: Path, kind: str) -> None:
+    """A file of 10 MiB takes a few blocks of memory, not its size."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(10 * 2**20))
+    async with recording() as recorder:
+        command = [sys.executable, "-c", _MEASURE, recorder.origin, str(path), kind]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        out, _ = await process.communicate()
+        assert len(recorder.uploads[-1].body) > 10 * 2**20
+    assert int(out) < 3 * 2**20
+
+
+_MEASURE = """
+import asyncio, sys, tracemalloc
+from signing_async import SigningClient
+from tests.pdfs import make_pdf
+
+async def chunks(path):
+    with open(path, "rb") as file:
+        while chunk := file.read(100_000):
+            yield chunk
+
+async def main(origin, path, kind):
+    async with SigningClient(origin, "token") as client:
+        # What a first upload imports is not what an upload takes.
+        await client.documents.upload("s1", make_pdf(), "first.pdf")
+        tracemalloc.start()
+        with open(path, "rb") as file:
+            source = {"path": lambda: path, "stream": lambda: chunks(path), "file": lambda: file}[kind]()
+            await client.documents.upload("s1", source)
+        print(tracemalloc.get_traced_memory()[1])
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["path", "file", "stream"])
+async def test_no_file_stays_open(sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str) -> None:
+    """After success, refusal by the service, and cancellation at any moment; nor does a temporary file stay."""
+    data = make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    signing = await client.signings.create(name="Lease", language="EN")
+    before = open_files()
+
+    def mine() -> list[str]:
+        return [name for name in open_files() if str(tmp_path) in name or ("(deleted)" in name and name not in before)]
+
+    async def upload(to: str) -> None:
+        with path.open("rb") as file:
+            sources: dict[str, Callable[[], Any]] = {
+                "path": lambda: path,
+                "file": lambda: file,
+                "stream": lambda: in_chunks(data),
+            }
+            await client.documents.upload(to, sources[kind]())
+
+    await upload(signing.id)
+    assert mine() == []
+    with pytest.raises(Exception, match="404") as caught:
+        await upload("another")
+    assert mine() == []
+    del caught
+    for moment in range(0, 60, 3):
+        task = asyncio.create_task(upload(signing.id))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await asyncio.get_running_loop().shutdown_default_executor()  # threads that were left behind
+    assert mine() == []

@@ -1,0 +1,1086 @@
+"""What may be uploaded, under which name, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from signing_async import InvalidRequest, PdfRejected, PdfSource, SigningError
+from signing_async.documents import preflight
+from signing_async.documents import source as module
+from signing_async.transport import wire
+from tests.pdfs import encrypted, make_pdf, with_signature_field, with_usage_rights
+
+MOST = 10 * 2**20
+LARGE = 1_200_000
+
+
+async def content(source: PdfSource, most: float | None = None) -> bytes:
+    """What an upload of the source would send as its file."""
+    with await source.open(most) as opened:
+        return await sent(opened)
+
+
+async def sent(opened: module.OpenPdf) -> bytes:
+    """What one attempt sends as the file."""
+    out = bytearray()
+    await opened.body(lambda size: None).write(writer(out))
+    return bytes(out).partition(b"\r\n\r\n")[2].rpartition(b"\r\n--")[0]
+
+
+def writer(out: bytearray) -> Any:
+    """A stand-in for aiohttp's writer, whose transport takes all at once."""
+
+    async def write(chunk: wire.Chunk) -> None:
+        out.extend(chunk)
+
+    return SimpleNamespace(write=write, transport=SimpleNamespace(get_write_buffer_size=lambda: 0))
+
+
+async def in_chunks(data: bytes, size: int = 100_000) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def open_files() -> list[str]:
+    """The files that this process has open."""
+    gc.collect()  # what other tests left
+    found = []
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a name may be gone when it is looked at
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115  # a link to a pipe leads to no path
+        except FileNotFoundError:
+            continue
+    return sorted(name for name in found if name.startswith("/") and not name.startswith("/dev/"))
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "expected"),
+    [
+        ("folder/contract.pdf", None, "contract.pdf"),
+        (Path("folder/contract.pdf"), None, "contract.pdf"),
+        (Path("folder/contract.pdf"), "Lease.pdf", "Lease.pdf"),
+        (b"%PDF-", None, "document.pdf"),
+        (io.BytesIO(), None, "document.pdf"),
+        (PdfSource(b"", filename="a.pdf"), None, "a.pdf"),
+        (PdfSource(b"", filename="a.pdf"), "b.pdf", "b.pdf"),
+        (PdfSource("folder/a.pdf"), None, "a.pdf"),
+        (os.fsdecode(b"folder/caf\xe9.pdf"), None, "caf?.pdf"),
+    ],
+)
+def test_a_source_knows_its_name(source: Any, given: str | None, expected: str) -> None:
+    """The name given counts, then the path's, and there always is one that can be sent as UTF-8."""
+    assert PdfSource(source, given).filename == expected
+    assert repr(PdfSource(source, given)) == f"PdfSource({expected!r})"
+
+
+def test_open_files_know_their_names(tmp_path: Path) -> None:
+    """An open file has the name of its path; one that was opened by number, or wraps something, has none."""
+    path = tmp_path / "lease.pdf"
+    path.touch()
+    with path.open("rb") as file:
+        assert PdfSource(file).filename == "lease.pdf"
+    with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file:
+        assert PdfSource(file).filename == "document.pdf"
+
+
+async def test_a_path_in_bytes_of_an_object_is_a_path(tmp_path: Path) -> None:
+    """What `os.scandir` gives for a folder named in bytes can be uploaded too."""
+    (tmp_path / "lease.pdf").write_bytes(make_pdf())
+    (entry,) = os.scandir(os.fsencode(tmp_path))
+    source = PdfSource(entry)  # type: ignore[arg-type]  # paths are text in the annotation
+    assert source.filename == "lease.pdf"
+    assert await content(source) == make_pdf()
+
+
+@pytest.mark.parametrize("filename", ["", " ", "\t", 5, b"a.pdf"])
+def test_a_filename_is_a_name(filename: Any) -> None:
+    """Anything else is refused by name and value."""
+    if filename == "":
+        assert PdfSource(b"", PdfSource(b"", "a.pdf").filename).filename == "a.pdf"
+    with pytest.raises(InvalidRequest, match=r"^filename: must be a name, not "):
+        PdfSource(b"", filename)
+
+
+# Kinds
+
+
+@pytest.mark.parametrize("source", [None, 5, 1.5, [b"%PDF-"], object(), in_chunks])
+def test_what_is_no_source(source: Any) -> None:
+    """The error names the field, and the kind of thing that was given."""
+    with pytest.raises(InvalidRequest, match=rf"^source: must be a path, .*, not {type(source).__name__}$"):
+        PdfSource(source)
+
+
+def test_text_files_are_refused(tmp_path: Path) -> None:
+    """However they are wrapped, and with a word on how to open them."""
+    path = tmp_path / "a.pdf"
+    path.touch()
+    with (
+        path.open() as file,
+        tempfile.NamedTemporaryFile("w+") as named,
+        tempfile.SpooledTemporaryFile(mode="w+") as spooled,
+    ):
+        for text in (file, named, spooled, io.StringIO()):
+            with pytest.raises(InvalidRequest, match=r"^source: the file is open as text; open it with mode 'rb'$"):
+                PdfSource(text)  # type: ignore[arg-type]  # that is the point
+
+
+def test_asynchronous_files_are_refused() -> None:
+    """A file whose read() has to be awaited is not mistaken for a plain one."""
+
+    class Uploaded:
+        async def read(self, size: int = -1) -> bytes:
+            return b""
+
+    with pytest.raises(InvalidRequest, match=r"^source: its read\(\) is asynchronous"):
+        PdfSource(Uploaded())  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_every_kind_gives_its_bytes(tmp_path: Path, size: int) -> None:
+    """From where it stands, as often as asked, and a file object is left where it stood."""
+    data = make_pdf(size)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    framed = tmp_path / "framed"
+    framed.write_bytes(b"before" + data)
+    with gzip.open(tmp_path / "a.gz", "wb") as packed:
+        packed.write(data)
+    with (
+        framed.open("rb") as buffered,
+        framed.open("rb", buffering=0) as raw,
+        framed.open("r+b") as both,
+        gzip.open(tmp_path / "a.gz") as unpacked,
+        tempfile.SpooledTemporaryFile(max_size=10_000) as spooled,
+        tempfile.NamedTemporaryFile() as named,
+        io.BufferedReader(io.BytesIO(b"before" + data)) as wrapped,
+    ):
+        memory = io.BytesIO(b"before" + data)
+        for file in (spooled, named):
+            file.write(b"before" + data)
+        at_offset: list[Any] = [buffered, raw, both, spooled, named, wrapped, memory]
+        for file in at_offset:
+            file.seek(6)
+        others: list[Any] = [unpacked, path, str(path), data, bytearray(data), memoryview(data)]
+        for source in [*at_offset, *others]:
+            for _ in range(2):
+                assert await content(PdfSource(source), MOST) == data, source
+        assert [file.tell() for file in at_offset] == [6] * len(at_offset)
+    assert await content(PdfSource(in_chunks(data)), MOST) == data
+    assert await content(PdfSource(memoryview(bytes(b for byte in data for b in (byte, 0)))[::2]), MOST) == data
+
+
+async def test_what_was_written_and_not_yet_flushed_is_sent(tmp_path: Path) -> None:
+    """A file that was just written through the same object is uploaded whole."""
+    with (tmp_path / "a.pdf").open("w+b") as file:
+        file.write(make_pdf())
+        file.seek(0)
+        file.write(b"%PDF-1.6")
+        file.seek(0)
+        assert await content(PdfSource(file)) == b"%PDF-1.6" + make_pdf()[8:]
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_pipes(size: int) -> None:
+    """What cannot be read twice is kept aside."""
+    data = make_pdf(size)
+    reading, writing = os.pipe()
+
+    def feed() -> None:
+        with os.fdopen(writing, "wb") as file:
+            file.write(data)
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    with os.fdopen(reading, "rb") as file:
+        opened = await PdfSource(file).open(MOST)
+    feeding.join()
+    with opened:
+        assert await sent(opened) == await sent(opened) == data
+
+
+async def test_a_pipe_without_data_is_no_end() -> None:
+    """A file in non-blocking mode that has nothing to give yet is an error, not the end of the file."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(reading, "rb", buffering=0) as file, os.fdopen(writing, "wb", buffering=0) as feed:
+        feed.write(make_pdf()[:700])
+        with pytest.raises(InvalidRequest, match=r"^source: must give bytes, not NoneType$"):
+            await PdfSource(file).open()
+
+
+@pytest.mark.parametrize("chunks", [["text"], [b"%PDF-", None], [[1, 2]]])
+async def test_iterators_of_something_else(chunks: list[Any]) -> None:
+    """What comes must be bytes; the error says what came."""
+
+    async def give() -> AsyncIterator[Any]:
+        for chunk in chunks:
+            yield chunk
+
+    with pytest.raises(InvalidRequest, match=r"^source: must give bytes, not (str|NoneType|list)$"):
+        await PdfSource(give()).open()
+
+
+async def test_views_of_other_items_than_bytes() -> None:
+    """A view of wider items is taken as its bytes, in an iterator too."""
+    data = make_pdf(1504)
+    wide = memoryview(data).cast("Q")
+
+    async def give() -> AsyncIterator[Any]:
+        yield wide
+
+    assert await content(PdfSource(wide)) == data
+    assert await content(PdfSource(give())) == data
+    with pytest.raises(PdfRejected, match="it is too large"):
+        await PdfSource(give()).open(1503)
+
+
+# What cannot be opened
+
+
+async def test_paths_that_lead_to_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the path and what is wrong with it; a pipe is not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    paths: list[tuple[str | Path, str]] = [
+        (tmp_path / "none.pdf", "cannot be opened: No such file or directory"),
+        (tmp_path / "none.pdf" / "x", "cannot be opened: No such file or directory"),
+        ("a\0b", "cannot be opened: embedded null byte"),
+        ("", "cannot be opened: No such file or directory"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "pipe", "is not a file"),
+        (Path("/dev/null"), "is not a file"),
+    ]
+    before = open_files()
+    for path, said in paths:
+        with pytest.raises(InvalidRequest) as caught:
+            await PdfSource(path).open()
+        assert str(caught.value) == f"source: {os.fspath(path)!r} {said}"
+        assert open_files() == before
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(InvalidRequest, match=r"^source: 'a.pdf' cannot be opened: Permission denied$"):
+        await PdfSource("a.pdf").open()
+
+
+async def test_file_objects_that_cannot_be_read(tmp_path: Path) -> None:
+    """Closed files, files that are open for writing only, and files of a broken disk."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf())
+    with path.open("rb") as closed:
+        pass
+    memory = io.BytesIO(make_pdf())
+    memory.close()
+    view = memoryview(make_pdf())
+    view.release()
+
+    class Broken(io.RawIOBase):
+        name = "broken.pdf"
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, room: object) -> int:
+            raise OSError(5, "Input/output error")
+
+    with io.FileIO(os.open(path, os.O_WRONLY), "w") as raw, path.open("ab") as buffered:
+        sources: list[tuple[Any, str]] = [
+            (closed, "source: a.pdf cannot be read: .*closed file"),
+            (memory, "source: document.pdf cannot be read: .*closed file"),
+            (view, "source: document.pdf cannot be read: .*released"),
+            (raw, "source: document.pdf cannot be read: Bad file descriptor"),
+            (buffered, "source: a.pdf cannot be read: read"),
+            (Broken(), "source: broken.pdf cannot be read: Input/output error"),
+        ]
+        for source, said in sources:
+            with pytest.raises(InvalidRequest, match=f"^{said}"):
+                await PdfSource(source).open()
+
+
+async def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file, and nothing stays open."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    before = open_files()
+
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(InvalidRequest, match=r"^source: a.pdf cannot be read: Input/output error$"):
+        await content(PdfSource(path), MOST)
+    assert open_files() == before
+
+
+async def test_errors_of_the_source_are_its_own() -> None:
+    """What an iterator or a file of another library raises comes out as it is."""
+
+    class BucketError(Exception):
+        pass
+
+    async def give() -> AsyncIterator[bytes]:
+        yield make_pdf(LARGE)
+        raise BucketError
+
+    class Remote(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise BucketError
+
+    for source in (give(), Remote()):
+        with pytest.raises(BucketError):
+            await PdfSource(source).open()
+
+
+@pytest.mark.parametrize("past", [0, 10])
+async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int) -> None:
+    """From its end on there is nothing to upload."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf())
+    with path.open("rb") as file:
+        memory = io.BytesIO(make_pdf())
+        for source in (file, memory):
+            source.seek(past, os.SEEK_END)
+            with pytest.raises(PdfRejected, match="it is empty") as caught:
+                await PdfSource(source).open(MOST)
+            assert caught.value.reason == "not_pdf"
+            assert await content(PdfSource(source)) == b""
+
+
+# The preflight
+
+
+@pytest.mark.parametrize(
+    ("make", "reason", "said"),
+    [
+        (lambda: b"Dear Sir or Madam", "not_pdf", "a.pdf: it is not a PDF"),
+        (lambda: b"", "not_pdf", "a.pdf: it is empty"),
+        (lambda: encrypted(make_pdf(), user="secret"), "protected", "a.pdf: it is password protected"),
+        (lambda: encrypted(make_pdf(LARGE)), "protected", "a.pdf: it is password protected"),
+        (lambda: with_signature_field(b"/V 7 0 R"), "already_signed", "a.pdf: it is signed already"),
+        (
+            lambda: make_pdf(2**20 + 1),
+            "too_large",
+            "a.pdf: it is too large: at most 1048576 bytes may be uploaded, this has 1048577 bytes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bytes", "path", "file"])
+async def test_what_is_surely_refused_is_not_sent(
+    tmp_path: Path, make: Callable[[], bytes], reason: str, said: str, kind: str
+) -> None:
+    """Each reason has its own words, for every kind of source; without the preflight anything goes."""
+    data = make()
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        sources: dict[str, Any] = {"bytes": data, "path": path, "file": file}
+        source = PdfSource(sources[kind], "a.pdf")
+        with pytest.raises(PdfRejected) as caught:
+            await source.open(2**20)
+        assert (str(caught.value), caught.value.reason, caught.value.filename) == (said, reason, "a.pdf")
+        assert isinstance(caught.value, InvalidRequest)
+        assert await content(source) == data
+
+
+async def test_adobe_usage_rights_are_no_signature() -> None:
+    """Such a file is sent."""
+    assert await content(PdfSource(with_usage_rights()), MOST) == with_usage_rights()
+
+
+async def test_a_mapped_file_is_judged_from_where_it_stands(tmp_path: Path) -> None:
+    """What comes before the position of a large file does not count."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(with_signature_field(b"/V 7 0 R") + make_pdf(LARGE))
+    with path.open("rb") as file:
+        file.seek(len(with_signature_field(b"/V 7 0 R")))
+        assert await content(PdfSource(file), MOST) == make_pdf(LARGE)
+    path.write_bytes(make_pdf(LARGE) + encrypted(make_pdf(LARGE)))
+    with path.open("rb") as file:
+        file.seek(LARGE)
+        with pytest.raises(PdfRejected, match="password protected"):
+            await PdfSource(file).open(MOST)
+    path.write_bytes(b"x" * 2000 + make_pdf(LARGE))
+    with path.open("rb") as file:
+        with pytest.raises(PdfRejected, match="it is not a PDF"):
+            await PdfSource(file).open(MOST)
+        file.seek(2000)
+        assert await content(PdfSource(file), MOST) == make_pdf(LARGE)
+
+
+@pytest.mark.parametrize("size", [2000, LARGE])
+async def test_the_limit_is_exact(tmp_path: Path, size: int) -> None:
+    """A file of just the largest size passes, one byte more does not, of whatever kind."""
+    data = make_pdf(size)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+
+    class Unseekable(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    makers: list[Callable[[], Any]] = [
+        lambda: path,
+        lambda: data,
+        lambda: io.BytesIO(data),
+        lambda: Unseekable(data),
+        lambda: in_chunks(data),
+    ]
+    for make in makers:
+        assert await content(PdfSource(make()), size) == data
+        with pytest.raises(PdfRejected, match=f"at most {size - 1} bytes") as caught:
+            await PdfSource(make()).open(size - 1)
+        assert caught.value.reason == "too_large"
+
+
+async def test_an_endless_stream_is_left_at_the_limit() -> None:
+    """No more is taken from a stream than it takes to see that it is too large."""
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield bytes(100_000)
+
+    with pytest.raises(PdfRejected, match=r"at most 1000000 bytes may be uploaded, this has more$"):
+        await PdfSource(endless()).open(1_000_000)
+    assert taken == 11
+
+
+# Disks
+
+
+@pytest.mark.parametrize("kind", ["path", "file", "pipe", "bytes", "stream"])
+async def test_the_event_loop_leaves_the_disk_to_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Files are read, mapped, looked through and kept aside in other threads than the event loop's."""
+    data = make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    mine, seen = threading.get_ident(), []
+
+    def watched(name: str, module: Any) -> None:
+        real = getattr(module, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if threading.get_ident() == mine:
+                seen.append(name)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    with path.open("rb") as file:
+        for name in ("sendfile", "pread", "write", "dup"):
+            watched(name, os)
+        if kind != "path":
+            watched("open", os)
+        watched("preflight", preflight)
+        watched("_read", module)
+        source: Any = {
+            "path": path,
+            "file": file,
+            "pipe": io.BufferedReader(io.BytesIO(data)),
+            "bytes": data,
+            "stream": in_chunks(data),
+        }[kind]
+        assert await content(PdfSource(source), MOST) == data
+    assert seen == []
+
+
+@pytest.mark.parametrize("how", ["no such flag", "not in memory", "in part", "from the disk", "cannot tell"])
+async def test_what_is_not_in_memory_is_read_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The event loop reads only what the system has at hand; the bytes are the same."""
+    data = make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    mine, real, threads = threading.get_ident(), os.preadv, set()
+
+    def preadv(handle: int, room: list[Any], at: int, flags: int = 0) -> int:
+        threads.add(threading.get_ident())
+        if flags and how == "not in memory":
+            raise BlockingIOError
+        if flags and how == "cannot tell":
+            raise OSError(95, "Operation not supported")
+        if how == "in part":
+            return real(handle, [memoryview(room[0])[: 1 + len(room[0]) // 3]], at)
+        return real(handle, room, at, flags) if flags else real(handle, room, at)
+
+    if how == "no such flag":
+        monkeypatch.setattr(module, "_READ_NOW", None)
+    monkeypatch.setattr(os, "preadv", preadv)
+    opened = await PdfSource(path).open()
+    if how == "from the disk":
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with opened:
+        assert await sent(opened) == data
+    if how != "from the disk":  # whether the system forgot the file is up to it
+        assert threads - {mine}
+
+
+async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was just looked through is read on the spot, where the system can tell."""
+    if module._READ_NOW is None:
+        pytest.skip("this system cannot read only what is in memory")
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    with await PdfSource(path).open(MOST) as opened:
+        monkeypatch.setattr(asyncio, "to_thread", None)
+        assert await sent(opened) == make_pdf(LARGE)
+
+
+class Slow:
+    """A transport that keeps what it is given, without copying it, until all but so many bytes are sent."""
+
+    def __init__(self, lags: int) -> None:
+        self.lags = lags
+        self.kept: list[memoryview] = []
+        self.out = bytearray()
+        self.rooms: dict[int, object] = {}  # kept, so that no two have the same number
+
+    async def write(self, chunk: wire.Chunk) -> None:
+        self.kept.append(memoryview(chunk))
+        self.rooms[id(memoryview(chunk).obj)] = memoryview(chunk).obj
+        while self.get_write_buffer_size() > self.lags:
+            too_many = self.get_write_buffer_size() - self.lags
+            self.out += self.kept[0][:too_many]
+            self.kept[0] = self.kept[0][too_many:]
+            if not self.kept[0]:
+                del self.kept[0]
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.kept))
+
+
+@pytest.mark.parametrize("lags", [0, 1, 16 * 1024, module._READ - 1, module._READ, module._READ + 1, 300_000, LARGE])
+async def test_what_still_waits_to_be_sent_is_left_alone(tmp_path: Path, lags: int) -> None:
+    """Where a transport keeps blocks instead of copying them, their memory is used again only once they are sent."""
+    data = make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    slow = Slow(lags)
+    with await PdfSource(path).open() as opened:
+        writer = SimpleNamespace(write=slow.write, transport=slow)
+        await opened.body(lambda size: None).write(writer)  # type: ignore[arg-type]  # all of a writer that is used
+    slow.lags = 0
+    await slow.write(b"")
+    assert slow.out.split(b"\r\n\r\n", 1)[1].startswith(data + b"\r\n--")
+    assert len(slow.rooms) <= 5 or lags > module._READ
+
+
+async def test_what_is_sent_at_once_needs_one_room(tmp_path: Path) -> None:
+    """However many files go out one after the other, all blocks of them are read into the same memory."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    quick = Slow(lags=0)
+    writer = SimpleNamespace(write=quick.write, transport=quick)
+    for _ in range(3):
+        with await PdfSource(path).open() as opened:
+            await opened.body(lambda size: None).write(writer)  # type: ignore[arg-type]  # as above
+    assert sum(len(room) == module._READ for room in quick.rooms.values() if isinstance(room, bytearray)) == 1
+
+
+async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path) -> None:
+    """Only what the source raises counts as its failure."""
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(LARGE))
+
+    async def fail(chunk: wire.Chunk) -> None:
+        raise ConnectionResetError
+
+    with await PdfSource(path).open() as opened:
+        body = opened.body(lambda size: None)
+        with pytest.raises(ConnectionResetError):
+            await body.write(SimpleNamespace(write=fail, transport=None))  # type: ignore[arg-type]  # all of a writer that is used
+        assert body.started
+        assert body.failure is None
+
+
+async def test_a_file_that_gives_less_than_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the file system says of its size, what cannot be read whole is not sent."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda handle, room, at, *flags: 0 if at else real(handle, room, at, *flags))
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+        await PdfSource(path).open(MOST)
+    opened = await PdfSource(path).open()
+    with opened, pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+        await sent(opened)
+
+
+async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where a file is read at once."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf())
+    real = module._read
+
+    def truncated(*arguments: Any) -> bool:
+        os.truncate(path, 100)
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "_read", truncated)
+    monkeypatch.setattr(module, "_READ_NOW", None)
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+        await PdfSource(path).open(MOST)
+
+
+async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened, read and looked through at once."""
+
+    async def refused(*arguments: object) -> None:
+        raise AssertionError("a thread was used")
+
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf())
+    monkeypatch.setattr(asyncio, "to_thread", refused)
+    with await PdfSource(path).open(MOST) as opened:
+        assert opened.size == len(make_pdf())
+    with await PdfSource(make_pdf()).open(MOST) as opened:
+        assert opened.size == len(make_pdf())
+
+
+@pytest.mark.parametrize("kind", ["path", "bytes"])
+async def test_a_large_file_is_glanced_at_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of an ordinary one in memory little is read, at once."""
+
+    async def refused(*arguments: object) -> None:
+        raise AssertionError("a thread was used")
+
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    real, counted = os.preadv, 0
+
+    def preadv(handle: int, room: list[Any], at: int, flags: int) -> int:
+        nonlocal counted
+        counted += len(room[0])
+        return real(handle, room, at, flags)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(asyncio, "to_thread", refused)
+    for most in (MOST, None):
+        with await PdfSource(path if kind == "path" else path.read_bytes()).open(most) as opened:
+            assert opened.size == LARGE
+    assert counted < 20_000
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_large_file_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+    """What a glance cannot pass is looked at whole, and leaves no file open."""
+    if not in_memory:
+        monkeypatch.setattr(module, "_READ_NOW", None)
+    path = tmp_path / "lease.pdf"
+    before = open_files()
+    path.write_bytes(bytes(LARGE))
+    with pytest.raises(PdfRejected, match="not a PDF"):
+        await PdfSource(path).open(MOST)
+    path.write_bytes(with_signature_field(b"/V 7 0 R") + b" " * LARGE)
+    with await PdfSource(path).open(MOST):
+        pass  # without an end where readers look for it, this is the service's to judge
+    path.write_bytes(make_pdf(LARGE))
+    with pytest.raises(PdfRejected, match="too large"):
+        await PdfSource(path).open(LARGE - 1)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("moment", ["glance", "whole"])
+async def test_a_large_file_that_shrinks_while_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It is not sent, and nothing worse comes of it."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE) if moment == "glance" else bytes(LARGE))
+    real, before = module._read, open_files()
+
+    def truncated(file: Any, block: memoryview, at: int) -> bool:
+        if moment == "glance" or len(block) == LARGE:
+            os.truncate(path, 100_000)
+        return real(file, block, at)
+
+    monkeypatch.setattr(module, "_read", truncated)
+    monkeypatch.setattr(module, "_READ_NOW", None)
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+        await PdfSource(path).open(MOST)
+    assert open_files() == before
+
+
+async def test_streams_leave_no_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large stream is kept in a file that has no name and that nobody else can open."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = open_files()
+    with await PdfSource(in_chunks(make_pdf(LARGE))).open(MOST):
+        assert list(tmp_path.iterdir()) == []
+        (kept,) = set(open_files()) - set(before)
+        assert "(deleted)" in kept
+    assert open_files() == before
+
+
+async def test_a_disk_that_takes_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream is kept whole, however many writes that takes."""
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:10_000]))
+    assert await content(PdfSource(in_chunks(make_pdf(LARGE)))) == make_pdf(LARGE)
+
+
+async def test_a_full_disk_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a stream cannot be kept aside, the disk's own error comes out, and nothing stays open."""
+    before = open_files()
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        await PdfSource(in_chunks(make_pdf(LARGE))).open(MOST)
+    assert not isinstance(caught.value, SigningError)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("kind", ["path", "file", "stream", "pipe"])
+@pytest.mark.parametrize("data", [make_pdf(LARGE), b"x" * LARGE], ids=["pdf", "no pdf"])
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_no_file_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, data: bytes, in_memory: bool
+) -> None:
+    """Whether it was opened, refused, or cancelled at any moment."""
+    if not in_memory:
+        monkeypatch.setattr(module, "_READ_NOW", None)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+
+    async def once() -> None:
+        with path.open("rb") as file:
+            source: dict[str, Callable[[], Any]] = {
+                "path": lambda: path,
+                "file": lambda: file,
+                "stream": lambda: in_chunks(data),
+                "pipe": lambda: gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(data, 1))),
+            }
+            with await PdfSource(source[kind]()).open(MOST) as opened:
+                assert await sent(opened) == data
+
+    before = open_files()
+    try:
+        await once()
+    except PdfRejected as error:
+        kept = error  # as a caller may keep it, with its traceback
+        assert kept.reason == "not_pdf"
+    assert open_files() == before
+    for moment in range(30):
+        task = asyncio.create_task(once())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, PdfRejected):
+            await task
+    await asyncio.get_running_loop().shutdown_default_executor()  # threads that were left behind
+    assert open_files() == before
+
+
+def test_a_file_stays_open_for_the_thread_that_uses_it(tmp_path: Path) -> None:
+    """Closed in between, it is closed for certain by the last user, once, and nobody can begin to use it."""
+    before = open_files()
+    file = module._File(os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT))
+    with file as number:
+        file.close()
+        file.close()
+        os.write(number, b"still open")
+    assert open_files() == before
+    with pytest.raises(ValueError, match="the file is closed"), file:
+        pass
+    with (tmp_path / "b").open("wb") as other:
+        assert other.fileno() == number  # the number now means another file, which nothing here may close
+        file.close()
+        del file
+        os.fstat(number)
+
+
+async def test_the_spool_is_private(tmp_path: Path) -> None:
+    """Nobody but the user can read what is kept aside."""
+    with await PdfSource(in_chunks(make_pdf(LARGE))).open() as opened:
+        assert isinstance(opened._content, module._File)
+        assert stat.S_IMODE(os.fstat(opened._content.number).st_mode) & 0o077 == 0
+
+
+# Versions
+
+
+def rewrite(path: Path, how: str) -> None:
+    """Make another version of the file, at its place, later than the one before."""
+    data = path.read_bytes()
+    if how.startswith("grows"):
+        with path.open("ab") as file:
+            file.write(b"more")
+        if how == "grows before the clock goes on":
+            os.utime(path, ns=(0, 0))
+    elif how == "shrinks":
+        os.truncate(path, len(data) - 1)
+    elif how == "vanishes":
+        os.truncate(path, 0)
+    elif how == "is written again":
+        with path.open("r+b") as file:
+            file.write(data[:9] + bytes(len(data) - 9))
+    elif how == "ends otherwise":
+        with path.open("r+b") as file:
+            file.seek(len(data) - 2)
+            file.write(b"F")
+    elif how == "is newer":
+        os.utime(path, ns=(0, 1))
+
+
+CHANGES = [
+    "grows",
+    "grows before the clock goes on",
+    "shrinks",
+    "vanishes",
+    "is written again",
+    "ends otherwise",
+    "is newer",
+]
+
+
+def digest(data: bytes) -> str:
+    """As `PdfSource` takes it."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("size", [1500, module._JOINED + 1, module._READ + 1, module._BLOCK])
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_file_that_fits_a_block_is_sent_as_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, size: int, in_memory: bool
+) -> None:
+    """Whatever becomes of it afterwards, each attempt sends the version that was looked through."""
+    if not in_memory:
+        monkeypatch.setattr(module, "_READ_NOW", None)
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    os.utime(path, ns=(0, 0))
+    for sha256 in (None, digest(make_pdf(size)).upper()):
+        path.write_bytes(make_pdf(size))
+        with await PdfSource(path, sha256=sha256).open(MOST) as opened:
+            rewrite(path, how)
+            assert await sent(opened) == await sent(opened) == make_pdf(size)
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("size", [module._BLOCK + 1, 3 * module._READ, LARGE])
+@pytest.mark.parametrize("moment", ["opened", "first block", "last block but one"])
+async def test_a_larger_file_that_changes_is_not_sent(tmp_path: Path, how: str, size: int, moment: str) -> None:
+    """Half of one version and half of another make no document: the last block is held back, in each attempt."""
+    path = tmp_path / "lease.pdf"
+    blocks = -(-size // module._READ)
+    for sha256 in (None, digest(make_pdf(size))):
+        path.write_bytes(make_pdf(size))
+        os.utime(path, ns=(0, 0))
+        out, told = bytearray(), 0
+
+        def change(size: int) -> None:
+            nonlocal told
+            told += 1
+            if told == {"opened": 0, "first block": 1, "last block but one": blocks - 1}[moment]:
+                rewrite(path, how)
+
+        with await PdfSource(path, sha256=sha256).open(MOST) as opened:
+            if moment == "opened":
+                rewrite(path, how)
+            body = opened.body(change)
+            with pytest.raises(
+                InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"
+            ) as caught:
+                await body.write(writer(out))
+            assert body.failure is caught.value
+            with pytest.raises(InvalidRequest, match=r"was changed while it was uploaded$"):
+                await sent(opened)
+        assert len(out) < (blocks - 1) * module._READ + 500
+        assert told < blocks
+
+
+async def test_a_file_that_is_replaced_is_sent_as_it_was_opened(tmp_path: Path) -> None:
+    """A new file under the same name is another file."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    (tmp_path / "new.pdf").write_bytes(make_pdf(LARGE, seed=1))
+    with await PdfSource(path).open(MOST) as opened:
+        (tmp_path / "new.pdf").replace(path)
+        assert await sent(opened) == make_pdf(LARGE)
+
+
+@pytest.mark.parametrize("size", [1500, module._JOINED + 1, module._READ, module._READ + 1, LARGE])
+@pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
+async def test_only_what_has_the_hash_is_sent(tmp_path: Path, size: int, kind: str) -> None:
+    """Anything else lacks its last block at least; the hash stays with the source that another is made of."""
+    data = make_pdf(size)
+    (tmp_path / "a.pdf").write_bytes(data)
+    kinds: dict[str, Callable[[], Any]] = {
+        "bytes": lambda: data,
+        "path": lambda: tmp_path / "a.pdf",
+        "stream": lambda: in_chunks(data),
+    }
+    with await PdfSource(PdfSource(kinds[kind](), sha256=digest(data).upper()), "a.pdf").open(MOST) as opened:
+        assert await sent(opened) == await sent(opened) == data
+    other = digest(b"another")
+    inherited = PdfSource(PdfSource(kinds[kind](), sha256=other), "a.pdf")
+    given = PdfSource(PdfSource(kinds[kind](), sha256=digest(data)), "a.pdf", sha256=other)
+    for wrong in (inherited, given):
+        out = bytearray()
+        with await wrong.open(MOST) as opened:
+            body = opened.body(lambda size: None)
+            said = r"^source: a.pdf has other content than its sha256 tells$"
+            with pytest.raises(InvalidRequest, match=said) as caught:
+                await body.write(writer(out))
+            assert body.failure is caught.value
+        assert len(out) < (-(-size // module._READ) - 1) * module._READ + 500
+
+
+@pytest.mark.parametrize("sha256", ["", "abc", "g" * 64, "a" * 65, b"a" * 64, 5])
+def test_what_is_no_hash(sha256: Any) -> None:
+    """The error names the field and the value."""
+    with pytest.raises(InvalidRequest, match=rf"^sha256: must be 64 hexadecimal digits, not {sha256!r}$"):
+        PdfSource(b"", sha256=sha256)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "path", "file"])
+async def test_the_content_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Without sending it, the content can be gone through in a few blocks of memory; never half of it."""
+    data = make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(b"before" + data if kind == "file" else data)
+    with path.open("rb") as file:
+        file.seek(6)
+        sources: dict[str, Any] = {"bytes": data, "path": path, "file": file}
+        with await PdfSource(sources[kind]).open() as opened:
+            assert b"".join(map(bytes, opened.blocks())) == data
+            assert max(map(len, opened.blocks())) == module._BLOCK
+            if kind == "bytes":
+                return
+            os.truncate(path, LARGE - 1)
+            with pytest.raises(InvalidRequest, match=r"^source: a.pdf was changed while it was uploaded$"):
+                list(opened.blocks())
+            monkeypatch.setattr(os, "preadv", _broken)
+            with pytest.raises(InvalidRequest, match=r"^source: a.pdf cannot be read: Input/output error$"):
+                list(opened.blocks())
+
+
+def _broken(*_: object) -> Any:
+    raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("size", [1500, module._BLOCK])
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_small_file_that_is_written_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, in_memory: bool
+) -> None:
+    """Though all of its bytes came, they may be of two versions."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    os.utime(path, ns=(0, 0))
+    if not in_memory:
+        monkeypatch.setattr(module, "_READ_NOW", None)
+    real, before = os.preadv, open_files()
+
+    def preadv(*arguments: Any) -> int:
+        got = real(*arguments)
+        rewrite(path, "is written again")
+        return got
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    for most in (MOST, None):
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+            await PdfSource(path).open(most)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_a_file_that_the_system_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Where an open file cannot be asked for its state, that is told of the source, and nothing stays open."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    before = open_files()
+    with path.open("rb", buffering=0) as file:
+        stale(monkeypatch, size)
+        with pytest.raises(InvalidRequest, match=r"^source: '.*lease.pdf' cannot be opened: Stale file handle$"):
+            await PdfSource(path).open(MOST)
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf cannot be read: Stale file handle$"):
+            await PdfSource(file).open(MOST)
+    assert open_files() == before
+
+
+async def test_a_file_that_the_system_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be known to be one version is not sent; that is no failure of the connection."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    with await PdfSource(path).open(MOST) as opened:
+        stale(monkeypatch, LARGE)
+        body = opened.body(lambda size: None)
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$") as caught:
+            await body.write(writer(bytearray()))
+        assert body.failure is caught.value
+
+
+def stale(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """From now on the system knows nothing of open files of this size."""
+    real = os.fstat
+
+    def fstat(number: int) -> os.stat_result:
+        if real(number).st_size == size:
+            raise OSError(116, "Stale file handle")
+        return real(number)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+
+
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_cancelled_while_a_thread_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """The file stays open for the thread alone, and is closed when that is done."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(size))
+    real, before = os.preadv, open_files()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> int:
+        begun.set()
+        assert go_on.wait(20)
+        return real(*arguments)
+
+    async def once() -> None:
+        with await PdfSource(path).open() as opened:
+            await sent(opened)
+
+    monkeypatch.setattr(module, "_READ_NOW", None)
+    monkeypatch.setattr(os, "preadv", slow)
+    task = asyncio.create_task(once())
+    assert await asyncio.to_thread(begun.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert str(path) in open_files()
+    go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert open_files() == before

@@ -1,0 +1,364 @@
+"""The journal in PostgreSQL: leases by the server's clock, runs that die or are paused, and PostgreSQL at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
+import pytest
+
+from signing_async import ConfigurationError, NewRecipient, PdfSource, SigningClient, SigningPackage
+from signing_async.dispatch.journal import ClaimLost, JournalError
+from signing_async.postgres import PostgresJournal
+from signing_async.sandbox import Sandbox
+from signing_async.testing.journals import claimed, soon_claimed
+from tests.pdfs import make_pdf
+from tests.postgres.server import PASSWORD, PostgresServer
+from tests.postgres.test_tokens import said, tell, worker
+from tests.redis.server import slow_way
+
+
+@pytest.fixture
+async def dsn(postgres: PostgresServer) -> str:
+    """A schema of this test's own."""
+    return await postgres.new_schema()
+
+
+@contextlib.asynccontextmanager
+async def journals(dsn: str, **settings: Any) -> AsyncIterator[tuple[PostgresJournal, PostgresJournal]]:
+    """Two runs' journals, quick to notice."""
+    known = {"lease": 1.5, "timeout": 0.5} | settings
+    async with PostgresJournal(dsn, **known) as one, PostgresJournal(dsn, **known) as two:
+        yield one, two
+
+
+def package(number: int) -> SigningPackage:
+    """One with a document and a recipient."""
+    pdf = PdfSource(make_pdf(text=f"lease {number}"), f"lease-{number}.pdf")
+    return SigningPackage(f"Lease {number}", "EN", [pdf], [NewRecipient(f"anna{number}@example.com")])
+
+
+# Leases
+
+
+async def test_a_lease_is_renewed_for_as_long_as_it_is_held(dsn: str) -> None:
+    """A run that works for longer than the lease keeps its packages; one that is let go of is free at once."""
+    async with journals(dsn) as (one, two):
+        claims = [await claimed(one, key) for key in ("a", "b")]
+        for _ in range(5):
+            await asyncio.sleep(0.5)
+            assert await two.claim("a") is None
+            assert await two.claim("b") is None
+        await one.write(claims[0], "{}")
+        for claim in claims:
+            await one.release(claim)
+        await claimed(two, "a")
+
+
+async def leased_until(postgres: PostgresServer, dsn: str, key: str) -> datetime:
+    """The end of a package's lease, by the server's clock."""
+    schema = dsn.rpartition("=")[2]
+    (row,) = await postgres.execute(f"SELECT leased_until FROM {schema}.signing_packages WHERE key = '{key}'")
+    until: datetime = row["leased_until"]
+    return until
+
+
+async def test_a_run_that_is_killed_is_taken_over(postgres: PostgresServer, dsn: str) -> None:
+    """When its lease is over, with what it has written."""
+    async with journals(dsn) as (one, _):
+        with worker("claim", dsn) as process:
+            assert await asyncio.to_thread(said, process) == "claimed 1"
+            tell(process, '{"status": "draft"}')
+            assert await asyncio.to_thread(said, process) == "written"
+            process.kill()
+        lease_ends = await leased_until(postgres, dsn, "package")
+        claim = await soon_claimed(one, "package")
+        assert await leased_until(postgres, dsn, "package") >= lease_ends + timedelta(seconds=1.5)
+        assert (claim.state, claim.fence) == ('{"status": "draft"}', 2)
+
+
+async def test_a_run_that_is_paused_cannot_finish_what_was_taken_from_it(dsn: str) -> None:
+    """Woken up it writes nothing any more; one that was not taken from goes on."""
+    async with journals(dsn) as (one, _):
+        with worker("claim", dsn) as process:
+            assert await asyncio.to_thread(said, process) == "claimed 1"
+            process.send_signal(signal.SIGSTOP)
+            claim = await soon_claimed(one, "package")
+            await one.write(claim, "by another")
+            process.send_signal(signal.SIGCONT)
+            tell(process, "late")
+            assert await asyncio.to_thread(said, process) == "ClaimLost"
+        await one.release(claim)
+        assert (await claimed(one, "package")).state == "by another"
+
+
+async def test_the_clock_of_a_run_is_not_looked_at(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose clock is an hour ahead takes nothing that is held, and keeps what it holds."""
+    clock = time.time
+    async with journals(dsn) as (one, two):
+        await claimed(one, "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: clock() + 3600)
+            assert await two.claim("a") is None
+            held = await claimed(two, "b")
+            await asyncio.sleep(2.0)
+            assert await one.claim("b") is None
+            await two.write(held, "{}")
+
+
+async def test_a_claim_whose_answer_was_lost_is_made_again(postgres: PostgresServer, dsn: str) -> None:
+    """By the same journal, which knows that it does not hold the package."""
+    async with journals(dsn) as (one, two):
+        claim = await claimed(one, "a")
+        # As after a connection that broke between the taking and the answer.
+        one._claimed.clear()
+        assert await two.claim("a") is None
+        assert (await claimed(one, "a")).fence == claim.fence + 1
+
+
+async def test_what_was_taken_over_is_told(
+    postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the package, and the lease of the others goes on."""
+    schema = dsn.rpartition("=")[2]
+    async with journals(dsn) as (one, two):
+        await claimed(one, "a")
+        await claimed(one, "b")
+        taken = None
+        while taken is None:  # it may be renewed before it can be taken
+            await postgres.execute(f"UPDATE {schema}.signing_packages SET leased_until = now() WHERE key = 'a'")
+            taken = await two.claim("a")
+        while "another run has taken over package 'a'" not in caplog.text:
+            await asyncio.sleep(0.01)
+        lease_ends = await leased_until(postgres, dsn, "b")
+        while await leased_until(postgres, dsn, "b") == lease_ends:
+            await asyncio.sleep(0.01)
+
+
+# PostgreSQL at fault
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+async def test_no_step_waits_for_a_server_that_does_not_answer(how: str, postgres: PostgresServer, dsn: str) -> None:
+    """Each is a JournalError that names no secret; afterwards the claims that are held are still held."""
+    async with journals(dsn, lease=60) as (one, two):
+        a, b = [await claimed(one, key) for key in "ab"]
+        await one.write(a, "{}")
+        with postgres.frozen() if how == "stopped" else postgres.down():
+            calls: list[Callable[[], Any]] = [
+                lambda: one.write(a, "late"),
+                lambda: one.claim("c"),
+                lambda: one.release(b),
+                one.create_table,
+            ]
+            for call in calls:
+                async with asyncio.timeout(10):
+                    with pytest.raises(JournalError, match=r"^PostgreSQL at .*, for 0.5 s$") as caught:
+                        await call()
+                assert caught.value.__context__ is caught.value.__cause__ is None
+                assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+        assert await two.claim("a") is None
+        await one.write(a, "after")
+        await one.release(a)
+        assert (await claimed(two, "a")).state == "after"
+        assert await one.claim("c") is not None
+
+
+async def test_leases_outlast_a_restart(postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose renewals fail for a while says so, and goes on with what nobody has taken over."""
+    async with journals(dsn) as (one, two):
+        claim = await claimed(one, "a")
+        with postgres.down():
+            while "the leases of 1 packages could not be renewed" not in caplog.text:
+                await asyncio.sleep(0.01)
+        await one.write(claim, "{}")
+        await asyncio.sleep(1.7)
+        assert await two.claim("a") is None
+    assert PASSWORD not in caplog.text
+
+
+async def test_a_run_stops_when_the_journal_does_and_sends_nothing(
+    postgres: PostgresServer, dsn: str, sandbox: Sandbox, client: SigningClient
+) -> None:
+    """The error is clear; the next run sends what is left, and each package is sent once."""
+    packages = [package(number) for number in range(6)]
+    fault = contextlib.ExitStack()
+
+    async def run(journal: PostgresJournal) -> None:
+        async for number, result in counted(client.dispatch_many(packages, journal, concurrency=2)):
+            assert result.error is None
+            if number == 2:
+                fault.enter_context(postgres.frozen())
+
+    async with PostgresJournal(dsn, lease=2, timeout=0.5) as journal:
+        with fault:
+            with pytest.raises(JournalError, match="PostgreSQL at"):
+                await run(journal)
+            before = len(sandbox.requests)
+            await asyncio.sleep(0.3)
+            assert len(sandbox.requests) == before
+    async with PostgresJournal(dsn, lease=2, timeout=0.5) as journal:
+        results = [result async for result in client.dispatch_many(packages, journal)]
+    assert [result.error for result in results] == [None] * 6
+    sent = [record.path for record in sandbox.requests_of("signings.send") if (record.status or 500) < 300]
+    assert len(set(sent)) == len(sent) == 6
+
+
+async def counted(results: Any) -> AsyncIterator[tuple[int, Any]]:
+    """Each with its number, from 1."""
+    number = 0
+    async for result in results:
+        number += 1
+        yield number, result
+
+
+async def test_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
+    """What takes long, and less than the time-out, works."""
+    async with slow_way(postgres.port, 0.015) as way:
+        slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
+        async with PostgresJournal(slow) as journal:
+            claim = await claimed(journal, "a")
+            await journal.write(claim, "{}")
+            await journal.write(claim, "again")
+            await journal.release(claim)
+            assert (await claimed(journal, "a")).state == "again"
+
+
+async def test_closing_while_the_server_is_gone(
+    postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not wait for it, and says what becomes of the claims; they end with their lease."""
+    journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
+    await claimed(journal, "a")
+    with postgres.down():
+        await journal.aclose()
+    assert "the claims that are left end with their lease: PostgreSQL at" in caplog.text
+    async with PostgresJournal(dsn) as other:
+        await soon_claimed(other, "a")
+
+
+async def test_closing_while_a_claim_is_asked_for(dsn: str) -> None:
+    """The claim comes too late to be of use, and is free for others at once."""
+    async with journals(dsn, lease=60) as (one, two):
+        await one.create_table()
+        asking = asyncio.create_task(one.claim("a"))
+        await asyncio.sleep(0)
+        await one.aclose()
+        await asyncio.wait([asking])
+        await claimed(two, "a")
+
+
+async def test_a_claim_that_cannot_be_given_back_ends_with_its_lease(postgres: PostgresServer, dsn: str) -> None:
+    """Whoever asked was cancelled, and then the server was gone."""
+    async with journals(dsn) as (one, two):
+        await one.create_table()
+        asking = asyncio.create_task(one.claim("a"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        with postgres.frozen():
+            while one._tasks:
+                await asyncio.wait(tuple(one._tasks))
+        await soon_claimed(two, "a")
+
+
+async def test_a_claim_that_fails_after_its_asker_is_gone(postgres: PostgresServer, dsn: str) -> None:
+    """Nobody is told, and the package can be asked for again."""
+    async with journals(dsn) as (one, _):
+        with postgres.down():
+            asking = asyncio.create_task(one.claim("a"))
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            await asyncio.wait([asking])
+            while one._tasks:
+                await asyncio.wait(tuple(one._tasks))
+        await claimed(one, "a")
+
+
+@pytest.mark.parametrize("key", ["a\0b", "\ud800", 5])
+async def test_a_key_that_no_database_can_hold(key: Any, dsn: str) -> None:
+    """It is told, and the journal goes on."""
+    async with journals(dsn) as (one, _):
+        with pytest.raises(JournalError, match=r"^PostgreSQL at "):
+            await one.claim(key)
+        claim = await claimed(one, "a")
+        with pytest.raises(JournalError, match=r"^PostgreSQL at "):
+            await one.write(claim, key)
+        await one.write(claim, "{}")
+
+
+# Pools, settings
+
+
+async def test_a_pool_of_the_callers(dsn: str) -> None:
+    """It is used and left open, and a small one is enough for many at once."""
+    async with asyncpg.create_pool(dsn, min_size=0, max_size=2) as pool:
+        async with PostgresJournal(pool, table="app_packages") as journal:
+
+            async def work(key: str) -> None:
+                claim = await claimed(journal, key)
+                await journal.write(claim, key)
+                await journal.release(claim)
+
+            await asyncio.gather(*(work(f"k{number}") for number in range(30)))
+            assert journal.sql.startswith('CREATE TABLE IF NOT EXISTS "app_packages" (')
+            assert repr(journal) == 'PostgresJournal("the caller\'s pool")'
+        assert await pool.fetchval("SELECT count(*) FROM app_packages WHERE state = key") == 30
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lease": 0}, "lease must be seconds above 0, not 0"),
+        ({"lease": 5, "timeout": 2}, "lease must be at least three times the timeout of 2 s, not 5"),
+        ({"timeout": float("nan")}, "timeout must be seconds above 0, not nan"),
+        ({"postgres": "sqlite:///journal"}, "the DSN cannot be used: it must begin with postgresql://"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], words: str) -> None:
+    """The error names the setting and the value."""
+    known: dict[str, Any] = {"postgres": "postgresql://db/app"}
+    with pytest.raises(ConfigurationError, match=f"^PostgresJournal: .*{words}"):
+        PostgresJournal(**known | settings)
+
+
+async def test_forgotten(dsn: str) -> None:
+    """A journal that nobody closed is a ResourceWarning; its heartbeat does not keep it."""
+    journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
+    claim = await claimed(journal, "a")
+    await journal.release(claim)
+    pool, heart = journal._database._pool, journal._heart
+    with pytest.warns(ResourceWarning, match="PostgresJournal.* was not closed"):
+        del journal
+    assert heart is not None
+    await asyncio.wait([heart])
+    pool.terminate()
+
+
+async def test_the_heart_stops_when_nothing_is_held(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And beats again with the next claim."""
+    caplog.set_level(logging.DEBUG)
+    async with journals(dsn, lease=1.5, timeout=0.5) as (one, two):
+        await one.release(await claimed(one, "a"))
+        first = one._heart
+        assert first is not None
+        await asyncio.wait([first])
+        await claimed(one, "a")
+        await asyncio.sleep(2.0)
+        assert await two.claim("a") is None
+        with pytest.raises(ClaimLost, match="the claim on package 'b' was lost"):
+            await one.release(await foreign(two, "b"))
+
+
+async def foreign(journal: PostgresJournal, key: str) -> Any:
+    """A claim of another journal's."""
+    return await claimed(journal, key)

@@ -1,0 +1,39 @@
+"""Processes of their own for the tests of PostgreSQL: ``python -m tests.postgres.workers <task> <arguments>``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from signing_async import Token
+from signing_async.postgres import PostgresJournal, PostgresTokenStore
+
+
+async def hold(dsn: str) -> None:
+    """Hold the lock, having read the token; when told to go on, save another."""
+    async with PostgresTokenStore(dsn, "anna") as store, store.lock():
+        await store.load()
+        print("held", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        await store.save(Token("late", "refresh-late"))
+        print("saved", flush=True)
+
+
+async def claim(dsn: str) -> None:
+    """Claim a package; for every line write it down, until there are no more."""
+    async with PostgresJournal(dsn, lease=1.5, timeout=0.5) as journal:
+        claimed = await journal.claim("package")
+        assert claimed is not None
+        print("claimed", claimed.fence, flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            try:
+                await journal.write(claimed, line.strip())
+                print("written", flush=True)
+            except Exception as error:
+                print(type(error).__name__, flush=True)
+
+
+if __name__ == "__main__":
+    tasks: dict[str, Any] = {"hold": hold, "claim": claim}
+    asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

@@ -1,0 +1,437 @@
+"""Effects that show late: never two of them silently, and never a definite error for what took effect."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from signing_async import (
+    MemoryTokenStore,
+    NewRecipient,
+    OAuth,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
+    PdfSource,
+    RateLimited,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    SigningPackage,
+    Token,
+)
+from tests.pdfs import make_pdf
+from tests.reconcile.late_service import OK, Fate, LateService, script
+
+SETTLE = 0.5
+POLICY = RetryPolicy(max_attempts=4, base_delay=0.02, settle=SETTLE)
+# Effects that show within the settle time end a call at once, so these tests take no longer for it.
+PATIENT = RetryPolicy(max_attempts=4, base_delay=0.02, settle=10.0)
+WRITES = ["send", "upload", "add"]
+Write = Callable[[SigningClient, str], Awaitable[Any]]
+
+
+def _call(client: SigningClient, write: str, number: int = 0) -> tuple[str, Awaitable[Any]]:
+    """A call, and the key of its script."""
+    if write == "send":
+        return f"s{number}", client.signings.send(f"s{number}")
+    if write == "upload":
+        return f"{number}.pdf", client.documents.upload("s", make_pdf(), f"{number}.pdf")
+    return f"{number}@example.com", client.recipients.add("s", email=f"{number}@example.com", first_name="Anna")
+
+
+async def _outcome(call: Awaitable[Any]) -> tuple[SigningError | None, float]:
+    try:
+        await call
+    except SigningError as error:
+        return error, asyncio.get_running_loop().time()
+    return None, asyncio.get_running_loop().time()
+
+
+def _judge(service: LateService, key: str, error: SigningError | None, ended_at: float, settle: float = SETTLE) -> None:
+    """Compare what the caller was told with the effects that showed during the call or within their settle time."""
+    seen = [fate for at, fate in service.held[key].effects if at < ended_at - 0.02 or _is_in_time(fate, settle)]
+    if error is None:
+        assert len(seen) <= 1, f"{len(seen)} silent effects"
+        assert service.held[key].effects, "a success without an effect"
+    elif error.effect == "none":
+        assert not seen, f"a definite {error!r} for what took effect"
+    else:
+        assert isinstance(error, OutcomeUnknown)
+
+
+def _is_in_time(fate: Fate, settle: float) -> bool:
+    """Whether the effect shows well within the settle time, of which some outcomes have a tenth."""
+    most = 0.0 if fate.kind in ("503", "drop") else 0.7 * settle
+    return fate.effect_after is not None and fate.effect_after <= most
+
+
+FIRST = ["504", "502", "html", "drop"]
+FOLLOWING = ["ok", "504", "503", "429", "long-429", "401", "403", "303", "drop", "refuse"]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("following", ["ok", "429", "refuse"])
+@pytest.mark.parametrize("first", FIRST)
+async def test_effect_within_the_settle_time_is_the_result(write: str, first: str, following: str) -> None:
+    """Whatever the next request would have met: it is never made, since the effect shows before."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        delay = 0.02 if first == "drop" else 0.25
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate(first, delay), following)
+        error, _ = await _outcome(call)
+        assert error is None
+        await service.calm()
+        assert len(service.held[key].effects) == 1
+        assert service.held[key].requests == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize("first", ["504", "html"])
+async def test_effect_after_the_settle_time_is_never_silent(write: str, first: str, following: str) -> None:
+    """If it shows while the call lasts, the call says so."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate(first, SETTLE + 0.1), following)
+        error, ended_at = await _outcome(call)
+        await service.calm()
+        _judge(service, key, error, ended_at)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_retry_after_a_wait_is_preceded_by_a_fresh_reading(write: str) -> None:
+    """The settle time has passed without an effect, and a 429 asks for patience: meanwhile the effect shows."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("504", SETTLE + 0.3), "1-s-429", "ok")
+        error, _ = await _outcome(call)
+        assert error is None
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_retry_with_a_new_token_is_preceded_by_a_fresh_reading(write: str) -> None:
+    """The effect shows while the token is refreshed."""
+    async with LateService().running() as service:
+        service.refresh_seconds = 0.6
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
+            key, call = _call(client, write)
+            service.scripts[key] += script(Fate("504", SETTLE + 0.3), "401", "ok")
+            error, _ = await _outcome(call)
+        assert error is None
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("effect_after", [None, SETTLE + 0.2])
+async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_unknown(
+    write: str, effect_after: float | None
+) -> None:
+    """The settle time has passed, and without a token nobody can see what happened since."""
+    async with LateService().running() as service:
+        service.refresh_fails, service.refresh_seconds = True, 0.4
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
+            await client.signings.get("s")
+            key, call = _call(client, write)
+            service.rejects_after_a_write = True
+            service.scripts[key] += script("503", Fate("504", effect_after), "401")
+            error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert error.effect == "unknown"
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outcome_unknown(write: str) -> None:
+    """Whatever the store raises."""
+
+    class Fickle(MemoryTokenStore):
+        broken = False
+
+        async def load(self) -> Token | None:
+            if self.broken:
+                raise OSError("the disk is gone")
+            return await super().load()
+
+    async with LateService().running() as service:
+        store = Fickle(Token("old", "refresh"))
+        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
+            await client.signings.get("s")
+            store.broken = service.rejects_after_a_write = True
+            key, call = _call(client, write)
+            service.scripts[key] += script("504")
+            error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_call_that_would_start_too_late_is_rate_limited_at_once(write: str) -> None:
+    """A paused call keeps the time for its response and one reading, as long as those took before."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.response_seconds = 0.5
+        await _call(client, write)[1]
+        with pytest.raises(RateLimited):
+            await client.with_options(retry=RetryPolicy.none()).me()
+        key, call = _call(client.with_options(timeout=3.6), write, 1)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(RateLimited) as caught:
+            await call
+        assert asyncio.get_running_loop().time() - began < 2
+        assert caught.value.effect == "none"
+        assert caught.value.retry_after is not None
+        assert service.held[key].requests == 0
+
+
+@pytest.mark.parametrize("write", ["upload", "add"])
+async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) -> None:
+    """The retry succeeds slowly, and meanwhile the first request takes effect."""
+
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        respond = service._respond
+
+        def late_respond(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+            if fate is OK:
+                # The backend of the first request gets done at this very moment.
+                records = service.documents["s"] if write == "upload" else service.recipients["s"]
+                records.append({**record, "id": "late"})
+            return respond(request, fate, record)
+
+        service._respond = late_respond  # type: ignore[method-assign]  # the race is arranged here
+        service.scripts[key] += script("504", "ok")
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert "holds 2 records" in str(error)
+        assert {record.id for record in error.known} == {f"{key}-0", "late"}  # type: ignore[attr-defined]  # records
+        assert error.effect == "unknown"
+
+
+async def test_document_of_another_host_does_not_pass_for_the_effect() -> None:
+    """Two hosts upload one file name to one signing: where the service reports a hash, each gets its own record."""
+    mine, theirs = make_pdf(text="mine"), make_pdf(text="theirs")
+    async with (
+        LateService().running() as service,
+        SigningClient(service.origin, "token", retry=PATIENT) as client,
+        SigningClient(service.origin, "token", retry=PATIENT) as other,
+    ):
+        service.scripts["0.pdf"] += script(Fate("504", 0.5), "ok")
+        upload = asyncio.create_task(client.documents.upload("s", mine, "0.pdf"))
+        while not service.held["0.pdf"].requests:
+            await asyncio.sleep(0.01)
+        strange = await other.documents.upload("s", theirs, "0.pdf")
+        document = await upload
+        assert document.id != strange.id
+        assert document.extra["sha256"] == hashlib.sha256(mine).hexdigest()
+        assert service.held["0.pdf"].requests == 2
+
+
+@pytest.mark.parametrize("write", ["upload", "add"])
+@pytest.mark.parametrize("reading", ["rejected", "too slow", "odd"])
+async def test_success_that_cannot_be_verified_is_an_unknown_outcome(write: str, reading: str) -> None:
+    """The record of the request that succeeded is in ``known``."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client.with_options(timeout=3), write)
+        respond = service._respond
+
+        def respond_and_stop_reading(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+            if fate is OK and reading == "rejected":
+                service.rejects_after_a_write = True
+            elif fate is OK and reading == "too slow":
+                service.response_seconds = 60.0
+            elif fate is OK:
+                # A file that the service renamed; a recipient without an address.
+                service.documents["s"].append({"id": "odd", "name": "0 (1).pdf"})
+                service.recipients["s"].append({"id": "odd"})
+            return respond(request, fate, record)
+
+        service._respond = respond_and_stop_reading  # type: ignore[method-assign]  # arranged at this very moment
+        service.scripts[key] += script("504", "ok")
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert "could not be verified" in str(error)
+        assert error.known[0].id == f"{key}-0"  # type: ignore[attr-defined]  # a record
+
+
+@pytest.mark.parametrize("write", ["upload", "add"])
+async def test_two_ambiguous_attempts_are_both_settled(write: str) -> None:
+    """The first one's effect shows while the second is still under way."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("504", SETTLE + 0.15), Fate("504", 0.8 * SETTLE))
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert len(error.known) == 2
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_gateway_that_gives_up_on_a_reused_connection_is_no_idle_connection(write: str) -> None:
+    """It closes after a while, as slow as the responses were before: the settle time is a lost response's."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.response_seconds = 0.3
+        await client.signings.get("s")
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("drop", 0.3 * SETTLE))
+        error, _ = await _outcome(call)
+        assert error is None
+        await service.calm()
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
+
+
+async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved() -> None:
+    """Its document must not pass for the next upload's."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        read = asyncio.Event()
+
+        async def trickle(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+            response = web.StreamResponse(status=504)
+            await response.prepare(request)
+            read.set()
+            await asyncio.sleep(60)
+
+        service._respond = trickle  # type: ignore[method-assign, assignment]  # a response that never ends
+        key, call = _call(client, "upload")
+        service.scripts[key] += script("504")
+        upload = asyncio.ensure_future(call)
+        await read.wait()
+        await asyncio.sleep(0.05)
+        upload.cancel()
+        await asyncio.wait([upload])
+        assert client._tracker.signing("/api/1.0/signings/s").documents.unresolved.total() == 1
+
+
+async def test_dispatch_does_not_send_again_while_an_earlier_sending_may_be_under_way(tmp_path: Path) -> None:
+    """A second run right after the first one reads for the settle time before it sends."""
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        service.scripts["s1"] += script(Fate("504", 0.5))
+        with pytest.raises(OutcomeUnknown):
+            await client.with_options(retry=RetryPolicy.none()).dispatch(package, tmp_path / "journal")
+        signing = await client.dispatch(package, tmp_path / "journal")
+        assert (signing.id, signing.is_draft) == ("s1", False)
+        assert (len(service.held["s1"].effects), service.held["s1"].requests) == (1, 1)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("first", FIRST)
+async def test_twenty_five_calls_at_once(write: str, first: str) -> None:
+    """Each one's effect shows late, each is found, and the calls on one signing share their readings."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        delay = 0.02 if first == "drop" else 0.25
+        calls = [_call(client, write, number) for number in range(25)]
+        for key, _ in calls:
+            service.scripts[key] += script(Fate(first, delay))
+        outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+        assert [error for error, _ in outcomes] == [None] * 25
+        await service.calm()
+        assert [len(service.held[key].effects) for key, _ in calls] == [1] * 25
+        if write != "send":
+            assert service.readings < 100
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_twenty_five_calls_with_different_histories(write: str) -> None:
+    """Effects before and after the settle time, or none, each followed by another outcome."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        calls = [_call(client, write, number) for number in range(25)]
+        for number, (key, _) in enumerate(calls):
+            delay = [0.0, 0.1, 0.3, SETTLE + 0.1, SETTLE + 0.3, None][number % 6]
+            first = Fate(["504", "502", "html"][number % 3], delay)
+            service.scripts[key] += script(first, FOLLOWING[number % len(FOLLOWING)])
+        outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+        await service.calm()
+        for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
+            _judge(service, key, error, ended_at)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_lost_response_costs_one_reading(write: str) -> None:
+    """The effect shows at once: nothing is waited for."""
+    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
+        for number in range(2):
+            key, call = _call(client, write, number)
+            before = service.readings
+            service.scripts[key] += script(Fate("drop", 0.0))
+            await call
+            known = 1 if write == "upload" and not number else 0
+            assert service.readings - before == 1 + known
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_idle_connection_that_the_server_closes_settles_quickly(write: str) -> None:
+    """With the default policy the call succeeds in well under the settle time of a lost response."""
+    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
+        await client.signings.get("s")
+        key, call = _call(client, write)
+        service.scripts[key] += script("drop", "ok")
+        async with asyncio.timeout(RetryPolicy().settle * 0.8):
+            await call
+        assert len(service.held[key].effects) == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(write: str) -> None:
+    """Not a guess."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", timeout=0.5) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("504", 1.0))
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknownTimeout)
+        await service.calm()
+        assert service.held[key].requests == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_last_attempt_is_settled_before_its_error_is_raised(write: str) -> None:
+    """Its effect shows a while after its 504."""
+    twice = RetryPolicy(max_attempts=2, base_delay=0.01, settle=10.0)
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=twice) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script("503", Fate("504", 0.3))
+        error, _ = await _outcome(call)
+        assert error is None
+        assert len(service.held[key].effects) == 1
+        assert service.held[key].requests == 2
+
+
+fates = st.builds(
+    Fate,
+    st.sampled_from(["504", "502", "html", "503", "drop", "303"]),
+    st.sampled_from([None, 0.0, 0.02, 0.1, 0.3]),
+) | st.sampled_from(script("ok", "429", "long-429", "401", "403", "refuse"))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    write=st.sampled_from(WRITES),
+    sequences=st.lists(st.lists(fates, max_size=4), min_size=1, max_size=8),
+    attempts=st.integers(1, 4),
+)
+def test_any_sequence_of_outcomes(write: str, sequences: list[list[Fate]], attempts: int) -> None:
+    """Several calls at once, each with a history of its own: the caller is never told what is not so."""
+
+    async def run() -> None:
+        settle = 0.6
+        policy = RetryPolicy(max_attempts=attempts, base_delay=0.005, settle=settle)
+        async with LateService().running() as service, SigningClient(service.origin, "token", retry=policy) as client:
+            calls = [_call(client, write, number) for number in range(len(sequences))]
+            for (key, _), sequence in zip(calls, sequences, strict=True):
+                # A request that was refused or put off has no effect.
+                service.scripts[key] += sequence
+            outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+            await service.calm()
+            for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
+                _judge(service, key, error, ended_at, settle)
+
+    asyncio.run(run())

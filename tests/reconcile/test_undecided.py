@@ -1,0 +1,193 @@
+"""Services whose answers do not say enough: what cannot be told is never guessed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from signing_async import OutcomeUnknown, RetryPolicy, SigningClient, TransportError
+from signing_async.reconcile import normalized
+from tests.pdfs import make_pdf
+from tests.servers import Web, serving
+
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
+
+
+@asynccontextmanager
+async def _failing(**reads: Any) -> AsyncIterator[tuple[SigningClient, Web]]:
+    """A service whose writes end in 500, and whose reads answer with what is given by the end of their path."""
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            await request.read()
+            return web.Response(status=500)
+        name = request.path.rsplit("/", 1)[-1]
+        return web.Response(body=json.dumps(reads[name]), content_type="application/json")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        yield client, server
+
+
+def _writes(server: Web) -> int:
+    return sum(request.method == "POST" for request in server.requests)
+
+
+async def test_a_signing_that_does_not_say_whether_it_is_a_draft() -> None:
+    """Whether it was sent cannot be told."""
+    async with _failing(s1={"id": "s1", "name": "x"}) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="whether the signing is still a draft") as caught:
+            await client.signings.send("s1")
+        assert caught.value.known[0].id == "s1"  # type: ignore[attr-defined]  # the record that was read
+        assert _writes(server) == 1
+
+
+async def test_a_signing_that_does_not_list_its_documents() -> None:
+    """Whether an upload arrived cannot be told."""
+    async with _failing(s1={"id": "s1", "is_draft": True}) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="does not list the signing's documents"):
+            await client.documents.upload("s1", make_pdf(), "a.pdf")
+        assert _writes(server) == 1
+
+
+async def test_recipients_without_addresses() -> None:
+    """Whether one of them is the one cannot be told."""
+    async with _failing(recipients=[{"id": "r1"}]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="does not give the recipients' e-mail addresses"):
+            await client.recipients.add("s1", email="a@example.com")
+        assert _writes(server) == 1
+
+
+async def test_two_recipients_with_the_same_fields() -> None:
+    """Which of them the call made cannot be told."""
+    twins = [{"id": "r1", "email": "A@example.com"}, {"id": "r2", "email": "a@example.com "}]
+    async with _failing(recipients=twins) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="more than one request") as caught:
+            await client.recipients.add("s1", email="a@example.com", first_name="Anna")
+        assert [one.id for one in caught.value.known] == ["r1", "r2"]  # type: ignore[attr-defined]  # records
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"email": "anna@example.com"},
+        {"email": "ANNA@example.com ", "first_name": "anna-maria", "phone": "070 123 45 67"},
+        {"email": "anna@example.com", "order": 2, "first_name": None, "last_name": ""},
+    ],
+)
+async def test_a_recipient_that_the_service_tidied_up(held: dict[str, Any]) -> None:
+    """Case, spaces, punctuation, and fields that do not come back do not count."""
+    async with _failing(recipients=[{"id": "r1", **held}]) as (client, server):
+        found = await client.recipients.add(
+            "s1",
+            email="anna@example.com",
+            first_name="Anna Maria",
+            last_name="Berg",
+            order=2,
+            extra={"phone": "0701234567"},
+        )
+        assert found.id == "r1"
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize("phone", ["+46701234567", 46, "***4567", {"number": "070 123 45 67", "country": "SE"}])
+async def test_a_recipient_whose_extra_fields_are_others(phone: Any) -> None:
+    """It may be somebody else of that name, or the service's own way to write them: nothing is repeated."""
+    held = {"id": "r1", "email": "anna@example.com", "order": 1, "phone": phone}
+    async with _failing(recipients=[held]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="extra fields"):
+            await client.recipients.add("s1", email="anna@example.com", order=1, extra={"phone": "0701234567"})
+        assert _writes(server) == 1
+
+
+async def test_fields_that_the_service_fills_in() -> None:
+    """What was not given does not tell two people apart: nobody is added a second time."""
+    held = {
+        "id": "r1",
+        "email": "a@example.com",
+        "first_name": "A",
+        "order": 1,
+        "phone": "1",
+        "signing_method": "email",
+    }
+    async with _failing(recipients=[held]) as (client, server):
+        assert (await client.recipients.add("s1", email="a@example.com", extra={"phone": None})).id == "r1"
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "held"),
+    [(701234567, "701234567"), ({"number": "070", "country": "SE"}, {"country": "SE", "number": "070"})],
+)
+async def test_an_extra_field_that_comes_back_otherwise(sent: Any, held: Any) -> None:
+    """A number as a text, or an object in another order: it is the same."""
+    async with _failing(recipients=[{"id": "r1", "email": "a@example.com", "phone": held}]) as (client, _):
+        assert (await client.recipients.add("s1", email="a@example.com", extra={"phone": sent})).id == "r1"
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"email": "ann.a@example.com"},
+        {"email": "anna@example.com", "order": 1},
+        {"email": "anna@example.com", "first_name": "Bo"},
+    ],
+)
+async def test_a_recipient_that_is_somebody_else(held: dict[str, Any]) -> None:
+    """A different address, place in the order or name is not the one that was added: the request is made again."""
+    async with _failing(recipients=[{"id": "r1", **held}]) as (client, server):
+        with pytest.raises(Exception, match="5 attempts"):
+            await client.recipients.add("s1", email="anna@example.com", first_name="Anna", order=2)
+        assert _writes(server) == 5
+
+
+async def test_a_time_out_of_somebody_elses() -> None:
+    """A TimeoutError of a token store is not taken for the call's deadline."""
+
+    class Slow:
+        async def load(self) -> None:
+            raise TimeoutError("the store's own")
+
+        async def save(self, token: object) -> None: ...
+
+        def lock(self) -> Any: ...
+
+    from signing_async import OAuth
+
+    async with (
+        OAuth("http://127.0.0.1:9", client_id="x", client_secret="y", redirect_uri="z", store=Slow()) as oauth,
+        SigningClient("http://127.0.0.1:9", oauth) as client,
+    ):
+        with pytest.raises(TimeoutError, match="the store's own"):
+            await client.me()
+        with pytest.raises(TimeoutError, match="the store's own"):
+            await client.signings.wait_until_completed("id", timeout=60)
+
+
+async def test_a_payload_that_says_nothing_of_its_text() -> None:
+    """aiohttp may ask a body for its text, for instance to log it: an upload gives its size alone."""
+    from signing_async.transport.wire import bytes_body
+
+    assert bytes_body(b"secret").decode() == "<6 bytes>"
+
+
+async def test_an_unsent_write_is_simply_repeated() -> None:
+    """Where no connection could be made nothing can have taken effect, so nothing is read."""
+    async with SigningClient("http://127.0.0.1:9", "token", retry=QUICK) as client:
+        with pytest.raises(TransportError, match="no connection") as caught:
+            await client.recipients.add("s1", email="a@example.com")
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert caught.value.attempts == 5
+
+
+def test_names_of_any_length_are_compared_quickly() -> None:
+    """Normal forms take quadratic time where marks are piled up: what is longer than any name is left as it is."""
+    piled = "a" + "\u0301" * 40_000 + "\u0327" * 40_000
+    assert normalized("NFC", piled) == normalized("NFKC", piled) == piled
+    assert normalized("NFC", "Ma\u0308klare.pdf") == "M\u00e4klare.pdf"
+    assert normalized("NFKC", "\uff2carge") == "Large"

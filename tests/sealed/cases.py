@@ -1,0 +1,444 @@
+"""Sealed PDFs of every kind, and every known way to change one: what each is called, and whether pyHanko agrees.
+
+The guide's table is made of the same rows.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from tests import pdfs
+from tests.sealed.pdfs import cms, key_and_certificate, sandbox_authority, sealed_by_sandbox, signed_pdf
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+"""pyHanko's command wants OCSP responses that are fresh today."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, with what is said of it."""
+
+    make: Callable[[], bytes]
+    words: str = ""
+    """What the problem says; nothing where the file is sound."""
+    trusted: bool = True
+    pyhanko: bool | None = None
+    """Whether pyHanko calls it valid and trusted, where that is not what is said of it here."""
+    shown: bool = True
+    """Whether what the first signature covers is what is shown."""
+    needs: str = ""
+    """A program that makes it."""
+
+
+def roots() -> list[bytes]:
+    """Everybody who is trusted: the sandbox's authority, and the makers of other signatures."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    others = [pdfs._signing_material()[1], *(key_and_certificate(kind)[1] for kind in ("ec", "rsa"))]
+    return [sandbox_authority().certificate_pem, *(each.public_bytes(Encoding.PEM) for each in others)]
+
+
+def edited(data: bytes, edit: Callable[[Any], None]) -> bytes:
+    """The file with an incremental update by pyHanko's writer."""
+    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
+
+    out = io.BytesIO()
+    writer = IncrementalPdfFileWriter(io.BytesIO(data))
+    edit(writer)
+    writer.write(out)
+    return out.getvalue()
+
+
+def signed(
+    data: bytes, field: str = "Other", *, box: tuple[int, ...] | None = None, new: bool = False, **settings: Any
+) -> bytes:
+    """The file signed by somebody else; with a box the signature is visible."""
+    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
+    from pyhanko.sign import PdfSignatureMetadata, PdfSigner, SimpleSigner
+    from pyhanko.sign.fields import SigFieldSpec
+
+    signer = SimpleSigner.load_pkcs12_data(pdfs._pkcs12(), other_certs=[], passphrase=b"pw")
+    spec = SigFieldSpec(field, box=box) if box or new else None
+    out = io.BytesIO()
+    meta = PdfSignatureMetadata(field_name=field, **settings)
+    PdfSigner(meta, signer, new_field_spec=spec).sign_pdf(IncrementalPdfFileWriter(io.BytesIO(data)), output=out)
+    return out.getvalue()
+
+
+def certified(permission: int, original: bytes | None = None) -> bytes:
+    """A document that its first signature certifies."""
+    from pyhanko.sign.fields import MDPPerm
+
+    return signed(original or pdfs.with_form(), "Author", certify=True, docmdp_permissions=MDPPerm(permission))
+
+
+def signed_in_spite(data: bytes, field: str = "Second", *, certify: bool = False) -> bytes:
+    """The file signed by the sandbox's key, whatever its certification permits and its field asks for."""
+    import asyncio
+
+    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
+    from pyhanko.sign.fields import MDPPerm
+    from pyhanko.sign.signers.cms_embedder import PdfCMSEmbedder, SigIOSetup, SigMDPSetup, SigObjSetup
+    from pyhanko.sign.signers.pdf_byterange import PdfByteRangeDigest, SignatureObject
+
+    out = io.BytesIO(data)
+    embedding = PdfCMSEmbedder().write_cms(field, IncrementalPdfFileWriter(out))
+    next(embedding)
+    forms = MDPPerm.FILL_FORMS
+    rules = SigMDPSetup(md_algorithm="sha256", certify=True, docmdp_perms=forms) if certify else None
+    embedding.send(SigObjSetup(sig_placeholder=SignatureObject(bytes_reserved=8192), mdp_setup=rules))
+    prepared: tuple[PdfByteRangeDigest, Any] = embedding.send(SigIOSetup(md_algorithm="sha256", in_place=True))
+    signer = sandbox_authority().signer("B-B")
+    embedding.send(asyncio.run(signer.async_sign(prepared[0].document_digest, digest_algorithm="sha256")))
+    return out.getvalue()
+
+
+def timestamped(data: bytes) -> bytes:
+    """The file with a document timestamp of the sandbox's service."""
+    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
+    from pyhanko.sign.signers.pdf_signer import PdfTimeStamper
+
+    out = io.BytesIO()
+    stamper = PdfTimeStamper(sandbox_authority().timestamper("B-T", NOW))
+    stamper.timestamp_pdf(IncrementalPdfFileWriter(io.BytesIO(data)), "sha256", bytes_reserved=16384, output=out)
+    return out.getvalue()
+
+
+def with_validation_data(data: bytes) -> bytes:
+    """The file with certificates and OCSP responses appended."""
+    from pyhanko.sign.validation.dss import DocumentSecurityStore
+
+    out = io.BytesIO(data)
+    DocumentSecurityStore.add_dss(out, None, **sandbox_authority().evidence(NOW))
+    return out.getvalue()
+
+
+def replace_page(writer: Any, text: str = "You owe 10,000,000") -> None:
+    """Replace what the first page shows."""
+    from pyhanko.pdf_utils.generic import StreamObject
+
+    content = StreamObject(stream_data=b"BT /F1 18 Tf 72 760 Td (%b) Tj ET" % text.encode())
+    page = writer.root["/Pages"]["/Kids"][0]
+    page[_name("/Contents")] = writer.add_object(content)
+    writer.update_container(page)
+
+
+def overwrite_page(data: bytes) -> bytes:
+    """The object of the page's content, written again by hand."""
+    return pdfs.update(data, {5: pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET")}, size=60)
+
+
+def add_annotation(writer: Any, subtype: str = "/FreeText") -> None:
+    """Put an annotation over the first page."""
+    from pyhanko.pdf_utils.generic import ArrayObject, FloatObject
+
+    rectangle = ArrayObject(map(FloatObject, (72, 700, 300, 780)))
+    entries = {"/Type": _name("/Annot"), "/Subtype": _name(subtype), "/Rect": rectangle, "/Contents": _text("Paid")}
+    page = writer.root["/Pages"]["/Kids"][0]
+    page[_name("/Annots")] = ArrayObject([writer.add_object(_dictionary(entries))])
+    writer.update_container(page)
+
+
+def add_empty_field(writer: Any) -> None:
+    """Add a signature field that nobody signs, and that shows something."""
+    from pyhanko.sign.fields import SigFieldSpec, append_signature_field
+
+    append_signature_field(writer, SigFieldSpec("Stamp", box=(72, 600, 300, 780)))
+
+
+def call_usage_rights(writer: Any) -> None:
+    """Replace the page, and call the signature usage rights, which are no signature."""
+    replace_page(writer)
+    fields = writer.root["/AcroForm"]["/Fields"]
+    rights = {"/UR3": fields[len(fields) - 1].raw_get("/V")}
+    writer.root[_name("/Perms")] = _dictionary(rights)
+    writer.update_root()
+
+
+def fill_form(writer: Any, value: str = "ten million") -> None:
+    """Fill in the form's first field."""
+    field = writer.root["/AcroForm"]["/Fields"][0]
+    field[_name("/V")] = _text(value)
+    writer.update_container(field)
+
+
+def replace_appearance(writer: Any) -> None:
+    """Let a form field show something else than its value (the shadow attack "replace")."""
+    from pyhanko.pdf_utils.generic import StreamObject
+
+    field = writer.root["/AcroForm"]["/Fields"][0]
+    shown = StreamObject(stream_data=b"BT /F1 12 Tf (ten million) Tj ET")
+    field[_name("/AP")] = _dictionary({"/N": writer.add_object(shown)})
+    writer.update_container(field)
+
+
+def change_title(writer: Any) -> None:
+    """Change the document information."""
+    writer.set_info(_dictionary({"/Title": _text("Another title")}))
+
+
+def _name(text: str) -> Any:
+    from pyhanko.pdf_utils.generic import NameObject
+
+    return NameObject(text)
+
+
+def _text(text: str) -> Any:
+    from pyhanko.pdf_utils.generic import TextStringObject
+
+    return TextStringObject(text)
+
+
+def _dictionary(entries: Mapping[str, Any]) -> Any:
+    from pyhanko.pdf_utils.generic import DictionaryObject
+
+    return DictionaryObject({_name(key): value for key, value in entries.items()})
+
+
+def hidden_by_overlay() -> bytes:
+    """A signed page whose text an image hides, which is then taken away (the shadow attack "hide")."""
+    overlay = b"<</Type/XObject/Subtype/Form/BBox[0 0 595 842]"
+    objects = pdfs.basic_objects("You owe 10,000,000")
+    objects[4] = objects[4].replace(b"/Resources<<", b"/Resources<</XObject<</Over 6 0 R>>")
+    objects[5] = pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET /Over Do")
+    objects[6] = pdfs.stream_object(b"1 g 0 0 595 842 re f", overlay[2:])
+    return sealed_by_sandbox(original=pdfs.assemble(objects), when=NOW)
+
+
+def hide_by_freeing() -> bytes:
+    """The overlay's object is freed by the cross-reference table alone."""
+    data = hidden_by_overlay()
+    previous = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
+    table = b"xref\n6 1\n0000000000 00001 f \ntrailer\n<</Size 40/Root 1 0 R/Prev %d>>\nstartxref\n%d\n%%%%EOF\n"
+    return data + table % (previous, len(data))
+
+
+def hide_by_emptying() -> bytes:
+    """The overlay's object is written again, empty."""
+    return pdfs.update(
+        hidden_by_overlay(), {6: pdfs.stream_object(b"", b"/Type/XObject/Subtype/Form/BBox[0 0 1 1]")}, size=60
+    )
+
+
+def hide_and_replace() -> bytes:
+    """A second page tree lies unused in the signed file; the update's table leads to it (hide and replace)."""
+    objects = pdfs.basic_objects("You owe 10")
+    objects[1] = b"<</Type/Catalog/Pages 2 0 R/AcroForm 10 0 R>>"
+    objects[10] = b"<</Fields[]>>"
+    objects[6] = objects[1].replace(b"2 0 R", b"7 0 R")
+    objects[7] = b"<</Type/Pages/Kids[8 0 R]/Count 1>>"
+    objects[8] = objects[4].replace(b"/Parent 2", b"/Parent 7").replace(b"5 0 R", b"9 0 R")
+    objects[9] = pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET")
+    data = sealed_by_sandbox(original=pdfs.assemble(objects), when=NOW)
+    return pdfs.update(data, {50: b"<<>>"}, root=6)
+
+
+def hide_and_replace_by_table() -> bytes:
+    """The same without a new object: the table gives the page's number to the hidden page's place."""
+    objects = pdfs.basic_objects("You owe 10")
+    objects[6] = pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET").replace(b"6 0", b"5 0")
+    original = pdfs.assemble(objects).replace(b"6 0 obj", b"5 0 obj")
+    data = sealed_by_sandbox(original=original, when=NOW)
+    at = [found.start() for found in re.finditer(rb"5 0 obj", data)][1]
+    previous = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
+    table = b"xref\n5 1\n%010d 00000 n \ntrailer\n<</Size 40/Root 1 0 R/Prev %d>>\nstartxref\n%d\n%%%%EOF\n"
+    return data + table % (at, previous, len(data))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A signed file around its signature."""
+
+    before: bytes
+    contents: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> Parts:
+        """The last signature's parts, by its byte range."""
+        start, end = map(int, re.findall(rb"/ByteRange ?\[ ?0 (\d+) (\d+)", data)[-1])
+        return cls(data[:start], data[start:end], data[end:])
+
+
+def renamed(data: bytes, old: bytes, new: bytes) -> bytes:
+    """The file with a name in the certificate of its signature rewritten."""
+    parts = Parts.of(data)
+    contents = parts.contents.lower()
+    assert old.hex().encode() in contents
+    return parts.before + contents.replace(old.hex().encode(), new.hex().encode()) + parts.after
+
+
+def with_junk_in_padding(data: bytes) -> bytes:
+    """The file with something else behind the signature, in its place."""
+    parts = Parts.of(data)
+    return parts.before + parts.contents[:-9] + b"deadbeef>" + parts.after
+
+
+def wrapped(*, literal: bool) -> bytes:
+    """A signed file whose second part was moved, to make room for another page and cross-reference table.
+
+    A new signature dictionary covers the parts where they are now. Written as a literal string, the signature takes up
+    half the place that pyHanko reckons with, and the rest of the gap is free.
+    """
+    data = signed_pdf(cms)
+    parts = Parts.of(data)
+    table_at = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
+    start = len(parts.before)
+    signature = bytes.fromhex(parts.contents[1:-1].decode()) + b"\0" * 9000
+    gap = 2 * len(signature) + 2 if literal else 2 * len(signature) + 2 + 9000
+    end = start + gap
+    page = b"5 0 obj\n" + pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET") + b"\nendobj\n"
+    filled = bytearray(b"<00>>>endobj\n" + page)
+    at = {number: data.index(b"%d 0 obj" % number) for number in (1, 2, 3, 4, 6)}
+    at[5] = start + filled.index(b"5 0 obj")
+    rows = dict(at)
+    entries = b"<</Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.pkcs7.detached/ByteRange[0 %d %d %d]/Contents"
+    entries %= start, end, len(parts.after)
+    table = b"xref\n0 8\n0000000000 65535 f \n" + b"%b" + b"trailer\n<</Size 8/Root 1 0 R>>\n"
+    size = len(table) - 2 + 7 * 20
+    at_table = table_at - start
+    filled += b" " * (at_table - len(filled))
+    rows[7] = start + at_table + size
+    filled += table % b"".join(b"%010d 00000 n \n" % rows[number] for number in range(1, 8))
+    escaped = re.sub(rb"([\\()\r])", lambda found: b"\\" + (b"r" if found[1] == b"\r" else found[1]), signature)
+    string = b"(" + escaped + b")" if literal else b"<" + signature.hex().encode() + b">"
+    filled += b"7 0 obj\n" + entries + string + b">>\nendobj\n"
+    assert len(filled) <= gap, (len(filled), gap)
+    filled += b" " * (gap - len(filled))
+    return parts.before + bytes(filled) + parts.after
+
+
+def without_contents(value: bytes) -> bytes:
+    """A signed file whose signature's entry is something else (universal signature forgery)."""
+    parts = Parts.of(signed_pdf(cms))
+    return parts.before + value.ljust(len(parts.contents)) + parts.after
+
+
+def with_direct_value() -> bytes:
+    """A signature written into its field, as fpdf2 does."""
+    return signed_pdf(cms, direct=True)
+
+
+def by_openssl(*options: str) -> bytes:
+    """A file whose signature OpenSSL's command makes."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key, certificate = key_and_certificate("rsa")
+
+    def sign(data: bytes) -> bytes:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            (folder / "key.pem").write_bytes(pem)
+            (folder / "certificate.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+            command = ["openssl", "cms", "-sign", "-binary", "-outform", "DER", *options]
+            command += ["-signer", str(folder / "certificate.pem"), "-inkey", str(folder / "key.pem")]
+            return subprocess.run(command, input=data, capture_output=True, timeout=60, check=True).stdout
+
+    return signed_pdf(sign)
+
+
+def by_pdfsig() -> bytes:
+    """A file that Poppler's command signs."""
+    with tempfile.TemporaryDirectory() as name:
+        return pdfs.signed_by_pdfsig(pdfs.make_pdf(), Path(name))
+
+
+def by_mutool() -> bytes:
+    """A file that MuPDF's command signs."""
+    with tempfile.TemporaryDirectory() as name:
+        return pdfs.signed_by_mutool(Path(name))
+
+
+@cache
+def sealed() -> bytes:
+    """The sandbox's seal, with a form in the document."""
+    return sealed_by_sandbox(original=pdfs.with_form(), when=NOW)
+
+
+def lasting(level: str) -> bytes:
+    """The sandbox's seal at a level."""
+    return sealed_by_sandbox(level, when=NOW)
+
+
+RANGE = "its byte range"
+CHANGED = "changes that are not allowed"
+
+CASES: dict[str, Case] = {
+    # sound
+    "sealed, B-B": Case(partial(lasting, "B-B")),
+    "sealed, B-T": Case(partial(lasting, "B-T")),
+    "sealed, B-LT": Case(partial(lasting, "B-LT")),
+    "sealed, B-LTA": Case(partial(lasting, "B-LTA")),
+    "signed with pyHanko": Case(lambda: signed(pdfs.make_pdf())),
+    "signed with pdfsig": Case(by_pdfsig, trusted=False, needs="pdfsig"),
+    "signed with mutool, by SHA-1": Case(by_mutool, "too weak", needs="mutool"),
+    "signed with openssl cms": Case(by_openssl, needs="openssl"),
+    "signed with openssl cms -cades": Case(partial(by_openssl, "-cades"), needs="openssl"),
+    "validation data appended": Case(lambda: with_validation_data(sealed())),
+    "a document timestamp appended": Case(lambda: timestamped(sealed())),
+    "signed again": Case(lambda: signed(sealed())),
+    "signed again, visibly": Case(lambda: signed(sealed(), box=(72, 600, 300, 700)), shown=False),
+    "a form filled in": Case(lambda: edited(sealed(), fill_form), shown=False),
+    "certified (2), then signed": Case(lambda: signed(certified(2))),
+    "certified (2), then filled in": Case(lambda: edited(certified(2), fill_form), shown=False),
+    "certified (1), then a document timestamp": Case(lambda: timestamped(certified(1))),
+    "document information changed": Case(lambda: edited(sealed(), change_title)),
+    "a signature written into its field": Case(with_direct_value, pyhanko=False),
+    "a damaged original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.damaged()["a shifted table"], when=NOW)),
+    "a hybrid original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.hybrid_pdf(), when=NOW), pyhanko=False),
+    # forged
+    "page replaced, then signed by anybody": Case(lambda: signed(edited(sealed(), replace_page)), CHANGED, shown=False),
+    "page object overwritten, then signed by anybody": Case(
+        lambda: signed(overwrite_page(sealed_by_sandbox(when=NOW))), CHANGED, shown=False
+    ),
+    "page replaced": Case(lambda: edited(sealed(), replace_page), CHANGED, shown=False),
+    "page replaced, the signature called usage rights, then signed": Case(
+        lambda: signed(edited(sealed(), call_usage_rights)), CHANGED, shown=False
+    ),
+    "annotation added": Case(lambda: edited(sealed(), add_annotation), CHANGED, shown=False),
+    "annotation added, then a document timestamp": Case(
+        lambda: timestamped(edited(sealed(), add_annotation)), CHANGED, shown=False
+    ),
+    "signer renamed": Case(
+        lambda: renamed(sealed(), b"Signing Sandbox Seal", b"Acme Bank Board Inc."), "cannot be validated"
+    ),
+    "certified (1), then signed": Case(lambda: signed_in_spite(certified(1)), "permits no changes"),
+    "certified (1), then filled in": Case(lambda: edited(certified(1), fill_form), "permits no changes", shown=False),
+    "certified (2), then a visible signature in a new field": Case(
+        lambda: signed(certified(2), box=(72, 600, 300, 700)), CHANGED, shown=False
+    ),
+    "shadow attack: hide, by emptying": Case(hide_by_emptying, CHANGED, shown=False),
+    "shadow attack: hide, by freeing": Case(hide_by_freeing, CHANGED, shown=False),
+    "shadow attack: replace": Case(lambda: edited(sealed(), replace_appearance), shown=False),
+    "shadow attack: hide and replace": Case(hide_and_replace, CHANGED, shown=False),
+    "shadow attack: hide and replace, by the table": Case(hide_and_replace_by_table, CHANGED, shown=False),
+    "an empty visible field added": Case(
+        lambda: edited(sealed(), add_empty_field), "is not signed", pyhanko=True, shown=False
+    ),
+    "empty byte range": Case(lambda: signed_pdf(cms, ranged=lambda *_: ()), RANGE),
+    "byte range of zeros": Case(lambda: signed_pdf(cms, ranged=lambda *_: (0, 0, 0, 0)), RANGE),
+    "negative byte range": Case(lambda: signed_pdf(cms, ranged=lambda start, end, size: (0, start, end, -1)), RANGE),
+    "byte range past the end": Case(
+        lambda: signed_pdf(cms, ranged=lambda start, end, size: (0, start, end, size)), RANGE
+    ),
+    "wrapped signature": Case(partial(wrapped, literal=False), RANGE),
+    "wrapped signature, as a literal string": Case(partial(wrapped, literal=True), RANGE, pyhanko=True),
+    "no contents": Case(partial(without_contents, b" null"), "cannot be validated"),
+    "empty contents": Case(partial(without_contents, b"<>"), "cannot be validated"),
+    "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "stands behind it in its place", pyhanko=True),
+    "a line feed appended": Case(lambda: sealed() + b"\n", "1 byte", pyhanko=True),
+    "text appended": Case(lambda: sealed() + b"You owe 10,000,000\n", "19 bytes", pyhanko=True),
+    "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be followed"),
+    "digest made with SHA-1": Case(lambda: signed_pdf(partial(cms, algorithm="sha1")), "too weak"),
+    "a byte changed": Case(lambda: sealed()[:400] + b"!" + sealed()[401:], "digest is wrong"),
+}

@@ -1,0 +1,158 @@
+"""The guide's table of sealed PDFs: what each is called, and that pyHanko's own command agrees where it says so."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asn1crypto import parser  # type: ignore[import-untyped]  # asn1crypto has no type hints
+
+from tests import pdfs
+from tests.needs import needs
+from tests.sealed.cases import CASES, Case, Parts, lasting, roots, sealed, wrapped
+from tests.sealed.pdfs import judged, sandbox_authority
+
+GUIDE = Path(__file__).parent.parent / "signing_async" / "sealed.md"
+
+
+def pyhanko_accepts(data: bytes, folder: Path, trust: list[bytes]) -> bool:
+    """Whether pyHanko's command calls all signatures valid and trusted."""
+    import click.testing
+    from pyhanko.cli import cli_root
+
+    (folder / "file.pdf").write_bytes(data)
+    options = ["--soft-revocation-check", "--trust-replace"]
+    for number, root in enumerate(trust):
+        (folder / f"{number}.pem").write_bytes(root)
+        options += ["--trust", str(folder / f"{number}.pem")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what its next version will drop
+        ran = click.testing.CliRunner().invoke(cli_root, ["sign", "validate", *options, str(folder / "file.pdf")])
+    return ran.exit_code == 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, where pyHanko's command finds no settings."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_file_of_the_table_is_called_what_it_says(case: Case, folder: Path) -> None:
+    """By the report, and by pyHanko's command."""
+    if case.needs:
+        needs(case.needs)
+    data = case.make()
+    report = judged(data, roots())
+    assert report.sound == (not case.words), report.problems
+    assert case.words in " / ".join(report.problems)
+    assert report.trusted == (report.sound and case.trusted), report.trust_problems
+    if report.sound:
+        assert report.seals[0].shown == case.shown
+        assert bool(report.seals[0].changes) == (report.bytes_after > 0 or len(report.seals) > 1)
+    elif report.seals and report.seals[0].shown is not None:
+        assert case.shown or not report.seals[0].shown
+    agreed = bool(report.trusted) if case.pyhanko is None else case.pyhanko
+    assert pyhanko_accepts(data, folder, roots()) == agreed
+
+
+@pytest.mark.parametrize("level", ["B-B", "B-T", "B-LT", "B-LTA"])
+@pytest.mark.parametrize("with_trust", [False, True])
+def test_the_level_is_told(level: str, with_trust: bool) -> None:
+    """With roots and without; revocation is known from B-LT on."""
+    report = judged(lasting(level), roots() if with_trust else None)
+    assert report.seals[0].level == level
+    assert report.seals[0].time_source == ("signer" if level == "B-B" else "timestamp")
+    known = "good" if level in ("B-LT", "B-LTA") else "unknown"
+    assert report.seals[0].revocation == (known if with_trust else None)
+
+
+def test_a_wrapped_signature_shows_the_forged_page(tmp_path: Path) -> None:
+    """What pyHanko calls untouched shows another text than what was signed."""
+    needs("pdftotext")
+    (tmp_path / "forged.pdf").write_bytes(wrapped(literal=True))
+    assert "You owe 10,000,000" in pdfs.run("pdftotext", tmp_path / "forged.pdf", "-").stdout
+
+
+def altered(data: bytes, part: int, parts: int) -> Iterator[tuple[int, bytes]]:
+    """The file with each byte of its signature altered in turn; every so-manieth one."""
+    pieces = Parts.of(data)
+    contents = bytes.fromhex(pieces.contents[1:-1].decode())
+    chance = random.Random(part)
+    for at in range(part, parser.peek(contents), parts):
+        changed = bytearray(contents)
+        changed[at] ^= chance.randrange(1, 256)
+        yield at, pieces.before + b"<" + changed.hex().encode() + b">" + pieces.after
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_no_altered_byte_of_a_signature_is_sound_where_pyhanko_refuses_it(part: int) -> None:
+    """Without roots here, and with the right root there."""
+    import io
+
+    from asn1crypto import pem, x509
+    from pyhanko.pdf_utils.reader import PdfFileReader
+    from pyhanko.sign.validation import validate_pdf_signature
+    from pyhanko_certvalidator import ValidationContext
+
+    root = x509.Certificate.load(pem.unarmor(sandbox_authority().certificate_pem)[2])
+    count = 0
+    for at, data in altered(sealed(), part, 8):
+        if judged(data).sound:
+            signature = PdfFileReader(io.BytesIO(data)).embedded_signatures[-1]
+            assert validate_pdf_signature(signature, ValidationContext(trust_roots=[root])).bottom_line, at
+        count += 1
+    assert count > 150
+
+
+def test_the_guide_has_a_row_for_each_file() -> None:
+    """With what it is called here, and by pyHanko; and the other way round."""
+    rows = re.findall(
+        r"^\| (.+?) \| (sound|\*\*not sound\*\*)(, not trusted)? \| (valid|invalid) \|", GUIDE.read_text("utf-8"), re.M
+    )
+    told = {name: (verdict == "sound", not untrusted, agreed == "valid") for name, verdict, untrusted, agreed in rows}
+    assert list(told) == list(CASES)
+    for name, case in CASES.items():
+        sound = not case.words
+        valid = (sound and case.trusted) if case.pyhanko is None else case.pyhanko
+        assert told[name] == (sound, case.trusted, valid), name
+
+
+async def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its examples, one after the other, with the names that they take for granted."""
+    import ast
+    import inspect
+
+    from signing_async import SigningClient
+    from signing_async.sandbox import Sandbox
+
+    async with Sandbox(seal_level="B-LT") as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        signing = await client.signings.create(name="x", language="EN")
+        document = await client.documents.upload(signing, pdfs.make_pdf(), "x.pdf")
+        await client.recipients.add(signing, email="a@example.com", order=1)
+        await client.signings.send(signing)
+        await sandbox.complete(signing.id)
+        names: dict[str, Any] = {
+            "client": client,
+            "completed_id": signing.id,
+            "document": document,
+            "folder": tmp_path,
+            "pdf_bytes": await client.documents.read_signed(signing, document),
+            "roots": await sandbox.certificate_pem(),
+        }
+        for block in re.findall(r"^```python\n(.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+            code = compile(block, "sealed.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            if code.co_flags & inspect.CO_COROUTINE:
+                await eval(code, names)
+            else:
+                exec(code, names)
+    said = capsys.readouterr().out
+    assert said.startswith("sound\ntrusted\nSigning Sandbox Seal (no legal value) ")
+    assert "B-LT True data for validation were added" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"verified.pdf", "sound.pdf"}

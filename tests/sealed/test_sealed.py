@@ -1,0 +1,520 @@
+"""What is said of sealed PDFs: of sound ones, of every way to change one, and of files made to mislead or to cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from asn1crypto.core import OctetString  # type: ignore[import-untyped]  # asn1crypto has no type hints
+
+from signing_async import InvalidRequest, PdfRejected, sealed
+from signing_async._verify import process, worker
+from signing_async.sealed import inspect_sealed
+from tests import pdfs
+from tests.needs import needs
+from tests.sealed.cases import certified, edited, fill_form, roots, signed, signed_in_spite, timestamped
+from tests.sealed.pdfs import TIMESTAMP, WHEN, as_ber, cms, judged, sandbox_authority, sealed_by_sandbox, signed_pdf
+from tests.sealed.pdfs import timestamp as timestamp_of
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_sealed_pdf_is_sound() -> None:
+    """Who sealed it, when, how often the file was saved, and that nothing came after."""
+    report = inspect_sealed(sealed_by_sandbox())
+    assert report.sound
+    assert (report.problems, report.trusted, report.trust_problems) == ((), None, ())
+    assert report.signers == ("Signing Sandbox Seal (no legal value)",)
+    assert (report.revisions, report.bytes_after, report.size) == (2, 0, len(sealed_by_sandbox()))
+    (seal,) = report.seals
+    assert (seal.kind, seal.field, seal.subfilter, seal.level) == (
+        "signature",
+        "SandboxSeal",
+        "ETSI.CAdES.detached",
+        "B-B",
+    )
+    assert (seal.signed_at, seal.time_source, seal.revision, seal.covers) == (WHEN, "signer", 2, report.size)
+    assert (seal.digest_algorithm, seal.digest_right, seal.key_right) == ("sha256", True, True)
+    assert seal.issuer == "CN=Signing Sandbox CA (no legal value)"
+    assert (seal.shown, seal.changes, seal.certification) == (True, (), None)
+
+
+def test_a_path_is_read_as_bytes_are(tmp_path: Path) -> None:
+    """And everything found can be written as JSON, and not be changed."""
+    (tmp_path / "sealed.pdf").write_bytes(sealed_by_sandbox())
+    roots = sandbox_authority().certificate_pem
+    report = inspect_sealed(tmp_path / "sealed.pdf", trust=roots)
+    assert report == inspect_sealed(str(tmp_path / "sealed.pdf"), trust=[roots])
+    assert report == judged(sealed_by_sandbox(), roots)
+    told = json.loads(json.dumps(report.as_dict()))
+    assert (told["sound"], told["trusted"], told["seals"][0]["signed_at"]) == (True, True, WHEN.isoformat())
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        report.trusted = False  # type: ignore[misc]  # that is what is tested
+    assert sealed.SealedReport is sealed.Report
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a byte of the original": (lambda data: _flipped(data, 400), "its digest is wrong"),
+    "a byte behind the signature": (lambda data: _flipped(data, data.index(b"/Reason") + 12), "its digest is wrong"),
+    "one byte appended": (lambda data: data + b"\n", "1 byte stand behind its last revision"),
+    "an update appended": (
+        lambda data: pdfs.update(data, {5: pdfs.stream_object(b"BT (You owe more) Tj ET")}),
+        "changes that are not allowed",
+    ),
+    "two updates appended": (
+        lambda data: pdfs.update(pdfs.update(data, {5: pdfs.stream_object(b"")}), {5: pdfs.stream_object(b"x")}),
+        "changes that are not allowed",
+    ),
+    "the end cut off": (lambda data: data[:-40], "its structure cannot be followed"),
+    "half cut off": (lambda data: data[: len(data) // 2], "its structure cannot be followed"),
+    "something in the unused room": (
+        lambda data: data.replace(b"0" * 64 + b">", b"0" * 60 + b"abcd>", 1),
+        "something else stands behind it in its place",
+    ),
+    "its own revision taken away": (lambda data: data[: data.index(b"%%EOF") + 6], "it is not signed"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
+def test_a_changed_file_is_not_sound(change: Callable[[bytes], bytes], words: str) -> None:
+    """And it is said how it was changed."""
+    changed = change(sealed_by_sandbox())
+    assert changed != sealed_by_sandbox()
+    report = judged(changed)
+    assert not report.sound
+    assert words in " / ".join(report.problems)
+
+
+def test_no_single_changed_byte_goes_unseen() -> None:
+    """Wherever it is in what the signature covers."""
+    data = sealed_by_sandbox()
+    start = data.rindex(b"0" * 64 + b">")
+    chance = random.Random(3)
+    for at in chance.sample([at for at in range(len(data)) if not start - 8000 < at < start + 65], 150):
+        changed = bytearray(data)
+        changed[at] = chance.choice([byte for byte in range(256) if byte != data[at]])
+        assert not judged(bytes(changed)).sound, at
+
+
+RANGES: dict[str, tuple[Callable[[int, int, int], tuple[object, ...]], str]] = {
+    "a hole too large": (lambda start, end, size: (0, start - 20, end, size - end), "leaves out more, or other, bytes"),
+    "a hole too large behind": (
+        lambda start, end, size: (0, start, end + 9, size - end - 9),
+        "leaves out more, or other, bytes",
+    ),
+    "no hole": (lambda start, end, size: (0, start, start, size - start), "leaves out more, or other, bytes"),
+    "its end past the file's": (lambda start, end, size: (0, start, end, size - end + 7), "ends 7 bytes past"),
+    "an end that no number holds": (lambda start, end, size: (0, start, end, 10**17), "past the file's end"),
+    "not from the first byte": (lambda start, end, size: (1, start - 1, end, size - end), "makes no sense"),
+    "backwards": (lambda start, end, size: (0, end, start, size - start), "leaves out more"),
+    "negative": (lambda start, end, size: (0, start, end, -1), "makes no sense"),
+    "six numbers": (lambda start, end, size: (0, 9, 12, start - 12, end, size - end), "makes no sense"),
+    "two numbers": (lambda start, end, size: (0, size), "makes no sense"),
+    "words": (lambda start, end, size: ("true", start, end, size), "cannot be validated"),
+    "its end before the file's": (lambda start, end, size: (0, start, end, size - end - 5), "its digest is wrong"),
+}
+
+
+@pytest.mark.parametrize(("ranged", "words"), RANGES.values(), ids=RANGES)
+def test_a_byte_range_has_to_be_everything_but_the_signature(
+    ranged: Callable[[int, int, int], tuple[object, ...]], words: str
+) -> None:
+    """However well the digest matches what the range does cover."""
+    report = judged(signed_pdf(cms, ranged=ranged))
+    assert not report.sound
+    assert words in " / ".join(report.problems)
+
+
+KINDS: dict[str, Callable[[bytes], bytes]] = {
+    "ECDSA": cms,
+    "RSA": partial(cms, kind="rsa"),
+    "RSA-PSS": partial(cms, kind="rsa", pss=True),
+    "Ed25519": partial(cms, kind="ed25519", algorithm="sha512"),
+    "SHA-384": partial(cms, algorithm="sha384"),
+    "named by its key": partial(cms, by_key=True),
+    "without attributes": partial(cms, attributes=False),
+    "BER": lambda data: as_ber(cms(data)),
+}
+
+
+@pytest.mark.parametrize("sign", KINDS.values(), ids=KINDS)
+def test_signatures_of_every_kind(sign: Callable[[bytes], bytes]) -> None:
+    """Are sound where they are right, and not where a byte of what they cover is changed."""
+    data = signed_pdf(sign)
+    report = judged(data)
+    assert report.problems == ()
+    assert report.signers == ("Björn Åkesson",)
+    assert report.seals[0].subject == "C=SE, O=Åkesson AB, CN=Björn Åkesson"
+    assert (report.seals[0].key_right, report.seals[0].signed_at) == (True, WHEN)
+    assert not judged(_flipped(data, 300)).sound
+
+
+def test_a_timestamp_is_told_apart() -> None:
+    """It vouches for a moment, and nobody signs by it."""
+    data = signed_pdf(timestamp_of, entries=b"", kind=TIMESTAMP)
+    report = judged(data)
+    assert (report.problems, report.signers, report.seals[0].kind) == ((), (), "timestamp")
+    assert (report.seals[0].signed_at, report.seals[0].time_source, report.seals[0].level) == (WHEN, "timestamp", None)
+    assert "its timestamp: what it covers is not what was signed" in judged(_flipped(data, 300)).problems[0]
+
+
+def _with_attribute(signed: Any, name: str, value: Any) -> None:
+    signed["signer_infos"][0]["signed_attrs"].append({"type": name, "values": [value]})
+
+
+SIGNATURES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "of something else": (lambda data: cms(b"something else"), "its digest is wrong"),
+    "with another wrapped": (
+        lambda data: cms(data, edit=lambda made: made["encap_content_info"].__setitem__("content", b"other")),
+        "should not have encapsulated data",
+    ),
+    "without its certificate": (partial(cms, certificates=False), "certificate not included"),
+    "with another's certificate": (
+        lambda data: cms(data, edit=lambda made: made["certificates"].__delitem__(1)),
+        "certificate not included",
+    ),
+    "with SHA-1": (partial(cms, algorithm="sha1"), "it is made with sha1 and sha1_ecdsa, too weak"),
+    "with MD5": (partial(cms, kind="rsa", algorithm="md5"), "it is made with md5 and rsassa_pkcs1v15, too weak"),
+    "with two digests": (
+        lambda data: cms(data, edit=lambda made: _with_attribute(made, "message_digest", b"x" * 32)),
+        "cannot be validated",
+    ),
+    "of two signers": (
+        lambda data: cms(data, edit=lambda made: made["signer_infos"].append(made["signer_infos"][0])),
+        "cannot be validated",
+    ),
+    "of nobody": (
+        lambda data: cms(data, edit=lambda made: made.__setitem__("signer_infos", [])),
+        "cannot be validated",
+    ),
+    "that is no DER": (lambda data: b"\x04\x02hi", "cannot be validated"),
+    "that is nothing": (lambda data: b"\x30\x00", "cannot be validated"),
+    "whose attributes were changed": (
+        lambda data: cms(data, edit=lambda made: _with_attribute(made, "1.2.3.5", OctetString(b"x"))),
+        "the key of its certificate did not make it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sign", "words"), SIGNATURES.values(), ids=SIGNATURES)
+def test_a_signature_has_to_be_right(sign: Callable[[bytes], bytes], words: str) -> None:
+    """What is wrong with it is said, whatever it is."""
+    report = judged(signed_pdf(sign))
+    assert not report.sound
+    assert words in " / ".join(report.problems)
+
+
+def test_a_timestamp_of_something_else() -> None:
+    """In a signature, it makes the signature unsound."""
+    from asn1crypto import cms as asn1  # type: ignore[import-untyped]  # asn1crypto has no type hints
+
+    def stamp(made: Any) -> None:
+        token = asn1.ContentInfo.load(timestamp_of(b"something else"))
+        attribute = {"type": "signature_time_stamp_token", "values": [token]}
+        made["signer_infos"][0]["unsigned_attrs"] = [attribute]
+
+    data = signed_pdf(lambda data: cms(data, edit=stamp), room=12_000)
+    for trust in (None, roots()):
+        report = judged(data, trust)
+        assert report.problems == ("its signature: its timestamp was changed, or is of something else",)
+        assert not report.trusted
+
+
+def test_a_pades_signature_names_its_certificate() -> None:
+    """One that does not reaches no level."""
+    report = judged(signed_pdf(cms, kind=b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/ETSI.CAdES.detached"))
+    assert (report.problems, report.seals[0].level) == ((), None)
+
+
+def test_a_field_may_ask_for_more() -> None:
+    """Such as a reason that the signature does not give."""
+    from pyhanko.sign.fields import (
+        SigFieldSpec,
+        SigSeedSubFilter,
+        SigSeedValFlags,
+        SigSeedValueSpec,
+        append_signature_field,
+    )
+
+    seed = SigSeedValueSpec(flags=SigSeedValFlags.SUBFILTER, subfilters=[SigSeedSubFilter.PADES])
+    asked = edited(
+        pdfs.make_pdf(), lambda writer: append_signature_field(writer, SigFieldSpec("Signature", seed_value_dict=seed))
+    )
+    report = judged(signed_in_spite(asked, "Signature"))
+    assert "it is not what its field asks for" in report.problems[0]
+
+
+def test_formats_that_pyhanko_passes_over_are_named() -> None:
+    """A signature of an old format beside a new one is not left out."""
+    data = signed_pdf(cms, kind=b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.x509.rsa_sha1")
+    report = judged(data)
+    assert not report.sound
+    assert "adbe.x509.rsa_sha1 is not a recognized SubFilter type" in report.problems[0]
+
+
+def test_several_signatures() -> None:
+    """Each covers the revision that it was made in, and what came later is named."""
+    once = signed(pdfs.make_pdf(), "First")
+    twice = signed(once, "Second")
+    report = judged(twice)
+    assert report.sound
+    assert [(seal.revision, seal.covers) for seal in report.seals] == [(2, len(once)), (3, len(twice))]
+    assert (report.revisions, report.signers) == (3, ("Somebody Else",))
+    assert [seal.changes for seal in report.seals] == [("a signature was added in the field 'Second'",), ()]
+    changed = judged(_flipped(twice, 400))
+    assert [text.split(":")[0] for text in changed.problems] == ["signature 1", "signature 2"]
+
+
+def test_what_came_later_is_named_and_whether_it_shows() -> None:
+    """A form that was filled in shows something else; a timestamp does not."""
+    data = sealed_by_sandbox(original=pdfs.with_form())
+    filled = judged(edited(data, fill_form))
+    assert (filled.sound, filled.seals[0].shown) == (True, False)
+    assert filled.seals[0].changes == ("the form field 'remark' was filled in",)
+    refused = judged(edited(data, fill_form), form_filling=False)
+    assert refused.problems == ("its signature: form fields were filled in after it: 'remark'",)
+    stamped = judged(timestamped(data), form_filling=False)
+    assert (stamped.sound, stamped.seals[0].shown) == (True, True)
+    assert "a document timestamp was added in the field 'Timestamp-" in stamped.seals[0].changes[0]
+    visible = judged(signed(data, "Visible", box=(0, 0, 50, 50)))
+    assert (visible.sound, visible.seals[0].shown) == (True, False)
+    assert visible.seals[0].changes == ("a visible signature was added in the field 'Visible'",)
+
+
+def test_certification() -> None:
+    """What it permits is told, and it has to be the first signature."""
+    report = judged(signed(certified(2)))
+    assert (report.sound, [seal.certification for seal in report.seals]) == (True, [2, None])
+    late = judged(signed_in_spite(signed(pdfs.make_pdf(), "First"), certify=True))
+    assert "signature 2: it certifies the document, and is not its first signature" in late.problems
+
+
+NOT_SIGNED = {
+    "no form": pdfs.make_pdf,
+    "an empty signature field": pdfs.with_signature_field,
+    **{
+        name: lambda name=name: pdfs.decoys()[name]
+        for name in pdfs.decoys()
+        if not name.startswith(("words after the end", "an encryption entry"))
+    },
+}
+
+
+@pytest.mark.parametrize("make", NOT_SIGNED.values(), ids=NOT_SIGNED)
+def test_a_file_without_a_signature(make: Callable[[], bytes]) -> None:
+    """Is called that, whatever words are in it."""
+    report = judged(make())
+    assert (report.sound, report.problems, report.revisions) == (False, ("it is not signed",), 1)
+    assert report.bytes_after == report.size
+
+
+def test_usage_rights_are_no_signature() -> None:
+    """Adobe's, which let its reader save a form. What is in a field is judged, whatever it is called elsewhere."""
+    report = judged(pdfs.with_usage_rights())
+    assert report.problems == ("it carries usage rights, and no signature",)
+    assert not judged(pdfs.with_usage_rights(in_field=True)).sound
+
+
+def test_a_file_that_departs_from_the_format_has_to_be_covered_as_a_whole() -> None:
+    """What was appended to it cannot be told for sure."""
+    data = sealed_by_sandbox(original=pdfs.hybrid_pdf())
+    assert judged(data).sound
+    report = judged(pdfs.update(data, {90: pdfs.stream_object(b"")}))
+    assert "the file departs from the format" in " / ".join(report.problems)
+
+
+def test_hostile_files_cost_little() -> None:
+    """Each ends in a verdict: files made to loop, nest and swell for ever."""
+    for name, data in pdfs.hostile().items():
+        assert not judged(data).sound, name
+
+
+@pytest.mark.parametrize("name", pdfs.not_pdfs())
+def test_what_is_no_pdf(name: str) -> None:
+    """Is refused, or found damaged or unsigned; it is never sound."""
+    reasons = []
+    try:
+        assert not inspect_sealed(pdfs.not_pdfs()[name]).sound
+    except PdfRejected as error:
+        reasons.append(error.reason)
+    assert reasons in ([], ["not_pdf"])
+    assert reasons or name.startswith(("a header and", "only", "truncated", "no "))
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    """The error names the path and the reason."""
+    (tmp_path / "empty.pdf").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind, words in (
+        (tmp_path / "none.pdf", InvalidRequest, "none.pdf' cannot be opened: No such file"),
+        (tmp_path, InvalidRequest, "is not a file"),
+        (tmp_path / "pipe", InvalidRequest, "is not a file"),
+        (tmp_path / "empty.pdf", PdfRejected, "it is not a PDF"),
+        ("a\0b", InvalidRequest, "embedded null byte"),
+        (7, InvalidRequest, "must be a path or bytes, not int"),
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            inspect_sealed(path)  # type: ignore[arg-type]  # one of them is wrong on purpose
+
+
+def test_a_file_may_not_be_too_large(tmp_path: Path) -> None:
+    """It is read into memory: just as many bytes as may be are looked at, one more is told."""
+    path = tmp_path / "sealed.pdf"
+    path.write_bytes(sealed_by_sandbox())
+    size = path.stat().st_size
+    assert inspect_sealed(path, max_bytes=size).sound
+    words = f"source: {str(path)!r} has more than {size - 1} bytes (max_sealed_bytes)"
+    with pytest.raises(InvalidRequest, match=re.escape(words)):
+        inspect_sealed(path, max_bytes=size - 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
+def test_a_file_that_cannot_be_read() -> None:
+    """It can be opened, and reading it fails, as on a broken disk."""
+    with pytest.raises(InvalidRequest, match=r"'/proc/self/mem' cannot be read: \w+"):
+        inspect_sealed("/proc/self/mem")
+
+
+# the worker process
+
+
+def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that takes longer is not sound."""
+    monkeypatch.setattr(process, "_START", "import time; time.sleep(60)")
+    report = inspect_sealed(sealed_by_sandbox(), timeout=0.2)
+    assert report.problems == ("to judge it takes more than 0.2 seconds",)
+    assert (report.sound, report.seals, report.size) == (False, (), len(sealed_by_sandbox()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is limited on Linux")
+def test_the_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that takes more is not sound; so does one whose judge is ended by the system."""
+    grow = "from signing_async._verify import worker; worker._judge = lambda *_: bytearray(10**10); worker.main()"
+    monkeypatch.setattr(process, "_START", f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {grow}")
+    assert inspect_sealed(sealed_by_sandbox()).problems == ("to judge it takes more than 512 MiB of memory",)
+    monkeypatch.setattr(process, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")
+    told = inspect_sealed(sealed_by_sandbox(), trust=sandbox_authority().certificate_pem)
+    assert told.problems == ("the process that judged it was ended by SIGXCPU",)
+    assert told.trusted is False
+
+
+def test_want_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for a broken file or signature: the worker tells it apart."""
+
+    def grow(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("signing_async._verify.judge.EmbeddedPdfSignature", grow)
+    with pytest.raises(MemoryError):
+        judged(sealed_by_sandbox())
+
+
+def test_a_worker_that_cannot_run_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error with the reason, where there is one."""
+    monkeypatch.setattr(process, "_START", "raise ImportError('pyhanko is broken')")
+    with pytest.raises(RuntimeError, match="its worker process failed: ImportError: pyhanko is broken"):
+        inspect_sealed(sealed_by_sandbox())
+    monkeypatch.setattr(process, "_START", "raise SystemExit(9)")
+    with pytest.raises(RuntimeError, match="its worker process failed: 9"):
+        inspect_sealed(sealed_by_sandbox())
+
+
+def test_the_worker_imports_nothing_from_the_folder_it_runs_in(tmp_path: Path) -> None:
+    """A module that lies beside the files is not run, and what a library prints spoils nothing."""
+    (tmp_path / "pyhanko.py").write_text("raise SystemExit('this must not run')")
+    (tmp_path / "json.py").write_text("raise SystemExit('this must not run')")
+    (tmp_path / "sealed.pdf").write_bytes(sealed_by_sandbox())
+    code = "import sys; sys.path.remove(''); from signing_async.sealed import inspect_sealed as look"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(look('sealed.pdf').sound)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
+
+
+def test_limits_are_set_where_the_system_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS cannot limit the memory, and Windows neither."""
+    import resource
+
+    limits: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    for platform in ("linux", "darwin"):
+        limits.clear()
+        monkeypatch.setattr(sys, "platform", platform)
+        worker._limit(5, 2**20)
+        assert limits[resource.RLIMIT_CPU] == (5, 5)
+        assert (resource.RLIMIT_AS in limits) == (platform == "linux")
+    monkeypatch.setitem(sys.modules, "resource", None)
+    limits.clear()
+    worker._limit(5, 2**20)
+    assert limits == {}
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    """On import, in one sentence; the package itself does not mind."""
+    code = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "pyhanko" else found(name, *rest)
+import signing_async
+assert all(hasattr(signing_async, name) for name in signing_async.__all__)
+try:
+    import signing_async.sealed
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+    command = [sys.executable, "-W", "error", "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    said = "pyhanko signing_async.sealed needs pyHanko: pip install 'signing-async[verify]'\n"
+    assert (ran.stdout, ran.stderr) == (said, "")
+
+
+def test_pyhanko_is_imported_by_the_worker_alone() -> None:
+    """Who only asks does not wait for it."""
+    code = (
+        "import sys, signing_async.sealed; print([name for name in ('pyhanko', 'cryptography') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert ran.stdout == "[]\n"
+
+
+POPPLER_LACKS = {"Ed25519", "named by its key"}
+
+
+@pytest.mark.parametrize("name", ["sandbox", *sorted(KINDS.keys() - POPPLER_LACKS), *CHANGES, "two", "appended to"])
+def test_pdfsig_comes_to_the_same(name: str, tmp_path: Path) -> None:
+    """Poppler's verifier: valid and of the total document, where and only where the file is sound."""
+    needs("pdfsig")
+    data = sealed_by_sandbox()
+    if name in KINDS:
+        data = signed_pdf(KINDS[name])
+    elif name in CHANGES:
+        data = CHANGES[name][0](data)
+    elif name == "two":
+        data = pdfs.signed_by_pyhanko(data)
+    elif name == "appended to":
+        data = pdfs.signed_by_pyhanko(pdfs.make_pdf()) + b"%%EOF\n"
+    (tmp_path / "file.pdf").write_bytes(data)
+    told = pdfs.run("pdfsig", tmp_path / "file.pdf").stdout
+    last = told.rpartition("Signature #")[2]
+    sound = "Signature is Valid" in last and "Total document signed" in last and "Digest Mismatch" not in told
+    assert judged(data).sound == sound, told

@@ -1,0 +1,272 @@
+"""The wire: who is to blame when a body cannot be sent, and answers read to their end and no further."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import logging
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from signing_async import InvalidRequest, RetryPolicy, SigningClient
+from signing_async.sandbox import Sandbox
+from signing_async.transport import wire
+from signing_async.transport.retry import Outcome
+from tests.pdfs import make_pdf
+from tests.servers import serving
+
+# Bodies
+
+
+async def _written(produce: wire.Produce, writer: Any) -> tuple[wire.Body, object]:
+    body = wire.Body(produce, 4, "text/plain")
+    (error,) = await asyncio.gather(body.write(writer), return_exceptions=True)
+    assert body.started
+    return body, error
+
+
+def _writer(error: BaseException | None = None, transport: object = None) -> Any:
+    async def write(chunk: bytes) -> None:
+        if error is not None:
+            raise error
+
+    return SimpleNamespace(write=write, transport=transport)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        aiohttp.ClientConnectionResetError("Cannot write to closing transport"),
+        aiohttp.ClientConnectionError("Connection lost"),
+        aiohttp.ClientOSError(32, "Broken pipe"),
+        ConnectionResetError(),
+        ssl.SSLError("protocol is shutdown"),
+        TimeoutError(),
+        asyncio.CancelledError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_connection_that_fails_while_a_body_is_written(broken: BaseException) -> None:
+    """It is no fault of the body's source, and neither is a call that is cancelled."""
+
+    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
+        await write(b"some")
+
+    body, error = await _written(produce, _writer(broken))
+    assert type(error) is type(broken)
+    assert body.failure is None
+
+
+@pytest.mark.parametrize(
+    "fault", [InvalidRequest("source: it was changed"), ValueError(), MemoryError()], ids=lambda e: type(e).__name__
+)
+async def test_a_source_that_fails_while_a_body_is_written(fault: Exception) -> None:
+    """Its own error is kept, to be raised in place of aiohttp's: nothing is wrong with the connection."""
+
+    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
+        await write(b"so")
+        raise fault
+
+    body, error = await _written(produce, _writer())
+    assert error is fault
+    assert body.failure is fault
+
+
+async def test_what_still_waits_to_be_sent() -> None:
+    """A body is told how much of it the connection holds back, and of a connection that is gone nothing."""
+    told: list[int] = []
+
+    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
+        told.append(waiting())
+
+    await _written(produce, _writer(transport=SimpleNamespace(get_write_buffer_size=lambda: 3)))
+    await _written(produce, _writer(transport=None))
+    assert told == [3, 0]
+
+
+async def test_a_hook_of_the_callers_session_that_fails(sandbox: Sandbox) -> None:
+    """What it raises while a body is sent is the caller's own error: nothing arrives, nothing is sent again."""
+    trace = aiohttp.TraceConfig()
+
+    async def fail(session: object, context: object, params: aiohttp.TraceRequestChunkSentParams) -> None:
+        if b"%%EOF" in params.chunk:
+            raise LookupError("the hook's own")
+
+    trace.on_request_chunk_sent.append(fail)
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
+        signing = await other.signings.create(name="x", language="EN")
+        async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+            client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
+            with pytest.raises(LookupError, match="the hook's own"):
+                await client.documents.upload(signing, make_pdf(), "a.pdf")
+        assert (await other.signings.get(signing)).documents == ()
+    assert len(sandbox.requests_of("documents.upload")) <= 1
+
+
+# aiohttp's pool
+
+
+async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
+    """A canary: it fails if a release of aiohttp keeps its connections in another way than the client expects."""
+    used: list[Any] = []
+    headers: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        used.append(request.transport)
+        headers.append(request.headers.get("Connection"))
+        return web.json_response({"id": "u1"})
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        for _ in range(3):
+            await client.me()
+        sessions = client._shared.sessions
+        [(key, waiting)] = sessions.get().connector._conns.items()  # type: ignore[union-attr]  # what is tested
+        [(protocol, _)] = waiting
+        assert sessions._pooled_as == key
+        assert protocol.should_close is False
+    assert (len(set(used)), headers) == (1, [None] * 3)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("pool", [None, {"host": []}, {("host", 80): 5}], ids=repr)
+async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
+    pool: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With an unforeseen aiohttp calls go on, no connection waits for foreign bytes, and one warning says so."""
+    used: list[Any] = []
+    headers: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        used.append(request.transport)
+        headers.append(request.headers.get("Connection"))
+        return web.json_response({"id": "u1"})
+
+    def hidden(self: wire.Sessions, session: aiohttp.ClientSession, url: Any) -> None:
+        connector: Any = SimpleNamespace() if pool is None else SimpleNamespace(_conns=pool)
+        drop(self, SimpleNamespace(connector=connector), url)  # type: ignore[arg-type]  # stands for another aiohttp
+
+    drop = wire.Sessions.drop_spoiled
+    monkeypatch.setattr(wire.Sessions, "drop_spoiled", hidden)
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        for _ in range(3):
+            assert (await client.me()).id == "u1"
+    assert (len(set(used)), headers) == (3, ["close"] * 3)
+    [warned] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"aiohttp {aiohttp.__version__} cannot be checked" in warned
+
+
+# The event loop
+
+
+def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
+    """What is loaded for the first request and the first preflight is loaded in threads."""
+    (tmp_path / "lease.pdf").write_bytes(make_pdf())
+    (tmp_path / "large.pdf").write_bytes(make_pdf(1_000_000))
+    # What measures the tests imports by itself.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.transport.first_upload",
+            str(tmp_path / "lease.pdf"),
+            str(tmp_path / "large.pdf"),
+        ],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    facts = json.loads(ran.stdout)
+    assert facts["on the loop"] == []
+    assert {"cattrs", "signing_async.documents.resource.preflight"} <= set(facts["in threads"])
+
+
+def test_the_version_is_the_distributions() -> None:
+    """It is known without looking for the installed distribution, and sent with each request."""
+    assert (
+        wire._headers(wire.JSON, last=False)["User-Agent"]
+        == f"signing-async/{importlib.metadata.version('signing-async')}"
+    )
+
+
+# Answers
+
+
+@pytest.mark.parametrize("framing", ["sized", "chunked", "until it closes"])
+async def test_an_answer_that_comes_in_pieces(framing: str) -> None:
+    """It is read to its end however that is told, and its connection is used again if it may be."""
+    connections = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        connections.add(request.transport)
+        response = web.StreamResponse()
+        if framing == "sized":
+            response.content_length = 40
+        elif framing == "chunked":
+            response.enable_chunked_encoding()
+        else:
+            response.force_close()
+        await response.prepare(request)
+        for piece in (b'{"id": ', b'"u1", ', b'"first_name": ', b'"Anna Maria"'.ljust(12), b"}"):
+            await response.write(piece)
+            await asyncio.sleep(0.005)
+        return response
+
+    async with serving(answer) as server, SigningClient(server.origin, "token", retry=RetryPolicy.none()) as client:
+        for _ in range(3):
+            assert (await client.me()).id == "u1"
+    assert len(connections) == (3 if framing == "until it closes" else 1)
+
+
+class _Content:
+    """An answer's body, and how often it was asked for."""
+
+    def __init__(self, *parts: bytes, told: bool) -> None:
+        self._parts = list(parts)
+        self._told = told
+        self.asked = 0
+
+    async def readany(self) -> bytes:
+        self.asked += 1
+        return self._parts.pop(0) if self._parts else b""
+
+    def at_eof(self) -> bool:
+        return self._told and not self._parts
+
+
+def _response(content: _Content) -> wire.Response:
+    inner: Any = SimpleNamespace(status=200, headers={}, content=content)
+    return wire.Response(inner)
+
+
+async def test_nothing_is_asked_for_after_the_end() -> None:
+    """Where the end came with the last bytes these are all that is waited for; where it did not, it is waited for."""
+    for told, asked in ((True, 2), (False, 3)):
+        content = _Content(b"ab", b"cd", told=told)
+        assert await _response(content).read(100) == b"abcd"
+        assert content.asked == asked
+    assert await _response(_Content(told=True)).read(100) == b""
+    only = b"whole"
+    assert await _response(_Content(only, told=True)).read(100) is only
+
+
+async def test_an_answer_may_be_as_large_as_allowed() -> None:
+    """And not larger by a byte, in one piece or in several."""
+    assert await _response(_Content(b"ab", b"cd", told=True)).read(4) == b"abcd"
+    for parts in ((b"abcde",), (b"ab", b"cde")):
+        with pytest.raises(wire.Broken) as caught:
+            await _response(_Content(*parts, told=True)).read(4)
+        assert caught.value.failure == wire.Failure(Outcome.LOST, "the answer is larger than 4 bytes", passing=False)
