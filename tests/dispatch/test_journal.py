@@ -108,7 +108,7 @@ async def test_what_a_file_has_always_held(path: Path) -> None:
 async def test_what_is_written_survives_a_power_cut(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as that can be seen from here: a write-ahead log, flushed with each commit, and the folder with it."""
     synced: list[Path] = []
-    monkeypatch.setattr(signing_async.journal, "sync_folder", synced.append)
+    monkeypatch.setattr(signing_async.dispatch.journal, "sync_folder", synced.append)
     async with SqliteJournal(path) as journal:
         await taken(journal)
         assert synced == [path.parent]
@@ -196,13 +196,13 @@ async def test_a_dead_process_whose_lock_another_one_removes(path: Path, monkeyp
         pass
     process.wait()
     (lock,) = path.parent.glob("*.lock")
-    locked = signing_async.journal._locked
+    locked = signing_async.dispatch.journal._locked
 
     def looked_at(handle: int, *, exclusively: bool) -> bool:
         lock.unlink(missing_ok=True)
         return locked(handle, exclusively=exclusively)
 
-    monkeypatch.setattr(signing_async.journal, "_locked", looked_at)
+    monkeypatch.setattr(signing_async.dispatch.journal, "_locked", looked_at)
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
@@ -266,7 +266,7 @@ async def test_a_lock_that_was_taken_for_a_dead_one_is_made_anew(path: Path, mon
         names.append(token(size))
         return names[-1]
 
-    monkeypatch.setattr(signing_async.journal, "_locked", locked)
+    monkeypatch.setattr(signing_async.dispatch.journal, "_locked", locked)
     monkeypatch.setattr(secrets, "token_hex", token_hex)
     async with SqliteJournal(path) as journal:
         await taken(journal)
@@ -571,7 +571,7 @@ async def test_another_run_makes_the_file_meanwhile(tmp_path: Path, monkeypatch:
                 # Where this one has the file, the other one has to wait, here in vain.
                 impatient = connect(made, timeout=0.0, isolation_level=None)
                 with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(impatient) as other:
-                    signing_async.journal._prepare(other, made)
+                    signing_async.dispatch.journal._prepare(other, made)
             return super().execute(*arguments)
 
     monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Overtaken))
@@ -768,7 +768,7 @@ def test_without_posix_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.delattr(os, "register_at_fork")
     name = "signing_async._journal_elsewhere"
-    spec = importlib.util.spec_from_file_location(name, str(signing_async.journal.__file__))
+    spec = importlib.util.spec_from_file_location(name, str(signing_async.dispatch.journal.__file__))
     assert spec is not None
     assert spec.loader is not None
     elsewhere = importlib.util.module_from_spec(spec)
@@ -855,8 +855,8 @@ async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPat
     """Seen from the inside: the lock is not the child's, all use is refused, and closing closes nothing."""
     journal = SqliteJournal(path)
     await taken(journal)
-    signing_async.journal._after_fork_in_child()
-    signing_async.journal._after_fork_in_child()
+    signing_async.dispatch.journal._after_fork_in_child()
+    signing_async.dispatch.journal._after_fork_in_child()
     assert journal._lock is None
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None

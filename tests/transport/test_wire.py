@@ -191,7 +191,7 @@ def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
     )
     facts = json.loads(ran.stdout)
     assert facts["on the loop"] == []
-    assert {"cattrs", "signing_async.documents.resource.preflight"} <= set(facts["in threads"])
+    assert {"cattrs", "signing_async.documents.preflight"} <= set(facts["in threads"])
 
 
 def test_the_version_is_the_distributions() -> None:
