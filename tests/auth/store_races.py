@@ -28,7 +28,7 @@ from signing_async.postgres import PostgresTokenStore
 from signing_async.redis import RedisTokenStore
 from signing_async.sandbox import Profile, Sandbox
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REDIRECT = "https://app.example.com/callback"
 LIFETIME = 1.0
 # A token is replaced after nine tenths of its life. Two refreshes for one expiry would follow upon each other at once.

@@ -65,7 +65,7 @@ from tests.auth.oauth_servers import (
     says,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BASE = "https://tenant.example.com"
 
 

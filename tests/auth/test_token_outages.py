@@ -23,7 +23,7 @@ from tests.auth.token_outages import run as run_case
 from tests.postgres.server import PostgresServer
 from tests.redis.server import RedisServer, running_redis
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A tenth of the times of the full matrix.
 REDIS = {"lease": 0.5, "timeout": 1.0}
 POSTGRES = {"grace": 3.0, "timeout": 1.0}

@@ -24,7 +24,7 @@ from signing_async import AuthError, ConfigurationError, FileTokenStore, MemoryT
 from signing_async.auth import token_stores as module
 from signing_async.auth.token_stores import carried_through, token_from_json, token_to_json
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
 BARE = Token("access-2")
 
@@ -352,7 +352,7 @@ async def test_a_path_that_cannot_be_one(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a system without flock the module loads, and the file store alone refuses to be made."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    name = "signing_async._token_stores_elsewhere"
+    name = "signing_async.auth._token_stores_elsewhere"
     spec = importlib.util.spec_from_file_location(name, str(module.__file__))
     assert spec is not None
     assert spec.loader is not None

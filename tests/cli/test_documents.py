@@ -68,7 +68,7 @@ def test_the_service_refuses_an_upload(run: Run, service: Service, tmp_path: Pat
     assert ran.code == 1
     assert "HTTP 400" in ran.err
     signing = service.draft()
-    service.do(service.sandbox.faults.add, "resource.upload", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "documents.upload", "drop-after-commit")
     service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=1)
     ran = run("upload", signing, "lease.pdf", "--timeout", "1")
     assert ran.code == 3
@@ -137,7 +137,7 @@ def test_which_document_there_is_no_telling(run: Run, service: Service, complete
         ran = run("download", *arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
         assert words in ran.err
-    assert service.do(service.sandbox.requests_of, "resource.download_signed") == []
+    assert service.do(service.sandbox.requests_of, "documents.download_signed") == []
 
 
 def test_a_file_that_is_there_is_left_alone(run: Run, completed: str, tmp_path: Path) -> None:

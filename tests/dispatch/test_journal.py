@@ -767,7 +767,7 @@ def test_without_posix_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a system without flock and fork the module can be imported, and says what it needs."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.delattr(os, "register_at_fork")
-    name = "signing_async._journal_elsewhere"
+    name = "signing_async.dispatch._journal_elsewhere"
     spec = importlib.util.spec_from_file_location(name, str(signing_async.dispatch.journal.__file__))
     assert spec is not None
     assert spec.loader is not None

@@ -303,7 +303,7 @@ KNOWN_NAME = "0ff14c1cfc103c9a14c658eef3322a08eec226d38c9f9a0e7b52aa7c44d4d03e"
 async def test_the_name_is_the_same_in_every_process() -> None:
     """It depends on no hash seed and no version: whoever runs it again tomorrow finds what was sent today."""
     script = (
-        "import asyncio; from tests.test_packages import *; "
+        "import asyncio; from tests.dispatch.test_package import *; "
         "p = package([PdfSource(TINY, 'r\\u00e9sum\\u00e9.pdf')], signing_order='sequential'); "
         "print(asyncio.run(key_of(p)))"
     )

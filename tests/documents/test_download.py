@@ -309,9 +309,9 @@ async def test_what_is_no_sealed_pdf(target: Path, read: Read, data: bytes, said
             await read(client, target)
         assert len(server.requests) == 1
     assert said in str(caught.value)
-    assert str(caught.value).startswith("resource.download_signed: the answer cannot be read: ")
+    assert str(caught.value).startswith("documents.download_signed: the answer cannot be read: ")
     assert (caught.value.status, caught.value.request_id) == (200, "r-77")
-    assert caught.value.operation == "resource.download_signed"
+    assert caught.value.operation == "documents.download_signed"
     assert untouched(target)
 
 
@@ -730,7 +730,7 @@ async def test_a_verified_download(target: Path, sealed_pdf: bytes) -> None:
             await client.documents.download_signed("s1", "d1", target, trust="system")
     problem = "its signature: the certificate does not lead to a trusted root"
     assert caught.value.problems == (problem,)
-    assert str(caught.value) == f"resource.download_signed: the sealed file is not trusted: {problem}"
+    assert str(caught.value) == f"documents.download_signed: the sealed file is not trusted: {problem}"
     assert untouched(target)
 
 

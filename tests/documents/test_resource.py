@@ -202,20 +202,20 @@ async def test_every_kind_of_source_arrives(sandbox: Sandbox, client: SigningCli
                 file.seek(0)
                 spooled.seek(0)
                 if fault:
-                    sandbox.faults.add("resource.upload", fault)
+                    sandbox.faults.add("documents.upload", fault)
                 document = await client.documents.upload(signing, make())
                 assert sandbox.document_bytes(document.id) == data, (name, fault)
                 assert document.name == name
     uploads = len(sources) * (3 if size == LARGE else 1)
     assert len(sandbox.documents(signing.id)) == uploads
-    assert len(sandbox.requests_of("resource.upload")) == uploads + (len(sources) if size == LARGE else 0)
+    assert len(sandbox.requests_of("documents.upload")) == uploads + (len(sources) if size == LARGE else 0)
 
 
 async def test_a_pipe_is_sent_again_whole(sandbox: Sandbox, client: SigningClient) -> None:
     """What can be read only once is kept for the second attempt."""
     data = make_pdf(LARGE)
     signing = await client.signings.create(name="Lease", language="EN")
-    sandbox.faults.add("resource.upload", "503", times=2)
+    sandbox.faults.add("documents.upload", "503", times=2)
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # fmt: skip
         assert process.stdin is not None
@@ -301,7 +301,7 @@ async def test_without_preflight_the_service_judges(sandbox: Sandbox, client: Si
     for data in (encrypted(make_pdf()), b"Dear Sir or Madam", b""):
         with pytest.raises((DocumentRejected, BadRequest)):
             await client.documents.upload(signing, data, preflight=False)
-    assert len(sandbox.requests_of("resource.upload")) == 3
+    assert len(sandbox.requests_of("documents.upload")) == 3
     assert sandbox.documents(signing.id) == []
 
 
@@ -331,7 +331,7 @@ async def test_a_stream_that_fails_commits_nothing(sandbox: Sandbox, client: Sig
     with pytest.raises(BucketError):
         await client.documents.upload(signing, failing())
     assert sandbox.documents(signing.id) == []
-    assert sandbox.requests_of("resource.upload") == []
+    assert sandbox.requests_of("documents.upload") == []
 
 
 async def test_a_stream_that_stalls_is_not_waited_for(sandbox: Sandbox, client: SigningClient) -> None:
@@ -412,7 +412,7 @@ async def test_progress(tmp_path: Path, kind: str, size: int) -> None:
 async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: SigningClient) -> None:
     """The bytes of the attempt that failed are taken back before the next one counts."""
     signing = await client.signings.create(name="Lease", language="EN")
-    sandbox.faults.add("resource.upload", "503")
+    sandbox.faults.add("documents.upload", "503")
     told: list[int] = []
     await client.documents.upload(
         signing, make_pdf(LARGE), on_progress=lambda progress: told.append(progress.bytes_done)
@@ -425,7 +425,7 @@ async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: Signin
 async def test_progress_ends_when_the_document_was_found(sandbox: Sandbox, client: SigningClient) -> None:
     """An upload that took effect although its answer was lost is done, with all of its bytes."""
     signing = await client.signings.create(name="Lease", language="EN")
-    sandbox.faults.add("resource.upload", "drop-after-commit")
+    sandbox.faults.add("documents.upload", "drop-after-commit")
     told: list[Progress] = []
     await client.documents.upload(signing, make_pdf(LARGE), on_progress=told.append)
     assert told[-1] == Progress(1, 1, LARGE, LARGE)
@@ -444,7 +444,7 @@ async def test_a_failed_upload_is_never_done(sandbox: Sandbox) -> None:
     """The last that is told of it is that no file is done."""
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
         signing = await client.signings.create(name="Lease", language="EN")
-        sandbox.faults.add("resource.upload", "500")
+        sandbox.faults.add("documents.upload", "500")
         told: list[Progress] = []
         with pytest.raises(OutcomeUnknown):
             await client.documents.upload(signing, make_pdf(LARGE), on_progress=told.append)

@@ -29,7 +29,7 @@ from tests.auth.store_races import Race, race
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.redis.server import slow_way
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OLD = Token("access-old", "refresh-old", datetime(2020, 1, 1, tzinfo=UTC))
 NEW = Token("access-new", "refresh-new", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC))
 KEY = bytes(range(32))

@@ -25,7 +25,7 @@ from tests.auth.oauth_servers import Scripted, WatchedStore, grants, oauth_for
 from tests.needs import needs_module
 from tests.redis.server import RedisServer, free_port, running_redis, slow_way
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OLD = Token("access-old", "refresh-old", datetime(2020, 1, 1, tzinfo=UTC))
 NEW = Token("access-new", "refresh-new", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC))
 PASSWORD = "pass-word-4711"

@@ -17,7 +17,7 @@ from tests.needs import needs
 from tests.sealed.cases import CASES, Case, Parts, lasting, roots, sealed, wrapped
 from tests.sealed.pdfs import judged, sandbox_authority
 
-GUIDE = Path(__file__).parent.parent / "signing_async" / "sealed.md"
+GUIDE = Path(__file__).parents[2] / "signing_async" / "sealed.md"
 
 
 def pyhanko_accepts(data: bytes, folder: Path, trust: list[bytes]) -> bool:

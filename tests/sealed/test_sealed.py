@@ -26,7 +26,7 @@ from tests.sealed.cases import certified, edited, fill_form, roots, signed, sign
 from tests.sealed.pdfs import TIMESTAMP, WHEN, as_ber, cms, judged, sandbox_authority, sealed_by_sandbox, signed_pdf
 from tests.sealed.pdfs import timestamp as timestamp_of
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_sealed_pdf_is_sound() -> None:
