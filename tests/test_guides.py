@@ -1,4 +1,4 @@
-"""The README and the guides beside the code are true: their code runs, their tables are complete, their links lead somewhere."""
+"""The README and the guides beside the code are true: code runs, tables are complete, links lead somewhere."""
 
 from __future__ import annotations
 
