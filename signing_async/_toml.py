@@ -51,8 +51,8 @@ def read_toml(
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """A hint at the name that was meant; nothing where none is close."""
+    """Return a hint at the known name that is closest to this one; empty if none is close."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1)
-    return f"; is {near[0]} meant?" if near else ""
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -22,7 +22,7 @@ import click
 from ..errors import ConfigurationError, InvalidRequest
 from .command import Seconds, State, command
 from .exits import INTERRUPTED, code_of, code_of_all
-from .manifest import Entry, Manifest, Problem, Report
+from .manifest import Entry, FailureReport, Manifest, Problem
 from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ async def _check_entry(entry: Entry, checked: Checked, most: int) -> None:
     try:
         prepared = await prepare(entry.package, most)
     except InvalidRequest as error:
-        checked.add(entry.found(error.problems))
+        checked.add(entry.with_problems(error.problems))
         return
     prepared.close()
     checked.add(entry.problems)
@@ -303,12 +303,12 @@ def _count(number: int, what: str) -> str:
 
 async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
     with Manifest(plan.manifest) as manifest:
-        report = Report(plan.failures, manifest)
+        report = FailureReport(plan.failures, manifest)
         report.check()
         checked = await _check(state, manifest)
         run = Run(state, plan, manifest, checked, report)
         with contextlib.ExitStack() as exits:
-            exits.callback(report.drop)
+            exits.callback(report.discard)
             async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
                 shown = plan.journal_shown
                 state.out.say(f"The journal is {shown}: a second run goes on from there.", journal=shown)
@@ -335,7 +335,7 @@ async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator
 class Run:
     """The packages of a manifest on their way, and what came of them."""
 
-    def __init__(self, state: State, plan: Plan, manifest: Manifest, checked: Checked, report: Report) -> None:
+    def __init__(self, state: State, plan: Plan, manifest: Manifest, checked: Checked, report: FailureReport) -> None:
         self._state = state
         self._plan = plan
         self._manifest = manifest

@@ -19,7 +19,7 @@ import pytest
 
 from signing_async.cli import dispatch as module
 from signing_async.cli.dispatch import _duration
-from signing_async.cli.manifest import Report
+from signing_async.cli.manifest import FailureReport
 from signing_async.sandbox import Sandbox
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -139,7 +139,7 @@ def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: O
         "leases.csv, line 5, recipient1_email: must be an e-mail address, not 'nobody'",
         f"leases.csv, line 5, documents: '{tmp_path}/none.pdf' cannot be opened: No such file or directory",
         "leases.csv, line 5, documents: notes.pdf: it is not a PDF",
-        "leases.csv, line 6: the cell 'surplus' has no column: it is number 6",
+        "leases.csv, line 6: cell 6, 'surplus', has no column",
         "leases.csv, line 8: is the same package as line 7: if both are meant, give them keys of their own",
     ]
     ran = run("dispatch", "leases.csv")
@@ -176,7 +176,7 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
     ("arguments", "words"),
     [
         (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
-        (["."], "Error: .: is not a file"),
+        (["."], "Error: .: not a regular file"),
         (["leases.csv", "--journal", ""], "Error: --journal: is empty"),
         (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: that is the manifest itself"),
         (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
@@ -308,9 +308,9 @@ def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, o
     ("failures", "words"),
     [
         ("none/failed.csv", "'none/failed.csv' cannot be written: No such file or directory"),
-        ("notes.txt", "'notes.txt' is there already, and is no report of failures"),
+        ("notes.txt", "'notes.txt' exists and is not a report of failures"),
         ("folder", "'folder' is a folder"),
-        ("pipe", "'pipe' is there already, and is no report of failures"),
+        ("pipe", "'pipe' exists and is not a report of failures"),
         ("", "'.' is a folder"),
         ("/", "'/' is a folder"),
     ],
@@ -361,7 +361,7 @@ def test_a_manifest_that_changes_under_way(
 ) -> None:
     """Nothing more is begun: what was checked is what is sent."""
     path = office(30)
-    add = Report.add
+    add = FailureReport.add
     service.do(service.sandbox.faults.add, "signings.create", "500", times=None, skip=3)
     monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
 
@@ -370,10 +370,10 @@ def test_a_manifest_that_changes_under_way(
         with path.open("a") as file:
             file.write("\n")
 
-    monkeypatch.setattr(Report, "add", change)
+    monkeypatch.setattr(FailureReport, "add", change)
     ran = run("dispatch", "leases.csv", "--concurrency", "1")
     assert ran.code == 1
-    assert "leases.csv: was changed while it was read: run the command again" in ran.err
+    assert "leases.csv: changed while it was read; run the command again" in ran.err
     assert len(sent(service)) == 3
 
 

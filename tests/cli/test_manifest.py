@@ -1,4 +1,4 @@
-"""Manifests as people make them: what is read of them, what is wrong with them, and what failed, written again."""
+"""Manifests as people write them, the problems reported for them, and reports of failures as manifests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from signing_async import InvalidRequest, NewRecipient, SigningError, SigningPackage
-from signing_async.cli.manifest import LONGEST_LINE, Entry, Manifest, Report
+from signing_async.cli.manifest import Entry, FailureReport, Manifest
+from signing_async.cli.manifest.rows import MAX_LINE
 
 HEADER = "key,name,language,documents,recipient1_email"
 Written = Callable[..., Path]
@@ -19,7 +20,7 @@ Written = Callable[..., Path]
 
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    """Writes a manifest."""
+    """Return a function that writes a manifest."""
 
     def write(content: str | bytes, name: str = "leases.csv") -> Path:
         path = tmp_path / name
@@ -30,7 +31,7 @@ def written(tmp_path: Path) -> Written:
 
 
 def read(path: Path) -> list[Entry]:
-    """All of its entries, read twice."""
+    """Read all entries, twice, and compare."""
     with Manifest(path) as manifest:
         entries = list(manifest.entries())
         manifest.check_unchanged()
@@ -39,7 +40,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def _comparable(entry: Entry) -> tuple[Any, ...]:
-    return entry.line, entry.row, entry.problems, entry.columns
+    return entry.line, entry.row, entry.problems, entry.recipient_numbers
 
 
 def problems(path: Path) -> list[str]:
@@ -47,7 +48,7 @@ def problems(path: Path) -> list[str]:
 
 
 def paths(package: SigningPackage | None) -> list[str]:
-    """Where the documents of a package are."""
+    """Return the paths of the package's documents."""
     assert package is not None
     return [str(document.source) for document in package.documents]  # type: ignore[union-attr]  # each is a PdfSource
 
@@ -62,10 +63,10 @@ FULL = (
 
 @pytest.mark.parametrize("encode", [lambda text: text.encode("utf-8-sig"), lambda text: b"sep=;\r\n" + text.encode()])
 @pytest.mark.parametrize("delimiter", [";", ",", "\t"])
-def test_a_csv_as_excel_writes_it(
+def test_csv_written_by_excel_is_read(
     encode: Callable[[str], bytes], delimiter: str, written: Written, tmp_path: Path
 ) -> None:
-    """With a byte order mark or a line on its separator, columns as people name them, line breaks in cells."""
+    """A byte order mark or ``sep=`` line, people's spelling of column names, and line breaks in cells are accepted."""
     data = (
         encode(FULL)
         if delimiter == ";"
@@ -86,11 +87,10 @@ def test_a_csv_as_excel_writes_it(
         NewRecipient("anna@example.com", "Anna", "Berg", "bankid", 1, extra),
         NewRecipient("bo@example.com", order=2),
     )
-    assert entry.columns == (1, 3)
+    assert entry.recipient_numbers == (1, 3)
 
 
-def test_json_lines(written: Written, tmp_path: Path) -> None:
-    """The same names; a document may have another name than its file."""
+def test_json_lines_are_read(written: Written, tmp_path: Path) -> None:
     row = {
         "key": "k",
         "name": "Lease",
@@ -113,8 +113,7 @@ def test_json_lines(written: Written, tmp_path: Path) -> None:
     assert (first.package.key, second.package.key) == ("k", None)
 
 
-def test_blank_rows_are_passed_over(written: Written) -> None:
-    """As spreadsheets leave them, and columns without a name or content."""
+def test_blank_rows_and_columns_are_skipped(written: Written) -> None:
     path = written(f"\n{HEADER},,\n\n,,,,\nk,Lease,EN,a.pdf,a@example.com\n   \n")
     (entry,) = read(path)
     assert (entry.line, entry.problems) == (5, ())
@@ -129,100 +128,95 @@ def test_blank_rows_are_passed_over(written: Written) -> None:
 
 HEADERS = {
     "key,name,langauge,documents,recipient1_email": [
-        "line 1: there is no column 'langauge'; is language meant?",
-        "line 1: the column 'language' is missing",
+        "line 1: unknown column 'langauge'; did you mean 'language'?",
+        "line 1: missing column 'language'",
     ],
     "name,language,documents,recipient2_emial": [
-        "line 1: there is no column 'recipient2_emial'; is recipient2_email meant?",
-        "line 1: the column 'recipient1_email' is missing",
+        "line 1: unknown column 'recipient2_emial'; did you mean 'recipient2_email'?",
+        "line 1: missing column 'recipient1_email'",
     ],
     "name,language,documents,email,recipient1_email": [
-        "line 1: there is no column 'email'; is recipient1_email meant?"
+        "line 1: unknown column 'email'; did you mean 'recipient1_email'?"
     ],
-    "name,language,documents,recipient1_email,xyzzy": ["line 1: there is no column 'xyzzy'"],
-    "name,language,documents,recipient1_email,Name": ["line 1: the column 'Name' stands there twice"],
+    "name,language,documents,recipient1_email,xyzzy": ["line 1: unknown column 'xyzzy'"],
+    "name,language,documents,recipient1_email,Name": ["line 1: duplicate column 'Name'"],
     "nonsense": [
-        "line 1: there is no column 'nonsense'",
-        *(f"line 1: the column {name!r} is missing" for name in ("name", "language", "documents", "recipient1_email")),
+        "line 1: unknown column 'nonsense'",
+        *(f"line 1: missing column {name!r}" for name in ("name", "language", "documents", "recipient1_email")),
     ],
 }
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_header_that_is_wrong(header: str, written: Written) -> None:
-    """Each column that is unknown, twice there or missing is named, with what is meant perhaps."""
+def test_each_unknown_duplicate_or_missing_column_is_reported(header: str, written: Written) -> None:
     assert problems(written(header + "\nx,EN,a.pdf,a@example.com,\n")) == HEADERS[header]
 
 
 LINES = {
-    'k,Lease,EN,a.pdf,"a@example.com': "line 3: is no CSV: unexpected end of data",
-    'k,Lease,EN,a.pdf,"a"b': "line 3: is no CSV: ',' expected after '\"'",
-    "k,Lease,EN,a.pdf," + "x" * 140_000: "line 3: is no CSV: field larger than field limit (131072)",
-    "k" * (LONGEST_LINE + 5): f"line 3: is longer than {LONGEST_LINE} bytes",
-    "k,Lease,EN,a.pdf,a@example.com,,surplus": "line 3: the cell 'surplus' has no column: it is number 7",
+    'k,Lease,EN,a.pdf,"a@example.com': "line 3: invalid CSV: unexpected end of data",
+    'k,Lease,EN,a.pdf,"a"b': "line 3: invalid CSV: ',' expected after '\"'",
+    "k,Lease,EN,a.pdf," + "x" * 140_000: "line 3: invalid CSV: field larger than field limit (131072)",
+    "k" * (MAX_LINE + 5): f"line 3: longer than {MAX_LINE} bytes",
+    "k,Lease,EN,a.pdf,a@example.com,,surplus": "line 3: cell 7, 'surplus', has no column",
 }
 
 
 @pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
-def test_a_line_that_is_wrong(line: str, written: Written) -> None:
-    """It is told with its number, and the others are read all the same."""
+def test_invalid_line_is_reported_and_the_others_are_read(line: str, written: Written) -> None:
     good = "k,Lease,EN,a.pdf,a@example.com,"
     path = written(f"{HEADER},\n{good}\n{line}\n{good}\n")
     assert problems(path) == [LINES[line]]
     assert sum(entry.package is not None for entry in read(path)) >= (1 if "unexpected" in LINES[line] else 2)
 
 
-def test_a_file_that_is_not_utf_8(written: Written) -> None:
-    """As older spreadsheets write it: each such line is named."""
+def test_each_line_that_is_not_utf_8_is_reported(written: Written) -> None:
     good = b"k,Lease,EN,a.pdf,a@example.com\n"
     path = written(HEADER.encode() + b"\n" + good + good.replace(b"Lease", b"L\xe4ge") + good)
-    assert problems(path) == ["line 3: is not UTF-8: save the manifest as UTF-8"]
-    lines = [b'{"name": "L\xe4ge"}', b'{"name": "x", "language": "EN"}', b"{" + b" " * LONGEST_LINE * 2 + b"}"]
+    assert problems(path) == ["line 3: not UTF-8; save the manifest as UTF-8"]
+    lines = [b'{"name": "L\xe4ge"}', b'{"name": "x", "language": "EN"}', b"{" + b" " * MAX_LINE * 2 + b"}"]
     assert problems(written(b"\n".join(lines), "x.jsonl")) == [
-        "line 1: is not UTF-8: save the manifest as UTF-8",
-        f"line 3: is longer than {LONGEST_LINE} bytes",
+        "line 1: not UTF-8; save the manifest as UTF-8",
+        f"line 3: longer than {MAX_LINE} bytes",
     ]
 
 
-def test_orders_in_a_csv(written: Written) -> None:
-    """Are whole numbers; the problem names the column and the value."""
+def test_order_that_is_no_integer_is_reported_with_its_column(written: Written) -> None:
     header = f"{HEADER},recipient1_order,recipient2_order,recipient2_email"
     (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,a@example.com,first,{'9' * 300},b@example.com"))
-    assert str(entry.problems[0]) == "line 2, recipient1_order: must be a whole number, not 'first'"
+    assert str(entry.problems[0]) == "line 2, recipient1_order: must be an integer, got 'first'"
     assert len(str(entry.problems[1])) < 300
 
 
 OBJECTS = {
-    "[1]": "must be an object, not [1]",
-    '{"name": }': "is no JSON: Expecting value",
-    '{"name": "a", "name": "b"}': "the name 'name' stands twice in one object",
-    '{"a": ' * 100_000: "is no JSON: ",
-    '{"nmae": 1}': "nmae: is unknown; is name meant?",
-    '{"documents": "a.pdf"}': "documents: must be a list, not 'a.pdf'",
-    '{"recipients": {}}': "recipients: must be a list, not {}",
-    '{"documents": [5]}': "documents[0]: must be a path, or an object with a path, not 5",
+    "[1]": "must be an object, got [1]",
+    '{"name": }': "invalid JSON: Expecting value",
+    '{"name": "a", "name": "b"}': "duplicate member 'name'",
+    '{"a": ' * 100_000: "invalid JSON: ",
+    '{"nmae": 1}': "nmae: unknown field; did you mean 'name'?",
+    '{"documents": "a.pdf"}': "documents: must be a list, got 'a.pdf'",
+    '{"recipients": {}}': "recipients: must be a list, got {}",
+    '{"documents": [5]}': "documents[0]: must be a path, or an object with a path, got 5",
     '{"documents": [{"path": ""}]}': "documents[0]: must be a path",
-    '{"documents": [{"path": "a", "name": "b"}]}': "documents[0]: 'name' is unknown; is filename meant?",
-    '{"documents": [{"path": "a", "filename": " "}]}': "documents[0]: filename must be a name, not ' '",
-    '{"recipients": [5]}': "recipients[0]: must be an object, not 5",
-    '{"recipients": [{"emial": "a"}]}': "recipients[0]: 'emial' is unknown; is email meant?",
+    '{"documents": [{"path": "a", "name": "b"}]}': "documents[0]: unknown member 'name'; did you mean 'filename'?",
+    '{"documents": [{"path": "a", "filename": " "}]}': "documents[0]: filename must be a non-empty string, got ' '",
+    '{"recipients": [5]}': "recipients[0]: must be an object, got 5",
+    '{"recipients": [{"emial": "a"}]}': "recipients[0]: unknown member 'emial'; did you mean 'email'?",
 }
 
 
 @pytest.mark.parametrize("text", OBJECTS, ids=range(len(OBJECTS)))
-def test_an_object_that_is_wrong(text: str, written: Written) -> None:
-    """The problem names the line, the field and the value."""
+def test_invalid_object_is_reported_with_line_field_and_value(text: str, written: Written) -> None:
     found = problems(written("{}\n" + text, "x.jsonl"))
     assert len(found) == 1
     assert found[0].startswith("line 2")
     assert OBJECTS[text] in found[0]
 
 
-def test_what_else_is_wrong_by_the_manifests_own_names(written: Written) -> None:
-    """Recipients have the numbers of their columns; what was told once is not told again."""
+def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(written: Written) -> None:
+    """A recipient keeps the number of its columns, and a column is reported once."""
     header = f"{HEADER},recipient3_email,recipient3_order,recipient3_extra_phone"
     (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,,b@example.com,x,1"))
-    found = entry.found(
+    found = entry.with_problems(
         [
             "language: must be EN or SV, not 'DE'",
             "recipients[0].email: must be an e-mail address, not 'b'",
@@ -233,7 +227,7 @@ def test_what_else_is_wrong_by_the_manifests_own_names(written: Written) -> None
         ]
     )
     assert [str(problem) for problem in found] == [
-        "line 2, recipient3_order: must be a whole number, not 'x'",
+        "line 2, recipient3_order: must be an integer, got 'x'",
         "line 2, language: must be EN or SV, not 'DE'",
         "line 2, recipient3_email: must be an e-mail address, not 'b'",
         "line 2, recipient3_extra: cannot be sent",
@@ -241,38 +235,36 @@ def test_what_else_is_wrong_by_the_manifests_own_names(written: Written) -> None
         "line 2, recipient1_email: there is none, and at least one is needed",
     ]
     (entry,) = read(written('{"documents": [5], "recipients": 7}', "x.jsonl"))
-    found = entry.found(
+    found = entry.with_problems(
         ["documents[0]: document.pdf: it is empty", "recipients: there is none", "name: must be a text"]
     )
     assert [problem.column for problem in found] == ["documents[0]", "recipients", "name"]
 
 
-def test_files_that_cannot_be_manifests(tmp_path: Path) -> None:
-    """Each error names the file and the reason."""
+def test_file_that_is_no_manifest_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "utf16.csv").write_bytes(HEADER.encode("utf-16"))
     os.mkfifo(tmp_path / "pipe")
     for name, words in (
         ("none.csv", "none.csv: cannot be opened: No such file or directory"),
-        (".", "is not a file"),
-        ("pipe", "pipe: is not a file"),
-        ("utf16.csv", "utf16.csv: is UTF-16: save it as UTF-8, in Excel as 'CSV UTF-8'"),
+        (".", "not a regular file"),
+        ("pipe", "pipe: not a regular file"),
+        ("utf16.csv", "utf16.csv: encoded as UTF-16; save it as UTF-8 (in Excel: 'CSV UTF-8')"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             Manifest(tmp_path / name)
         assert words in str(caught.value)
 
 
-def test_a_manifest_that_changes_is_noticed(written: Written) -> None:
-    """What was checked is not what is sent then."""
+def test_manifest_that_changed_while_it_was_read_is_an_error(written: Written) -> None:
     path = written(HEADER)
     with Manifest(path) as manifest:
         with path.open("a") as file:
             file.write("\nk,Lease,EN,a.pdf,a@example.com\n")
-        with pytest.raises(SigningError, match=r"leases\.csv: was changed while it was read"):
+        with pytest.raises(SigningError, match=r"leases\.csv: changed while it was read"):
             manifest.check_unchanged()
 
 
-# What failed, written again
+# Reports of failures
 
 CSV = f"{HEADER}\nk1,Lease 1,EN,a.pdf; /b.pdf,a@example.com\n,Lease 2,EN,b.pdf,b@example.com\n"
 JSON = (
@@ -285,17 +277,19 @@ JSON = (
     [(CSV, "leases.csv"), (CSV.replace(",", ";").replace("; /", ", /"), "x.csv"), (JSON, "x.jsonl")],
 )
 @pytest.mark.parametrize("folder", [".", "elsewhere"])
-def test_a_report_is_a_manifest(content: str, name: str, folder: str, written: Written, tmp_path: Path) -> None:
-    """The same packages under their keys, from wherever it lies; its reasons are passed over."""
+def test_report_of_failures_is_a_manifest_of_the_same_packages(
+    content: str, name: str, folder: str, written: Written, tmp_path: Path
+) -> None:
+    """Keys and paths are kept, from any folder; the reasons are ignored."""
     (tmp_path / "elsewhere").mkdir()
     target = tmp_path / folder / "failed"
     with Manifest(written(content, name)) as manifest:
         entries = list(manifest.entries())
-        report = Report(target, manifest)
+        report = FailureReport(target, manifest)
         for number, entry in enumerate(entries, 1):
             report.add(entry.row, f"k{number}", 'HTTP 500:\nnot today; "perhaps" tomorrow')
         assert report.finish()
-        report.drop()
+        report.discard()
     again = read(target)
     assert [entry.problems for entry in again] == [()] * len(entries)
     for number, (old, new) in enumerate(zip(entries, again, strict=True), 1):
@@ -306,13 +300,12 @@ def test_a_report_is_a_manifest(content: str, name: str, folder: str, written: W
     assert sorted(path.name for path in target.parent.iterdir() if "fail" in path.name) == ["failed"]
 
 
-def test_a_report_of_a_report(written: Written, tmp_path: Path) -> None:
-    """Has the same columns, and takes the older one's place."""
+def test_report_of_a_report_has_the_same_columns_and_replaces_it(written: Written, tmp_path: Path) -> None:
     path = tmp_path / "failed.csv"
     for _ in range(3):
         source = path if path.exists() else written(CSV.replace("key,", "").replace("k1,", "").replace("\n,", "\n"))
         with Manifest(source) as manifest:
-            report = Report(path, manifest)
+            report = FailureReport(path, manifest)
             for entry in manifest.entries():
                 report.add(entry.row, f"k{entry.line}", "no")
             assert report.finish()
@@ -320,31 +313,28 @@ def test_a_report_of_a_report(written: Written, tmp_path: Path) -> None:
         assert header == "name,language,documents,recipient1_email,key,error"
 
 
-def test_a_report_of_nothing(written: Written, tmp_path: Path) -> None:
-    """There is none; an older one is removed, since it is not true any more."""
+def test_old_report_is_removed_when_nothing_failed(written: Written, tmp_path: Path) -> None:
     (tmp_path / "failed.csv").write_text("old")
     with Manifest(written(CSV)) as manifest:
-        report = Report(tmp_path / "failed.csv", manifest)
+        report = FailureReport(tmp_path / "failed.csv", manifest)
         assert not report.finish()
-        report.drop()
+        report.discard()
     assert not (tmp_path / "failed.csv").exists()
 
 
-def test_a_report_that_is_dropped(written: Written, tmp_path: Path) -> None:
-    """Leaves all as it was."""
+def test_discarded_report_leaves_the_old_one(written: Written, tmp_path: Path) -> None:
     (tmp_path / "failed.csv").write_text("old")
     with Manifest(written(CSV)) as manifest:
-        report = Report(tmp_path / "failed.csv", manifest)
+        report = FailureReport(tmp_path / "failed.csv", manifest)
         report.add(next(manifest.entries()).row, "k", "no")
-        report.drop()
+        report.discard()
     assert (tmp_path / "failed.csv").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_report_that_cannot_be_written(written: Written, tmp_path: Path) -> None:
-    """The error names the option, the path and the reason."""
+def test_report_that_cannot_be_written_is_an_error(written: Written, tmp_path: Path) -> None:
     with Manifest(written(CSV)) as manifest:
-        report = Report(tmp_path / "none" / "failed.csv", manifest)
+        report = FailureReport(tmp_path / "none" / "failed.csv", manifest)
         with pytest.raises(InvalidRequest, match=r"--failures: '.*/none/failed\.csv' cannot be written: No such file"):
             report.add({}, "k", "no")
 
@@ -357,11 +347,10 @@ def test_a_report_that_cannot_be_written(written: Written, tmp_path: Path) -> No
         r'{"documents": [{"path": "a.pdf", "filename": "\udc00\ud800"}]}',
     ],
 )
-def test_half_a_character_of_json(text: str, written: Written) -> None:
-    """It can be sent to nobody, and not be written into a report either; whole ones are as good as any."""
+def test_lone_surrogate_in_json_is_reported(text: str, written: Written) -> None:
     whole = r'{"name": "\ud83d\ude00", "documents": "\\ud800"}'
     found = problems(written(f"{text}\n{whole}", "x.jsonl"))
-    assert found[0] == "line 1: holds half a character, which JSON writes as \\ud800 to \\udfff"
+    assert found[0] == "line 1: lone surrogate (\\ud800 to \\udfff), which can't be encoded as UTF-8"
     assert [one.partition(":")[0] for one in found[1:]] == ["line 2, documents"]
 
 
@@ -370,18 +359,16 @@ def test_half_a_character_of_json(text: str, written: Written) -> None:
     [
         (
             HEADER + "\rk,Lease,EN,a.pdf,anna@example.com\r",
-            "is no CSV: it has the line ends of old Macs: save it as 'CSV UTF-8'",
+            "invalid CSV: it has the line endings of classic Mac OS; save it as 'CSV UTF-8'",
         ),
-        (HEADER + "x" * 200_000, "is no CSV: field larger than field limit (131072)"),
-        (f"sep=;\n{HEADER}{'x' * 200_000}", "is no CSV: field larger than field limit (131072)"),
+        (HEADER + "x" * 200_000, "invalid CSV: field larger than field limit (131072)"),
+        (f"sep=;\n{HEADER}{'x' * 200_000}", "invalid CSV: field larger than field limit (131072)"),
     ],
 )
-def test_a_header_that_is_none(content: str, words: str, written: Written) -> None:
-    """Is a problem like any other."""
+def test_header_that_is_no_csv_is_reported(content: str, words: str, written: Written) -> None:
     assert problems(written(content)) == [f"line {content.count(chr(10)) + 1}: {words}"]
 
 
 @pytest.mark.parametrize("sign", ['"', "", "#"])
-def test_what_separates_no_columns(sign: str, written: Written) -> None:
-    """Is taken for the header that it is not: a report of failures that has it could not be read again."""
-    assert problems(written(f"sep={sign}\r\n{HEADER}\n"))[0] == f"line 1: there is no column {'sep=' + sign!r}"
+def test_sep_line_without_a_known_delimiter_is_an_unknown_column(sign: str, written: Written) -> None:
+    assert problems(written(f"sep={sign}\r\n{HEADER}\n"))[0] == f"line 1: unknown column {'sep=' + sign!r}"

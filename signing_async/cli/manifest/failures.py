@@ -1,0 +1,79 @@
+"""The report of the packages that failed: a manifest that can be run again."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ..._files import sync_folder
+from ...errors import InvalidRequest
+from .manifest import Manifest
+from .rows import MAX_LINE
+
+__all__ = ["FailureReport"]
+
+
+class FailureReport:
+    """A manifest of the failed packages. It replaces an older report once it is complete."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self._manifest = manifest
+        # Relative paths would point elsewhere from another folder.
+        is_elsewhere = path.absolute().parent.resolve() != manifest.folder.resolve()
+        self._folder = manifest.folder if is_elsewhere else None
+        self._file: IO[str] | None = None
+        self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` if the report can't be written, or would replace a file that is no such report."""
+        self._open().close()
+        self._partial.unlink()
+        if self.path.exists() and not self._manifest.is_at(self.path) and not _is_report(self.path):
+            raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
+
+    def add(self, row: Mapping[str, Any], key: str, error: str) -> None:
+        """Add a failed package under its key, with the reason, which is ignored when the report is read."""
+        if self._file is None:
+            self._file = self._open()
+            self._file.write(self._manifest.format.header())
+        self._file.write(self._manifest.format.format_row(row, key, " ".join(error.split()), self._folder))
+
+    def _open(self) -> IO[str]:
+        try:
+            # The report names the same people as the manifest, so it gets the same permissions.
+            descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._manifest.mode)
+            return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
+        except OSError as error:
+            raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: {error.strerror}") from None
+
+    def finish(self, *, remove_old: bool = True) -> bool:
+        """Put the report in place and return whether there is one; without failures, remove an old one if asked to."""
+        if self._file is None:
+            if remove_old:
+                self.path.unlink(missing_ok=True)
+            return False
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._partial.replace(self.path)
+        sync_folder(self.path.absolute().parent)
+        return True
+
+    def discard(self) -> None:
+        """Leave an older report as it was."""
+        if self._file is not None:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+
+def _is_report(path: Path) -> bool:
+    """Return whether the file's first line has a key and an error."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return {b"key", b"error"} <= set(re.findall(rb"\w+", file.readline(MAX_LINE).lower()))
