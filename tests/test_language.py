@@ -1,0 +1,47 @@
+"""A reminder of this project's words for its ideas: the files of the package avoid the worst of the others."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.guides import ROOT
+
+AVOIDED = {
+    r"\bin doubt\b": "ambiguous, or outcome unknown",
+    r"\bmay pass\b|\bof an outage\b": "transient",
+    r"\bpurse\b": "retry budget",
+    r"\bteller\b|\btally\b": "progress reporter",
+    r"\bmany hands\b": "worker pool",
+    r"\bread[- ]ahead\b|\bon its way meanwhile\b": "prefetch",
+    r"\bhand(ed)?[- ]?over\b|\bhand-off\b": "deliver",
+    r"\bseen before\b": "duplicate",
+    r"\bspoiled\b": "desynchronized",
+    r"\blet (go|end)\b": "release, or drain",
+    r"\bone that (is|has|was|does)\b": "name the thing",
+    r"\bwhoever\b": "name the caller",
+    r"\bthose that\b": "name the things",
+    r"\bwhat came of\b": "the result of",
+    r"\bstands there\b|\bis there already\b": "exists",
+    r"\bthat is no (good|use|PDF)\b": "invalid",
+    r"\bmust be a text\b|\bmust be a whole number\b": "must be a string, must be an integer",
+    r"\bcannot be had\b|\bcould be had\b": "could not obtain",
+    r"\bas far as\b": "if, or where",
+}
+FILES = [
+    path
+    for path in [ROOT / "README.md", *sorted((ROOT / "signing_async").rglob("*"))]
+    if path.suffix in (".py", ".md", ".html", ".css")
+]
+
+
+@pytest.mark.parametrize("pattern", AVOIDED)
+def test_word_of_another_idea_is_avoided(pattern: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in FILES
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1)
+        if re.search(pattern, line, re.IGNORECASE)
+    ]
+    assert not found, f"say {AVOIDED[pattern]!r} instead:\n" + "\n".join(found)
