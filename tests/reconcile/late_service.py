@@ -185,6 +185,13 @@ class LateService:
     async def _stop_listening(self) -> None:
         if self._site is not None:
             site, self._site = self._site, None
+            # asyncio forgets a connection that it has accepted, and not yet served, when its server is closed.
+            server = site._server
+            assert isinstance(server, asyncio.Server)
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener)
+            for _ in range(5):
+                await asyncio.sleep(0)
             await site.stop()
 
     @asynccontextmanager
