@@ -180,6 +180,9 @@ def table(samples: Sequence[Sample]) -> str:
 # The traffic
 
 
+KINDS = ("whole_way", "short_lived", "renewing", "cancelled")
+
+
 class Traffic:
     """Several clients of one sandbox, and what they do."""
 
@@ -194,6 +197,10 @@ class Traffic:
         self.strange: list[BaseException] = []
         (folder / "large.pdf").write_bytes(make_pdf(400_000))
         self.small = make_pdf(5_000)
+
+    def is_complete(self, received: Counter[str]) -> bool:
+        """Return whether each kind of traffic has happened at least once."""
+        return all(self.done[kind] for kind in KINDS) and bool(received["signing.completed"])
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -325,7 +332,7 @@ async def receiving(receiver: Receiver) -> AsyncIterator[str]:
 
 
 async def soak(seconds: float, seed: int) -> tuple[list[Sample], Traffic]:
-    """Rounds of traffic for so long; what was counted after each."""
+    """Make rounds of traffic for so long, or until each kind has happened; return what was counted after each."""
     logging.getLogger("signing_async").setLevel(logging.ERROR)  # of forged deliveries there will be many
     wakeups, received = Wakeups(), Counter[str]()
 
@@ -340,7 +347,9 @@ async def soak(seconds: float, seed: int) -> tuple[list[Sample], Traffic]:
             traffic = Traffic(told, Path(folder), wakeups, seed)
             async with traffic.running():
                 began = time.monotonic()
-                while time.monotonic() - began < seconds:
+                while (passed := time.monotonic() - began) < seconds or (
+                    passed < 6 * seconds and not traffic.is_complete(received)
+                ):
                     await traffic.round()
                     await asyncio.sleep(0.05)  # what was closed is gone a moment later
                     rows.extend(astuple(sample(began)))
