@@ -22,7 +22,7 @@ from .assumptions import Assumptions
 from .deadlines import until
 from .errors import RequestTimeout, SigningError
 from .models import Document, Recipient, Signing
-from .retry import Outcome
+from .retry import Outcome, is_final
 
 __all__ = [
     "Creation",
@@ -129,7 +129,7 @@ class Reconciler(Generic[T]):
         due = loop.time() if self.ambiguous else retry_at
         self.ambiguous = True
         # Several attempts may have several effects: the first one that shows does not settle the others.
-        lost = sum(outcome is not Outcome.FAILED for outcome in self._outcomes)
+        lost = sum(not is_final(outcome) for outcome in self._outcomes)
         found_at = self._settled_at if self._effect.adds_up and lost > 1 else _NEVER
         pause = _FIRST_PAUSE
         last = max(self._settled_at, retry_at)
@@ -159,7 +159,7 @@ class Reconciler(Generic[T]):
         self.ambiguous = False
         if is_found and self._outcomes:
             # One attempt is accounted for: the one that would be missed most.
-            lost = next((each for each in self._outcomes if each is not Outcome.FAILED), self._outcomes[0])
+            lost = next((each for each in self._outcomes if not is_final(each)), self._outcomes[0])
             self._outcomes.remove(lost)
             self._effect.signing.ambiguities[lost] -= 1
 
@@ -247,8 +247,7 @@ class TrackedSigning:
     @property
     def may_change_late(self) -> bool:
         """Whether a lost request may still take effect."""
-        # An idle connection that was closed counts: the request may have arrived all the same.
-        return self.ambiguities.total() > self.ambiguities[Outcome.FAILED]
+        return any(count and not is_final(outcome) for outcome, count in self.ambiguities.items())
 
     @property
     def is_busy(self) -> bool:
