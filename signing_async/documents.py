@@ -33,15 +33,13 @@ from .bulk import Progress, Results, Tally, Teller
 from .convert import Unreadable, structure
 from .deadlines import until
 from .errors import (
-    AuthError,
-    ClientClosed,
     DecodeError,
     InvalidRequest,
     NotSound,
     NotYetSigned,
     RequestTimeout,
+    SigningError,
     TransportError,
-    Unauthorized,
 )
 from .files import sync_folder
 from .models import Document, Signing
@@ -67,8 +65,6 @@ _HEAD = b"%PDF-"
 _END = b"%%EOF"
 _END_WITHIN = 1024
 _AT_ONCE = 1024 * 1024
-# Not transient, and not of one file: every other upload of the client would end with it as well.
-_OF_THE_CLIENT = (AuthError, ClientClosed, Unauthorized)
 
 
 @attrs.frozen
@@ -389,7 +385,7 @@ class _Many:
                 document = await self._upload(item, share.listen if share is not None else None)
             except Exception as raised:
                 error = raised
-                if isinstance(raised, _OF_THE_CLIENT) and not raised.transient:
+                if isinstance(raised, SigningError) and raised.client_wide and not raised.transient:
                     self._fatal = raised
         else:
             # Each gets one to itself: raised in many places, one object would gather all their tracebacks.

@@ -103,6 +103,8 @@ class SigningError(Exception):
 
     A spare draft that a retried `create` may have left behind does not count: it notifies nobody.
     """
+    client_wide: bool = False
+    """Whether the client's other calls fail in the same way: it is closed, or its token is not accepted."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -272,6 +274,8 @@ class CannotBeSent(BadRequest):
 class Unauthorized(APIError):
     """401: the access token is not accepted, and refreshing it did not help or was not possible."""
 
+    client_wide: bool = True
+
 
 class Forbidden(APIError):
     """403: the token is good, and does not allow this."""
@@ -309,6 +313,8 @@ class AuthError(SigningError):
 
     ``code`` is the OAuth error (``access_denied``, ``invalid_grant``, ...) when the service named one.
     """
+
+    client_wide: bool = True
 
     def __init__(
         self,
@@ -375,6 +381,8 @@ class NotSound(SigningError):
 
 class ClientClosed(SigningError):
     """The client was used after ``aclose()``."""
+
+    client_wide: bool = True
 
 
 class JournalError(SigningError):

@@ -38,15 +38,7 @@ from . import checks
 from .assumptions import Assumptions
 from .client import SigningClient
 from .dispatch import NewRecipient, SigningPackage
-from .errors import (
-    AuthError,
-    ClientClosed,
-    ConfigurationError,
-    InvalidRequest,
-    SigningError,
-    TransportError,
-    WaitTimeout,
-)
+from .errors import ConfigurationError, InvalidRequest, SigningError, TransportError, WaitTimeout
 from .journal import Journal, SqliteJournal
 from .models import Signing
 from .packages import Prepared, prepare
@@ -89,8 +81,6 @@ for _, found in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
 end
 """
 _CONTEXT: Any = TaskiqDepends()
-# A client that is closed, or needs a new login, concerns the worker: the message waits.
-_OF_THE_WORKER = (AuthError, ClientClosed)
 
 
 @attrs.frozen
@@ -318,8 +308,8 @@ async def _tried(message: dict[str, Any], state: TaskiqState) -> Signing | Excep
 
 
 def _is_passing(error: Exception) -> bool:
-    """Return whether the same message may succeed later."""
-    return isinstance(error, _OF_THE_WORKER) or (isinstance(error, SigningError) and error.transient)
+    """Return whether the same message may succeed later, or with another worker's client."""
+    return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
 def _read(message: dict[str, Any]) -> SigningPackage:
