@@ -28,6 +28,7 @@
     ├── NotSound                 a downloaded PDF is not as it was when it was signed, or not trusted
     ├── ClientClosed             a call after aclose()
     ├── JournalError             the journal of a dispatch cannot be read or written
+    ├── DraftChanged             a dispatch's draft was changed by somebody else; nothing was sent
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              waited, and it did not happen in time (also a TimeoutError)
     └── WebhookError             a delivery that must not be acted on
@@ -54,6 +55,7 @@ __all__ = [
     "ConfigurationError",
     "DecodeError",
     "DocumentRejected",
+    "DraftChanged",
     "Forbidden",
     "InvalidRequest",
     "InvalidSignature",
@@ -392,6 +394,17 @@ class JournalError(SigningError):
     """
 
     transient: bool = True
+
+
+class DraftChanged(SigningError):
+    """A draft does not hold just the documents and recipients of its package; the package was not sent.
+
+    ``signing`` is the draft; None if it was abandoned, and the next run begins with a new one.
+    """
+
+    def __init__(self, message: str, *, signing: Any = None) -> None:
+        super().__init__(message)
+        self.signing: Any = signing
 
 
 class SigningCancelled(SigningError):

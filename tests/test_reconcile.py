@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from signing_async import Assumptions, RequestTimeout, ServerError
+from signing_async import Assumptions, RequestTimeout, ServerError, SigningError
 from signing_async.models import Document, Recipient, Signing
 from signing_async.reconcile import (
     Creation,
@@ -432,7 +432,7 @@ class _Readings:
     adds_up = True
 
     def __init__(self, *results: object) -> None:
-        self.signing = Tracker().signing(PATH)
+        self.ambiguities: Counter[Outcome] = Counter()
         self.results = list(results)
         self.at: list[float] = []
 
@@ -443,8 +443,11 @@ class _Readings:
             raise result
         return Found(result) if isinstance(result, str) else None
 
-    async def find_others(self, read: Any, since: float, value: str) -> list[object]:
-        return []
+    async def verify(self, read: Any, since: float, value: str) -> str:
+        raise AssertionError("no attempt succeeds in these tests")
+
+    def may_cause(self, error: SigningError) -> bool:
+        raise AssertionError("no attempt is refused in these tests")
 
     def note_unresolved(self) -> None: ...
 
@@ -546,12 +549,10 @@ async def test_signing_may_change_late_if_a_lost_request_is_not_accounted_for(
     outcomes: list[Outcome], is_found: bool, late: bool
 ) -> None:
     """The service's own error ends a request; a gateway that gave up says nothing of it."""
-    signing = Tracker().signing(PATH)
-
-    async def get(read: Any) -> Signing:
-        return Signing("s1", is_draft=not is_found)
-
-    reconciler = Reconciler(Sent(signing, get), _never_read, math.inf)
+    signing, effect = Tracker().signing(PATH), _Readings("done" if is_found else None)
+    effect.adds_up = False
+    effect.ambiguities = signing.ambiguities
+    reconciler = _reconciler(effect)
     for outcome in outcomes:
         reconciler.note(outcome, 0.0)
     await reconciler.settle(0.0, reading_time=0.0)
@@ -614,9 +615,9 @@ async def test_sends_of_one_signing_share_a_reading() -> None:
 
     since = asyncio.get_running_loop().time() - 0.001
     effects = [Sent(tracker.signing(PATH), get) for _ in range(25)]
-    assert await asyncio.gather(*(effect.find(_never_read, since) for effect in effects)) == [Found(None)] * 25
+    found = await asyncio.gather(*(effect.find(_never_read, since) for effect in effects))
+    assert found == [Found(Signing("s1", is_draft=False))] * 25
     assert reads == 1
-    assert await effects[0].find_others(_never_read, since, None) == ()
 
 
 def test_names_that_are_too_long_stay_as_they_are() -> None:
