@@ -106,7 +106,9 @@ class Documents:
         """Upload one PDF to a draft, and return its record.
 
         After a 5xx or a lost response the signing is read before the file is sent again; if that cannot tell whether
-        the document arrived, `OutcomeUnknown` is raised. Uploads of one name to one signing take turns.
+        the document arrived, `OutcomeUnknown` is raised. Uploads of one name to one signing take turns. A document that
+        another host uploads to the signing at that moment is told apart by its name, and by its size and sha256 where
+        the service reports them: if all of these are equal, or only the name is known, it counts as this upload's.
         ``preflight=False`` leaves the check of the file to the service. ::
 
             document = await client.documents.upload(signing, "contract.pdf")

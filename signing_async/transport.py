@@ -335,10 +335,12 @@ class _Call(Generic[T]):
         """The call ends with an exception: the effect that it may have had stays unresolved."""
         if self.reconciler is None:
             return
-        unknown = isinstance(error, errors.SigningError) and error.effect == "unknown"
-        sent = self.body is not None and self.body.started
-        refused = self.status is not None and 400 <= self.status < 500
-        if unknown or self.reconciler.ambiguous or (sent and not refused):
+        if isinstance(error, errors.SigningError):
+            is_unknown = error.effect == "unknown"
+        else:
+            # The call was cancelled, or the caller's own source failed.
+            is_unknown = self.reconciler.ambiguous or (self.body is not None and self.body.started)
+        if is_unknown:
             self.reconciler.note_unresolved()
 
     def _succeed(self, value: T) -> T:
