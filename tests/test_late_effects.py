@@ -396,7 +396,16 @@ async def test_two_ambiguous_attempts_are_both_settled(write: str) -> None:
     """The first one's effect shows while the second is still under way."""
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
         key, call = _call(client, write)
-        service.scripts[key] += script(Fate("504", SETTLE + 0.15), Fate("504", 0.8 * SETTLE))
+        respond = service._respond
+
+        def respond_and_show_the_first(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+            if fate.effect_after is not None:
+                records = service.documents["s"] if write == "upload" else service.recipients["s"]
+                records.append({"id": "first", "name": key, "email": key})
+            return respond(request, fate, record)
+
+        service._respond = respond_and_show_the_first  # type: ignore[method-assign]  # arranged at this very moment
+        service.scripts[key] += script("504", Fate("504", 0.8 * SETTLE))
         error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
         assert len(error.known) == 2
