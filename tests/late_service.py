@@ -191,6 +191,12 @@ class LateService:
     async def _stop_listening(self) -> None:
         if self._site is not None:
             site, self._site = self._site, None
+            assert isinstance(site._server, asyncio.Server)
+            for listening in site._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening)
+            # asyncio leaks a connection that was accepted and has no transport yet when the server is closed.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             await site.stop()
 
     @asynccontextmanager
