@@ -15,9 +15,9 @@ a `RedisTokenStore`, since the environment's token file is one machine's.
 
 A message carries a package's fields, and of each document its path and hash: workers read it from storage that they
 share with whoever enqueues, and refuse one that they cannot read, or that has other content. It is acknowledged when
-its package is sent, or has failed for good. One of a worker that died, or that failed for a passing reason (the
-service, the journal or the token cannot be reached), is delivered again. So a package may well come twice: then the
-journal tells that it was sent, or that another worker has it, which is waited for.
+its package is sent, or has failed for good. One of a worker that died, or that failed for a transient reason or for
+want of a usable token, is delivered again. So a package may well come twice: then the journal tells that it was sent,
+or that another worker has it, which is waited for.
 """
 
 from __future__ import annotations
