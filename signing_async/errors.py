@@ -28,6 +28,7 @@
     ├── NotSound                 a downloaded PDF is not as it was when it was signed, or not trusted
     ├── ClientClosed             a call after aclose()
     ├── JournalError             the journal of a dispatch cannot be read or written
+    ├── DraftChanged             a dispatch's draft was changed by somebody else; nothing was sent
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              waited, and it did not happen in time (also a TimeoutError)
     └── WebhookError             a delivery that must not be acted on
@@ -54,6 +55,7 @@ __all__ = [
     "ConfigurationError",
     "DecodeError",
     "DocumentRejected",
+    "DraftChanged",
     "Forbidden",
     "InvalidRequest",
     "InvalidSignature",
@@ -103,6 +105,8 @@ class SigningError(Exception):
 
     A spare draft that a retried `create` may have left behind does not count: it notifies nobody.
     """
+    client_wide: bool = False
+    """Whether the client's other calls fail in the same way: it is closed, or its token is not accepted."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -272,6 +276,8 @@ class CannotBeSent(BadRequest):
 class Unauthorized(APIError):
     """401: the access token is not accepted, and refreshing it did not help or was not possible."""
 
+    client_wide: bool = True
+
 
 class Forbidden(APIError):
     """403: the token is good, and does not allow this."""
@@ -309,6 +315,8 @@ class AuthError(SigningError):
 
     ``code`` is the OAuth error (``access_denied``, ``invalid_grant``, ...) when the service named one.
     """
+
+    client_wide: bool = True
 
     def __init__(
         self,
@@ -376,6 +384,8 @@ class NotSound(SigningError):
 class ClientClosed(SigningError):
     """The client was used after ``aclose()``."""
 
+    client_wide: bool = True
+
 
 class JournalError(SigningError):
     """The journal cannot be read or written. A run stops at it, since nothing may be sent without being written down.
@@ -384,6 +394,17 @@ class JournalError(SigningError):
     """
 
     transient: bool = True
+
+
+class DraftChanged(SigningError):
+    """A draft does not hold just the documents and recipients of its package; the package was not sent.
+
+    ``signing`` is the draft; None if it was abandoned, and the next run begins with a new one.
+    """
+
+    def __init__(self, message: str, *, signing: Any = None) -> None:
+        super().__init__(message)
+        self.signing: Any = signing
 
 
 class SigningCancelled(SigningError):

@@ -19,10 +19,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 import attrs
 
 from .assumptions import Assumptions
-from .errors import RequestTimeout, SigningError
-from .models import Document, Recipient, Signing
+from .errors import CannotBeSent, RequestTimeout, SigningError
+from .models import Document, Recipient, Signing, SigningState
 from .transport.deadlines import until
-from .transport.retry import Outcome
+from .transport.retry import Outcome, is_final
 
 __all__ = [
     "Creation",
@@ -78,8 +78,8 @@ class Undecidable(Exception):  # stays inside the package: callers see OutcomeUn
 class Effect(Protocol[T]):
     """Recognizes the effect of one call."""
 
-    signing: TrackedSigning
-    """The signing that the call changes."""
+    ambiguities: Counter[Outcome]
+    """Ambiguous attempts of such calls on the signing whose effect was not found, by how they ended."""
     reading: str
     """The operation that `find` reads with."""
     adds_up: bool
@@ -88,8 +88,11 @@ class Effect(Protocol[T]):
     async def find(self, read: Read, since: float) -> Found[T] | None:
         """Return the effect if a reading that began after ``since`` shows it; raise `Undecidable` if it cannot tell."""
 
-    async def find_others(self, read: Read, since: float, value: T) -> Sequence[object]:
-        """Return further effects of the call, besides the ``value`` that it returned."""
+    async def verify(self, read: Read, since: float, value: T) -> T:
+        """Return the effect of a call that returned ``value``; raise `Undecidable` unless it took effect once."""
+
+    def may_cause(self, error: SigningError) -> bool:
+        """Return whether an unambiguous attempt may end with this refusal although the call took effect."""
 
     def note_unresolved(self) -> None:
         """The call ended, and its effect may still show."""
@@ -115,9 +118,17 @@ class Reconciler(Generic[T]):
     def note(self, outcome: Outcome, settle: float) -> None:
         """Record an ambiguous attempt, whose effect may take ``settle`` seconds to show."""
         self.ambiguous = self.was_ambiguous = True
-        self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle)
+        self.wait(settle)
         self._outcomes.append(outcome)
-        self._effect.signing.ambiguities[outcome] += 1
+        self._effect.ambiguities[outcome] += 1
+
+    def may_cause(self, error: SigningError) -> bool:
+        """Return whether the call may have taken effect although it ended with this error."""
+        return error.effect == "none" and (self.was_ambiguous or self._effect.may_cause(error))
+
+    def wait(self, settle: float) -> None:
+        """Allow ``settle`` seconds from now for an effect to show."""
+        self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle)
 
     async def settle(self, retry_at: float, *, reading_time: float) -> Found[T] | None:
         """Read with growing pauses until the effect shows; None if it did not show in time.
@@ -129,16 +140,42 @@ class Reconciler(Generic[T]):
         due = loop.time() if self.ambiguous else retry_at
         self.ambiguous = True
         # Several attempts may have several effects: the first one that shows does not settle the others.
-        lost = sum(outcome is not Outcome.FAILED for outcome in self._outcomes)
+        lost = sum(not is_final(outcome) for outcome in self._outcomes)
         found_at = self._settled_at if self._effect.adds_up and lost > 1 else _NEVER
+        found = await self._poll(self._effect.find, due, max(self._settled_at, retry_at), found_at, reading_time)
+        self._resolve(is_found=found is not None)
+        return found
+
+    async def verify(self, value: T, settle: float, *, reading_time: float) -> T:
+        """Read until the service shows that the call, which returned ``value``, took effect once; return the effect.
+
+        Raises `Undecidable` if it does not within ``settle`` seconds, and otherwise the same errors as `settle`.
+        """
+
+        async def verify(read: Read, since: float) -> Found[T]:
+            return Found(await self._effect.verify(read, since, value))
+
+        self.wait(settle)
+        now = asyncio.get_running_loop().time()
+        return cast("Found[T]", await self._poll(verify, now, self._settled_at, _NEVER, reading_time)).value
+
+    async def _poll(
+        self,
+        find: Callable[[Read, float], Awaitable[Found[T] | None]],
+        due: float,
+        last: float,
+        found_at: float,
+        reading_time: float,
+    ) -> Found[T] | None:
+        """Read from ``due`` on; what a reading that began at ``found_at`` shows counts, or nothing at ``last``."""
+        loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
-        last = max(self._settled_at, retry_at)
         # The last reading must come back before the deadline, even if the settle time ends after it.
         closing = min(last, self._deadline - reading_time)
         while True:
             await asyncio.sleep(due - loop.time())
             try:
-                found = await self._effect.find(self._read, due)
+                found = await find(self._read, due)
             except SigningError as error:
                 if not error.transient or due >= closing:
                     raise
@@ -147,7 +184,6 @@ class Reconciler(Generic[T]):
                     raise
             else:
                 if due >= last or (found is not None and due >= found_at):
-                    self._resolve(is_found=found is not None)
                     return found
             if due >= closing:
                 raise TimeoutError
@@ -159,13 +195,9 @@ class Reconciler(Generic[T]):
         self.ambiguous = False
         if is_found and self._outcomes:
             # One attempt is accounted for: the one that would be missed most.
-            lost = next((each for each in self._outcomes if each is not Outcome.FAILED), self._outcomes[0])
+            lost = next((each for each in self._outcomes if not is_final(each)), self._outcomes[0])
             self._outcomes.remove(lost)
-            self._effect.signing.ambiguities[lost] -= 1
-
-    async def verify(self, value: T) -> Sequence[object]:
-        """Return effects besides ``value``: those of earlier attempts that showed too late."""
-        return await self._effect.find_others(self._read, asyncio.get_running_loop().time(), value)
+            self._effect.ambiguities[lost] -= 1
 
     def note_unresolved(self) -> None:
         """Record that the call ended, and that its effect may still show."""
@@ -242,13 +274,19 @@ class TrackedSigning:
         self.recipients: _Collection = _Collection(set())
         self.state: _SharedReading[Signing] = _SharedReading()
         self.ambiguities: Counter[Outcome] = Counter()
-        """Ambiguous attempts of calls on this signing whose effect was not found, by how they ended."""
+        """Ambiguous attempts to add to this signing whose effect was not found, by how they ended."""
+        self.ambiguous_sends: Counter[Outcome] = Counter()
+        """Ambiguous attempts to send it, likewise."""
 
     @property
     def may_change_late(self) -> bool:
-        """Whether a lost request may still take effect."""
-        # An idle connection that was closed counts: the request may have arrived all the same.
-        return self.ambiguities.total() > self.ambiguities[Outcome.FAILED]
+        """Whether a lost request may still add to it."""
+        return any(count and not is_final(outcome) for outcome, count in self.ambiguities.items())
+
+    @property
+    def may_have_been_sent(self) -> bool:
+        """Whether an attempt to send it was ambiguous."""
+        return self.ambiguous_sends.total() > 0
 
     @property
     def is_busy(self) -> bool:
@@ -310,24 +348,44 @@ class Tracker:
 
 
 class Sent:
-    """The effect of `send`: the signing is no longer a draft."""
+    """The effect of `send`: the signing is no longer a draft.
+
+    ``is_own``: nobody but the caller sends this signing. If the service then refuses to send what is no longer a draft,
+    an attempt that was repeated on its way there has sent it.
+    """
 
     reading: str = "signings.get"
     adds_up: bool = False
 
-    def __init__(self, signing: TrackedSigning, get: Callable[[Read], Awaitable[Signing]]) -> None:
-        self.signing: TrackedSigning = signing
+    def __init__(
+        self, signing: TrackedSigning, get: Callable[[Read], Awaitable[Signing]], *, is_own: bool = False
+    ) -> None:
+        self.ambiguities: Counter[Outcome] = signing.ambiguous_sends
+        self._state = signing.state
         self._get = get
+        self._is_own = is_own
 
-    async def find(self, read: Read, since: float) -> Found[None] | None:
-        signing = await self.signing.state.since(since, lambda: self._get(read))
+    async def find(self, read: Read, since: float) -> Found[Signing | None] | None:
+        signing = await self._read_signing(read, since)
+        return None if signing.is_draft else Found(signing)
+
+    async def verify(self, read: Read, since: float, value: Signing | None) -> Signing | None:
+        # The service sends a draft only, so several attempts have one effect at most.
+        signing = await self._read_signing(read, since)
+        if signing.is_draft:
+            raise Undecidable("the service still shows a draft", [signing], may_clear=True)
+        return signing
+
+    async def _read_signing(self, read: Read, since: float) -> Signing:
+        signing = await self._state.since(since, lambda: self._get(read))
         if signing.is_draft is None:
             raise Undecidable("the service does not say whether the signing is still a draft", [signing])
-        return None if signing.is_draft else Found(None)
+        if signing.state is SigningState.CANCELLED:
+            raise Undecidable("the signing is cancelled, and may have been sent before", [signing])
+        return signing
 
-    async def find_others(self, read: Read, since: float, value: None) -> Sequence[object]:
-        # The service sends a draft only: a second `send` is refused, and no reading would show it.
-        return ()
+    def may_cause(self, error: SigningError) -> bool:
+        return self._is_own and isinstance(error, CannotBeSent)
 
     def note_unresolved(self) -> None:
         """Nothing to track: the service refuses to send a signing twice."""
@@ -368,7 +426,7 @@ class Creation(Generic[Record]):
         list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
         read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
     ) -> None:
-        self.signing: TrackedSigning = signing
+        self.ambiguities: Counter[Outcome] = signing.ambiguities
         self.reading: str = reading
         self._operation = operation
         self._deadline = deadline
@@ -425,9 +483,16 @@ class Creation(Generic[Record]):
             raise Undecidable(text, unknown, may_clear=True)
         raise Undecidable("more than one request may have created what the service shows", unknown)
 
-    async def find_others(self, read: Read, since: float, value: Record) -> Sequence[object]:
+    async def verify(self, read: Read, since: float, value: Record) -> Record:
         unknown = await self._read_unknown(read, since)
-        return (await self._select([record for record in unknown if record.id != value.id]))[1]
+        _, others = await self._select([record for record in unknown if record.id != value.id])
+        if others:
+            text = f"the service holds {len(others) + 1} records of it: an earlier attempt took effect late"
+            raise Undecidable(text, others)
+        return value
+
+    def may_cause(self, error: SigningError) -> bool:
+        return False
 
     async def _read_unknown(self, read: Read, since: float) -> list[Record]:
         records = await self._collection.reading.since(since, lambda: self._list(read))

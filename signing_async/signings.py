@@ -91,28 +91,37 @@ class Signings:
 
         Raises `CannotBeSent` for one without documents or recipients, or that was sent before.
         """
-        await self._send(signing_id, was_begun=False)
+        await self._transport.call(self._sending(signing_id))
 
-    async def send_again(self, signing_id: str | Signing) -> None:
-        """Send a draft whose sending an earlier process has begun: it is read first, as after a lost response."""
-        await self._send(signing_id, was_begun=True)
+    async def send_own(self, signing_id: str | Signing) -> Signing | None:
+        """Send a draft that nobody but the caller sends; see `Sent`. Return the signing if it was read."""
+        return await self._transport.call(self._sending(signing_id, is_own=True))
 
-    async def _send(self, signing_id: str | Signing, *, was_begun: bool) -> None:
+    async def verify_sent(self, signing_id: str | Signing) -> Signing | None:
+        """After a `send` that succeeded: read until the signing is no longer a draft; raise `OutcomeUnknown`."""
+        return await self._transport.verify_effect(self._sending(signing_id), None)
+
+    async def find_sent(self, signing_id: str | Signing) -> Signing | None:
+        """Read until the signing is no longer a draft; None if it still is after the settle time of a lost `send`.
+
+        Raises `OutcomeUnknown` if the service does not tell, or cannot be read: then ``transient`` is the reading's.
+        """
+        found = await self._transport.find_effect(self._sending(signing_id))
+        return None if found is None else found.value
+
+    def _sending(self, signing_id: str | Signing, *, is_own: bool = False) -> Operation[Signing | None]:
         path = signing_path(signing_id)
 
         def get(read: Read) -> Awaitable[Signing]:
             return read(reading(path, self._decode))
 
-        await self._transport.call(
-            Operation(
-                "signings.send",
-                "POST",
-                f"{path}/send",
-                Repeat.RECONCILED,
-                effect=Sent(self._tracker.signing(path), get),
-                body=wire.bytes_body,
-                was_begun=was_begun,
-            )
+        return Operation(
+            "signings.send",
+            "POST",
+            f"{path}/send",
+            Repeat.RECONCILED,
+            effect=Sent(self._tracker.signing(path), get, is_own=is_own),
+            body=wire.bytes_body,
         )
 
     async def wait_until_completed(

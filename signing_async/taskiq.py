@@ -15,9 +15,9 @@ a `RedisTokenStore`, since the environment's token file is one machine's.
 
 A message carries a package's fields, and of each document its path and hash: workers read it from storage that they
 share with whoever enqueues, and refuse one that they cannot read, or that has other content. It is acknowledged when
-its package is sent, or has failed for good. One of a worker that died, or that failed for a passing reason (the
-service, the journal or the token cannot be reached), is delivered again. So a package may well come twice: then the
-journal tells that it was sent, or that another worker has it, which is waited for.
+its package is sent, or has failed for good. One of a worker that died, or that failed for a transient reason or for
+want of a usable token, is delivered again. So a package may well come twice: then the journal tells that it was sent,
+or that another worker has it, which is waited for.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ from .dispatch.package import Prepared, prepare
 from .dispatch.run import NewRecipient, SigningPackage
 from .documents.source import PdfSource
 from .errors import (
-    AuthError,
-    ClientClosed,
     ConfigurationError,
     InvalidRequest,
     SigningError,
@@ -89,8 +87,6 @@ for _, found in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
 end
 """
 _CONTEXT: Any = TaskiqDepends()
-# A client that is closed, or needs a new login, concerns the worker: the message waits.
-_OF_THE_WORKER = (AuthError, ClientClosed)
 
 
 @attrs.frozen
@@ -318,8 +314,8 @@ async def _tried(message: dict[str, Any], state: TaskiqState) -> Signing | Excep
 
 
 def _is_passing(error: Exception) -> bool:
-    """Return whether the same message may succeed later."""
-    return isinstance(error, _OF_THE_WORKER) or (isinstance(error, SigningError) and error.transient)
+    """Return whether the same message may succeed later, or with another worker's client."""
+    return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
 def _read(message: dict[str, Any]) -> SigningPackage:

@@ -54,6 +54,12 @@ def _attributes(error: SigningError) -> dict[str, Any]:
     return {name: value for name, value in vars(error).items() if name != "body"}
 
 
+def test_errors_that_every_call_of_the_client_would_meet_say_so() -> None:
+    """Of these a worker's message, or the rest of a bulk upload, is not to blame."""
+    wide = {cls for cls in _ALL if cls.client_wide}
+    assert wide == {errors.ClientClosed, errors.Unauthorized, *_tree(errors.AuthError)}
+
+
 @pytest.mark.parametrize("cls", _ALL)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_error_survives_pickle(cls: type[SigningError], protocol: int) -> None:

@@ -23,6 +23,7 @@ NAMES = [
     "DispatchResult",
     "Document",
     "DocumentRejected",
+    "DraftChanged",
     "FileTokenStore",
     "Forbidden",
     "Gate",

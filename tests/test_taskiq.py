@@ -413,14 +413,15 @@ async def test_a_document_that_is_not_what_was_enqueued(
     assert not sandbox.signings
 
 
+@pytest.mark.parametrize(("kind", "status"), [("503", 503), ("expired-token", 401)])
 async def test_what_fails_for_a_passing_reason_is_tried_again(
-    place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, status: int
 ) -> None:
-    """The message stays until its package is sent; then nothing of it is left."""
-    fault = sandbox.faults.add("signings.create", "503", times=None)
+    """The message stays until its package is sent; so it does where the worker's token is rejected."""
+    fault = sandbox.faults.add("signings.create", kind, times=None)
     async with enqueuing(place.streams()) as enqueue, working(place.worker()):
         enqueued = await enqueue(packages(tmp_path, 1)[0])
-        while caplog.text.count("package 'lease-0' is left for later: HTTP 503") < 2:
+        while caplog.text.count(f"package 'lease-0' is left for later: HTTP {status}") < 2:
             await asyncio.sleep(0.02)
         assert await place.left() == (1, 1)
         assert await enqueued.outcome() is None

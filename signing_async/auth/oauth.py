@@ -587,7 +587,7 @@ class _TokenRequest:
         error = self._refusal(response, text, data)
         if response.status == 429:
             return Trouble(Outcome.THROTTLED, error, error.retry_after)
-        return Trouble(Outcome.FAILED, error, error.retry_after, passing=response.status >= 500)
+        return Trouble(Outcome.FAILED, error, error.retry_after, passing=error.transient)
 
     def _unusable(self, response: wire.Response, data: Any) -> Trouble:
         identity = self._identity(response, data)
@@ -614,8 +614,7 @@ class _TokenRequest:
         named = look_up(data, "error")
         code = one_line(redact(named, secrets))[:100] if isinstance(named, str) and named else said.code
         # What a failing or busy endpoint says of the refresh token is not final.
-        final = response.status < 500 and response.status != 429
-        refused = final and code == "invalid_grant" and "refresh_token" in self._form.fields
+        refused = not said.transient and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
             str(said), code=code, status=said.status, request_id=said.request_id, retry_after=said.retry_after
         )

@@ -14,14 +14,14 @@ from attrs import validators
 
 from ..documents.resource import Documents
 from ..errors import (
-    CannotBeSent,
     ConfigurationError,
+    DraftChanged,
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
     SigningError,
 )
-from ..models import Document, Language, Recipient, Signing, SigningOrder, SigningState
+from ..models import Document, Language, Recipient, Signing, SigningOrder
 from ..recipients import Recipients
 from ..reconcile import TrackedSigning, Tracker
 from ..signings import Signings, signing_path
@@ -40,8 +40,6 @@ Told = Callable[[int, Progress], None]
 _DRAFT, _SENDING, _SENT = "draft", "sending", "sent"
 _LONGEST_ERROR = 1000
 _NOTHING = Progress(0, 1, 0, None)
-# Seconds after each reading of a signing that was sent and still shows as a draft.
-_LAGS = (0.1, 0.4, 1.5, 0.0)
 
 
 async def journaled(step: Awaitable[T]) -> T:
@@ -201,7 +199,7 @@ class Sending:
                 f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}"
             )
         if state.status == _SENDING:
-            return await self._settle()
+            return await self._resume_sending()
         log.debug("package %s was sent before, as signing %s", self.shown, state.signing)
         self._tell_done()
         known = self.known()
@@ -224,8 +222,12 @@ class Sending:
             is_exact = await self._fill(last=True)
         if not is_exact:
             self._abandon("it does not hold just what it should")
-            raise OutcomeUnknown("two drafts did not hold just what was put into them; nothing was sent")
-        return await self._send(begun_before=False)
+            raise DraftChanged(
+                "two drafts held more or less than this package: somebody else changes them; nothing was sent"
+            )
+        state.status = _SENDING
+        await self._save()
+        return await self._send()
 
     def _abandon(self, why: str) -> None:
         """Nobody sends this draft any more: for that it would have to be the one in the journal."""
@@ -360,45 +362,27 @@ class Sending:
 
     # The sending
 
-    async def _send(self, *, begun_before: bool) -> Signing:
-        state = self._state
-        if not begun_before:
-            state.status = _SENDING
-            await self._save()
-        ambiguous_before = self._tracked.ambiguities.total()
+    async def _resume_sending(self) -> Signing:
+        """Send the draft that an earlier run began to send, unless it was sent."""
+        signing = await self._steps.signings.find_sent(self._id)
+        if signing is not None:
+            return await self._record_sent(signing)
+        draft = await self._steps.signings.get(self._id)
+        if draft.is_draft and not await self._is_exact(draft):
+            words = f"the draft {self._id} holds more or less than this package; it was not sent"
+            raise DraftChanged(words, signing=draft)
+        return await self._send()
+
+    async def _send(self) -> Signing:
         try:
-            if begun_before:
-                await self._steps.signings.send_again(self._id)
-            else:
-                await self._steps.signings.send(self._id)
+            signing = await self._steps.signings.send_own(self._id)
         except SigningError as error:
-            if isinstance(error, CannotBeSent) and (await self._look()).is_draft is False:
-                return await self._was_sent()
-            was_ambiguous = error.effect == "unknown" or self._tracked.ambiguities.total() > ambiguous_before
-            if not begun_before and not was_ambiguous:
-                state.status = _DRAFT
+            if error.effect == "none" and not self._tracked.may_have_been_sent:
+                self._state.status = _DRAFT
             raise
-        return await self._was_sent()
+        return await self._record_sent(signing or await self._read_back())
 
-    async def _settle(self) -> Signing:
-        """An earlier run has begun to send, and it is not known what came of it."""
-        signing = await self._look()
-        if signing.is_draft is False:
-            return await self._was_sent()
-        if not await _readable(self._is_exact(signing)):
-            raise OutcomeUnknown("its draft does not hold just what was put into it; nothing was sent", known=[signing])
-        return await self._send(begun_before=True)
-
-    async def _look(self) -> Signing:
-        """The signing, which tells whether it was sent."""
-        signing = await _readable(self._steps.signings.get(self._id))
-        if signing.is_draft is None or signing.state is SigningState.CANCELLED:
-            why = "the service does not say whether it is a draft" if signing.is_draft is None else "it is cancelled"
-            raise OutcomeUnknown(f"it is not known whether this was sent: {why}", known=[signing])
-        return signing
-
-    async def _was_sent(self) -> Signing:
-        signing = await self._read_back()
+    async def _record_sent(self, signing: Signing | None) -> Signing:
         self._state.status, self._state.error = _SENT, None
         await self._save()
         log.info("package %s was sent as signing %s", self.shown, self._id)
@@ -411,18 +395,13 @@ class Sending:
         return signing
 
     async def _read_back(self) -> Signing | None:
-        """The signing, now that it was sent; None where it cannot be read."""
+        """Return the signing that was sent; None if it cannot be read."""
         try:
-            for pause in _LAGS:
-                signing = await self._steps.read_once(self._id)
-                if not signing.is_draft:
-                    return signing
-                await asyncio.sleep(pause)
+            signing = await self._steps.read_once(self._id)
         except SigningError as error:
             log.warning("signing %s was sent, and could not be read: %s", self._id, self._steps.redacted(str(error)))
             return None
-        # Whoever it was that took the sending, the service does not know of it.
-        raise OutcomeUnknown("the sending was taken, and the service still shows a draft", known=[signing])
+        return await self._steps.signings.verify_sent(self._id) if signing.is_draft else signing
 
     async def _save(self) -> None:
         """Write down what is known now. What others of this package save at the same time is written with it."""
@@ -434,15 +413,6 @@ class Sending:
             covered = self._changes
             await journaled(self._journal.write(self._claim, self._state.text()))
             self._saved = covered
-
-
-async def _readable(reading: Awaitable[T]) -> T:
-    try:
-        return await reading
-    except SigningError as error:
-        unknown = OutcomeUnknown(f"it is not known whether this was sent, and it cannot be read: {error}")
-        unknown.transient = error.transient
-        raise unknown from error
 
 
 def _known(ids: dict[str, str | None]) -> list[str]:

@@ -29,15 +29,13 @@ import attrs
 
 from .._files import sync_folder
 from ..errors import (
-    AuthError,
-    ClientClosed,
     DecodeError,
     InvalidRequest,
     NotSound,
     NotYetSigned,
     RequestTimeout,
+    SigningError,
     TransportError,
-    Unauthorized,
 )
 from ..models import Document, Signing
 from ..reconcile import Creation, DocumentMatch, Listed, Tracker
@@ -67,8 +65,6 @@ _HEAD = b"%PDF-"
 _END = b"%%EOF"
 _END_WITHIN = 1024
 _AT_ONCE = 1024 * 1024
-# Not transient, and not of one file: every other upload of the client would end with it as well.
-_OF_THE_CLIENT = (AuthError, ClientClosed, Unauthorized)
 
 
 @attrs.frozen
@@ -110,7 +106,9 @@ class Documents:
         """Upload one PDF to a draft, and return its record.
 
         After a 5xx or a lost response the signing is read before the file is sent again; if that cannot tell whether
-        the document arrived, `OutcomeUnknown` is raised. Uploads of one name to one signing take turns.
+        the document arrived, `OutcomeUnknown` is raised. Uploads of one name to one signing take turns. A document that
+        another host uploads to the signing at that moment is told apart by its name, and by its size and sha256 where
+        the service reports them: if all of these are equal, or only the name is known, it counts as this upload's.
         ``preflight=False`` leaves the check of the file to the service. ::
 
             document = await client.documents.upload(signing, "contract.pdf")
@@ -389,7 +387,7 @@ class _Many:
                 document = await self._upload(item, share.listen if share is not None else None)
             except Exception as raised:
                 error = raised
-                if isinstance(raised, _OF_THE_CLIENT) and not raised.transient:
+                if isinstance(raised, SigningError) and raised.client_wide and not raised.transient:
                     self._fatal = raised
         else:
             # Each gets one to itself: raised in many places, one object would gather all their tracebacks.

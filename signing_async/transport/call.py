@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 log: logging.Logger = logging.getLogger("signing_async")
 
@@ -136,8 +137,6 @@ class Operation(Generic[T]):
     not_found: type[errors.NotFound] = errors.NotFound
     transfer: bool = False
     accept: str = wire.JSON
-    was_begun: bool = False
-    """Whether an earlier process may have sent the same request just before."""
 
 
 @attrs.frozen
@@ -180,11 +179,22 @@ class Transport:
         call = _Call(self, operation, deadline)
         try:
             return await retry.run(call.attempt)
-        except BaseException:
-            call.abandon()
+        except BaseException as error:
+            call.abandon(error)
             raise
         finally:
             self.shared.budget.leave()
+
+    async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
+        """Return the effect of this operation if an earlier process had it carried out; None if it had no effect.
+
+        Nothing is sent. Raises `OutcomeUnknown` if the service cannot be read, or does not tell.
+        """
+        return await _Call(self, operation, self.deadline(), only_reads=True).find_effect()
+
+    async def verify_effect(self, operation: Operation[T], value: T) -> T:
+        """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if it does not show."""
+        return await _Call(self, operation, self.deadline(), only_reads=True).verify(value)
 
     def deadline(self, *, transfer: bool = False) -> float:
         """When a call that begins now has to end, by the loop's clock."""
@@ -233,7 +243,13 @@ class _Call(Generic[T]):
     rejected_as: str | None = None
 
     def __init__(
-        self, transport: Transport, operation: Operation[T], deadline: float, payer: _Call[Any] | None = None
+        self,
+        transport: Transport,
+        operation: Operation[T],
+        deadline: float,
+        payer: _Call[Any] | None = None,
+        *,
+        only_reads: bool = False,
     ) -> None:
         self.transport = transport
         self.shared = transport.shared
@@ -242,11 +258,10 @@ class _Call(Generic[T]):
         self.deadline = deadline
         # A reading is no call of its own: its requests belong to the call that is reconciled.
         self.payer = payer
+        self.only_reads = only_reads
         self.reconciler: Reconciler[T] | None = None
         if operation.effect is not None:
             self.reconciler = Reconciler(operation.effect, self._read, deadline)
-            if operation.was_begun:
-                self.reconciler.note(Outcome.LOST, retry.settle_time(transport.options.retry, Outcome.LOST))
         self.started = asyncio.get_running_loop().time()
 
     @property
@@ -270,18 +285,18 @@ class _Call(Generic[T]):
             answer = await self._exchange()
         except errors.SigningError as error:
             self._report(began, None, str(error))
-            if self.was_ambiguous and error.effect == "none":
-                # A response may be a refusal because an earlier attempt took effect late: give that time to show.
-                return await self._reconcile_or_raise(error, None if self.status is None else Outcome.FAILED)
+            if self.reconciler is not None and self.reconciler.may_cause(error):
+                if self.status is not None:
+                    # A response may be a refusal because an earlier attempt took effect late: give that time to show.
+                    self.reconciler.wait(retry.settle_time(self.options.retry, Outcome.FAILED))
+                return await self._reconcile_or_raise(error)
             raise
         if isinstance(answer, Trouble):
             return await self._go_on(answer, began)
         if isinstance(answer, Found):
             return self._succeed(answer.value)
         self._report(began, None, None)
-        if self.was_ambiguous:
-            await self._verify(answer)
-        return self._succeed(answer)
+        return self._succeed(await self.verify(answer) if self.was_ambiguous else answer)
 
     async def _go_on(self, trouble: Trouble, began: float) -> T:
         """After a failed attempt: ask for another one, find that it took effect after all, or raise."""
@@ -311,13 +326,22 @@ class _Call(Generic[T]):
             return await self._reconcile_or_raise(error)
         raise error
 
-    def abandon(self) -> None:
+    async def find_effect(self) -> Found[T] | None:
+        """Read what an earlier process's request did."""
+        assert self.reconciler is not None
+        self.reconciler.note(Outcome.LOST, retry.settle_time(self.options.retry, Outcome.LOST))
+        return await self._reconcile(asyncio.get_running_loop().time())
+
+    def abandon(self, error: BaseException) -> None:
         """The call ends with an exception: the effect that it may have had stays unresolved."""
         if self.reconciler is None:
             return
-        sent = self.body is not None and self.body.started
-        refused = self.status is not None and 400 <= self.status < 500
-        if self.reconciler.ambiguous or (sent and not refused):
+        if isinstance(error, errors.SigningError):
+            is_unknown = error.effect == "unknown"
+        else:
+            # The call was cancelled, or the caller's own source failed.
+            is_unknown = self.reconciler.ambiguous or (self.body is not None and self.body.started)
+        if is_unknown:
             self.reconciler.note_unresolved()
 
     def _succeed(self, value: T) -> T:
@@ -372,48 +396,45 @@ class _Call(Generic[T]):
     async def _reconcile(self, retry_at: float) -> Found[T] | None:
         """Return the effect of an earlier attempt; None if a repeat is safe."""
         assert self.reconciler is not None
-        try:
-            with until(self.deadline):
-                return await self.reconciler.settle(retry_at, reading_time=self._reading_time())
-        except Undecidable as error:
-            unknown = self._unknown(str(error), known=error.known)
-        except TimeoutError:
-            said = "no response came" if self.trouble is None else str(self.trouble.error)
-            unknown = self._unknown(f"{said}; its deadline left no time to find out", timed_out=True)
-        except errors.SigningError as error:
-            unknown = self._unknown(f"the service could not be read: {error}")
-        except Exception as error:
-            # A token store may raise anything.
-            unknown = self._unknown(f"the service could not be read ({type(error).__name__})")
-        raise unknown
+        late = "no response came" if self.trouble is None else str(self.trouble.error)
+        return await self._decide_by(self.reconciler.settle(retry_at, reading_time=self._reading_time()), late)
 
-    async def _reconcile_or_raise(self, error: errors.SigningError, outcome: Outcome | None = None) -> T:
+    async def _reconcile_or_raise(self, error: errors.SigningError) -> T:
         """No attempt follows: return the effect of an earlier one, or raise the error if there is none."""
-        assert self.reconciler is not None
-        if outcome is not None:
-            self.reconciler.note(outcome, retry.settle_time(self.options.retry, outcome))
         found = await self._reconcile(asyncio.get_running_loop().time())
         if found is not None:
             return self._succeed(found.value)
         raise error
 
-    async def _verify(self, value: T) -> None:
-        """After an earlier ambiguous attempt: raise `OutcomeUnknown` if that one took effect as well."""
+    async def verify(self, value: T) -> T:
+        """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless the service shows it once."""
         assert self.reconciler is not None
-        unverified = "the request succeeded, and it could not be verified that no earlier attempt took effect as well"
+        unverified = "the request succeeded, and could not be verified"
+        verifying = self.reconciler.verify(value, self.options.retry.settle, reading_time=self._reading_time())
+        return await self._decide_by(verifying, unverified, f"{unverified}: ", () if value is None else (value,))
+
+    async def _decide_by(
+        self, reading: Awaitable[R], late: str, unknown_because: str = "", known: Iterable[object] = ()
+    ) -> R:
+        """Return what the reconciler finds; raise `OutcomeUnknown` if it cannot tell."""
+        transient = False
         try:
             with until(self.deadline):
-                others = await self.reconciler.verify(value)
-            if not others:
-                return
-            words = f"the service holds {len(others) + 1} records of it: an earlier attempt took effect late"
-            unknown = self._unknown(words, known=(value, *others))
+                return await reading
         except Undecidable as error:
-            unknown = self._unknown(f"{unverified}: {error}", known=(value, *error.known))
+            unknown = self._unknown(f"{unknown_because}{error}", known=(*known, *error.known))
         except TimeoutError:
-            unknown = self._unknown(f"{unverified}: its deadline left no time", known=(value,), timed_out=True)
+            unknown = self._unknown(f"{late}; its deadline left no time to find out", known=known, timed_out=True)
+            transient = True
         except errors.SigningError as error:
-            unknown = self._unknown(f"{unverified}: {error}", known=(value,))
+            unknown = self._unknown(f"{unknown_because}the service could not be read: {error}", known=known)
+            transient = error.transient
+        except Exception as error:
+            # A token store may raise anything.
+            name = type(error).__name__
+            unknown = self._unknown(f"{unknown_because}the service could not be read ({name})", known=known)
+        # A call that sends nothing may be repeated.
+        unknown.transient = self.only_reads and transient
         raise unknown
 
     async def _read(self, operation: Operation[Any]) -> Any:
@@ -614,8 +635,7 @@ class _Call(Generic[T]):
             if not _is_page(await response.start(), response):
                 return cast("T", None)
             words = "it is a page of HTML"
-            strange = self.transport.unreadable(operation.name, words, response.status, self.request_id)
-            return Trouble(Outcome.LOST, strange, passing=False)
+            return self._unreadable(self.transport.unreadable(operation.name, words, response.status, self.request_id))
         try:
             if operation.receive is not None:
                 return await operation.receive(response)
@@ -628,9 +648,16 @@ class _Call(Generic[T]):
             problem = str(error)
         identity = self.request_id
         unreadable = self.transport.unreadable(operation.name, problem, response.status, identity, self.answer)
-        if operation.repeat is not Repeat.READ:
-            unreadable.effect = "unknown"
-        raise unreadable
+        if operation.repeat is Repeat.READ:
+            raise unreadable
+        return self._unreadable(unreadable)
+
+    def _unreadable(self, error: errors.DecodeError) -> Trouble:
+        """A success that cannot be read: if no effect shows either, the service contradicts itself."""
+        error.effect = "unknown"
+        if self.operation.repeat is Repeat.CREATE:
+            raise error
+        return Trouble(Outcome.LOST, error, passing=False)
 
     async def _rejection(self, response: wire.Response) -> errors.APIError:
         headers = response.headers

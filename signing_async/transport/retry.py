@@ -38,6 +38,7 @@ __all__ = [
     "Step",
     "Trouble",
     "decide",
+    "is_final",
     "read_retry_after",
     "run",
     "settle_time",
@@ -128,7 +129,6 @@ class Step(Enum):
 
 AMBIGUOUS = frozenset({Outcome.FAILED, Outcome.GATEWAY, Outcome.CUT, Outcome.LOST})
 _NO_RESPONSE = frozenset({Outcome.CUT, Outcome.LOST})
-# The effect of these shows at once, or never.
 _PROMPT = frozenset({Outcome.FAILED, Outcome.CUT})
 _PROMPT_SHARE = 0.1
 
@@ -145,8 +145,18 @@ def step(outcome: Outcome, repeat: Repeat) -> Step:
 
 
 def settle_time(policy: RetryPolicy, outcome: Outcome) -> float:
-    """Return how long the effect of an ambiguous attempt may take to show."""
+    """Return how long the service is read for the effect of an ambiguous attempt."""
     return policy.settle * (_PROMPT_SHARE if outcome in _PROMPT else 1.0)
+
+
+def is_final(outcome: Outcome) -> bool:
+    """Return whether an ambiguous attempt whose effect did not show in its settle time will never have one.
+
+    A service that reports an error of its own is done with the request. A closed idle connection is not final, although
+    its settle time is as short: such connections are common and their requests are hardly ever carried out, but nobody
+    said that this one was not.
+    """
+    return outcome is Outcome.FAILED
 
 
 @attrs.frozen

@@ -46,6 +46,7 @@ from tests.pdfs import make_pdf
         (errors.RefreshRejected("x"), 4),
         (errors.WaitTimeout("x"), 5),
         (errors.SigningCancelled("x"), 6),
+        (errors.DraftChanged("x"), 1),
     ],
 )
 def test_what_an_error_is_to_a_script(error: Exception, code: int) -> None:

@@ -24,7 +24,8 @@ class Fate:
     """What happens to one request: what the caller sees, and when the backend carries it out (None: never)."""
 
     kind: str
-    """ok, 504, 502, html, 503 (the service's own), drop, silent-drop, 429, 401, 303, refuse (no connection)."""
+    """ok, 504, 502, html, 503 (the service's own), drop, silent-drop, 429, 401, 303, refuse (no connection), page (a
+    success with a page of HTML), garbled (a success that is no JSON), cannot-be-sent."""
     effect_after: float | None = None
 
 
@@ -52,6 +53,8 @@ class LateService:
         self.sent: set[str] = set()
         self.created = 0
         self.readings = 0
+        self.lag = 0.0
+        """Seconds for which readings show a signing that was sent as a draft."""
         self.response_seconds = 0.0
         self.refresh_seconds = 0.0
         self.refresh_fails = False
@@ -83,9 +86,9 @@ class LateService:
                 return web.Response(status=401)
             if request.path.endswith("/recipients"):
                 return web.json_response(self.recipients[signing])
-            return web.json_response(
-                {"id": signing, "is_draft": signing not in self.sent, "documents": self.documents[signing]}
-            )
+            now = asyncio.get_running_loop().time()
+            is_draft = signing not in self.sent or now < self.held[signing].effects[0][0] + self.lag
+            return web.json_response({"id": signing, "is_draft": is_draft, "documents": self.documents[signing]})
         body = await request.read()
         key, create = self._understand(request.path, signing, body)
         self.held[key].requests += 1
@@ -159,6 +162,9 @@ class LateService:
             "429": lambda: web.Response(status=429, headers={"Retry-After": "0"}),
             "1-s-429": lambda: web.Response(status=429, headers={"Retry-After": "1"}),
             "long-429": lambda: web.Response(status=429, headers={"Retry-After": "86400"}),
+            "page": lambda: web.Response(text="<html>Sign in</html>", content_type="text/html"),
+            "garbled": lambda: web.Response(status=201, text="<html>Sign in</html>"),
+            "cannot-be-sent": lambda: web.json_response({"code": "cannot_be_sent"}, status=400),
             "401": lambda: web.Response(status=401),
             "403": lambda: web.Response(status=403),
             "303": lambda: web.Response(status=303, headers={"Location": "/elsewhere"}),

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from signing_async import (
+    CannotBeSent,
+    DecodeError,
     MemoryTokenStore,
     NewRecipient,
     OAuth,
@@ -27,6 +29,7 @@ from signing_async import (
     SigningPackage,
     Token,
 )
+from tests.dispatch.test_steps import state_of
 from tests.pdfs import make_pdf
 from tests.reconcile.late_service import OK, Fate, LateService, script
 
@@ -264,12 +267,145 @@ async def test_success_that_cannot_be_verified_is_an_unknown_outcome(write: str,
         assert error.known[0].id == f"{key}-0"  # type: ignore[attr-defined]  # a record
 
 
+async def test_success_after_an_ambiguous_send_is_verified_by_a_reading_that_may_lag() -> None:
+    """While the service still shows a draft it is read again."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        service.scripts["s0"] += script("503", "ok")
+        service.lag = 0.3
+        await client.signings.send("s0")
+        sent_at = service.held["s0"].effects[0][0]
+        assert asyncio.get_running_loop().time() >= sent_at + service.lag
+
+
+async def test_success_after_an_ambiguous_send_that_never_shows_is_an_unknown_outcome() -> None:
+    """The draft that was read is in ``known``."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s0"] += script("503", "ok")
+        service.lag = 60.0
+        with pytest.raises(OutcomeUnknown, match="could not be verified: the service still shows a draft") as caught:
+            await client.signings.send("s0")
+        assert [(one.id, one.is_draft) for one in caught.value.known] == [("s0", True)]  # type: ignore[attr-defined]  # signings
+        assert (caught.value.effect, caught.value.transient) == ("unknown", False)
+
+
+async def test_unambiguous_send_is_one_request() -> None:
+    """Nothing is read, whatever a reading would show."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.lag = 60.0
+        await client.signings.send("s0")
+        assert (service.held["s0"].requests, service.readings) == (1, 0)
+
+
+def _hang_after(service: LateService, kind: str) -> None:
+    """From the first response of this kind on, nothing else is answered."""
+    respond = service._respond
+
+    def respond_and_hang(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+        if fate.kind == kind:
+            service.response_seconds = 60.0
+        return respond(request, fate, record)
+
+    service._respond = respond_and_hang  # type: ignore[method-assign]  # arranged at this very moment
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", ["504", "ok"])
+async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(write: str, kind: str) -> None:
+    """After the ambiguous attempt, and after the success that is to be verified."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client.with_options(timeout=2), write)
+        service.scripts[key] += script("504", "ok")
+        _hang_after(service, kind)
+        async with asyncio.timeout(20):
+            error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknownTimeout)
+        assert (error.effect, error.transient) == ("unknown", False)
+        assert service.held[key].requests == (1 if kind == "504" else 2)
+
+
+async def test_token_store_that_fails_during_the_verification_leaves_the_outcome_unknown() -> None:
+    """Whatever the store raises."""
+
+    class Fickle(MemoryTokenStore):
+        broken = False
+
+        async def load(self) -> Token | None:
+            if self.broken:
+                raise OSError("the disk is gone")
+            return await super().load()
+
+    async with LateService().running() as service:
+        store = Fickle(Token("old", "refresh"))
+        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
+            respond = service._respond
+
+            def respond_and_break(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+                store.broken = service.rejects_after_a_write = fate is OK
+                return respond(request, fate, record)
+
+            service._respond = respond_and_break  # type: ignore[method-assign]  # arranged at this very moment
+            service.scripts["s0"] += script("503", "ok")
+            with pytest.raises(OutcomeUnknown, match=r"could not be verified: the service could not be read"):
+                await client.signings.send("s0")
+
+
+@pytest.mark.parametrize(("write", "kind"), [("send", "page"), ("upload", "garbled"), ("add", "garbled")])
+async def test_success_that_cannot_be_read_is_reconciled(write: str, kind: str) -> None:
+    """What the service shows is the result; nothing is repeated."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += [Fate(kind, 0.25)]
+        result = await call
+        assert write == "send" or result.id == f"{key}-0"
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
+
+
+@pytest.mark.parametrize(("write", "kind"), [("send", "page"), ("upload", "garbled"), ("add", "garbled")])
+async def test_success_that_cannot_be_read_and_does_not_show_is_a_decode_error_of_unknown_effect(
+    write: str, kind: str
+) -> None:
+    """The service contradicts itself; what it does later must not pass for the next call's effect."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(kind)
+        error, _ = await _outcome(call)
+        assert isinstance(error, DecodeError)
+        assert error.effect == "unknown"
+        assert service.held[key].requests == 1
+        tracked = client._tracker.signing("/api/1.0/signings/s")
+        unresolved = tracked.documents.unresolved.total() + tracked.recipients.unresolved.total()
+        assert unresolved == (0 if write == "send" else 1)
+
+
+@pytest.mark.parametrize(("write", "kind"), [("send", "page"), ("upload", "garbled"), ("add", "garbled")])
+async def test_success_that_cannot_be_read_is_an_unknown_outcome_without_retries(write: str, kind: str) -> None:
+    """`RetryPolicy.none()` reads nothing."""
+    async with (
+        LateService().running() as service,
+        SigningClient(service.origin, "token", retry=RetryPolicy.none()) as client,
+    ):
+        key, call = _call(client, write)
+        service.scripts[key] += [Fate(kind, 0.0)]
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+
+
 @pytest.mark.parametrize("write", ["upload", "add"])
 async def test_two_ambiguous_attempts_are_both_settled(write: str) -> None:
     """The first one's effect shows while the second is still under way."""
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
         key, call = _call(client, write)
-        service.scripts[key] += script(Fate("504", SETTLE + 0.15), Fate("504", 0.8 * SETTLE))
+        respond = service._respond
+
+        def respond_and_show_the_first(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+            if fate.effect_after is not None:
+                records = service.documents["s"] if write == "upload" else service.recipients["s"]
+                records.append({"id": "first", "name": key, "email": key})
+            return respond(request, fate, record)
+
+        service._respond = respond_and_show_the_first  # type: ignore[method-assign]  # arranged at this very moment
+        service.scripts[key] += script("504", Fate("504", 0.8 * SETTLE))
         error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
         assert len(error.known) == 2
@@ -320,6 +456,55 @@ async def test_dispatch_does_not_send_again_while_an_earlier_sending_may_be_unde
             await client.with_options(retry=RetryPolicy.none()).dispatch(package, tmp_path / "journal")
         signing = await client.dispatch(package, tmp_path / "journal")
         assert (signing.id, signing.is_draft) == ("s1", False)
+        assert (len(service.held["s1"].effects), service.held["s1"].requests) == (1, 1)
+
+
+async def test_dispatch_whose_readings_hang_leaves_the_outcome_unknown_until_the_next_run(tmp_path: Path) -> None:
+    """It sends nothing, so it may be repeated."""
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s1"] += script("504")
+        with pytest.raises(OutcomeUnknown):
+            await client.with_options(retry=RetryPolicy.none()).dispatch(package, tmp_path / "journal")
+        service.response_seconds = 60.0
+        async with asyncio.timeout(20):
+            with pytest.raises(OutcomeUnknownTimeout) as caught:
+                await client.with_options(timeout=1).dispatch(package, tmp_path / "journal")
+        assert (caught.value.effect, caught.value.transient) == ("unknown", True)
+        assert service.held["s1"].requests == 1
+        service.response_seconds = 0.0
+        assert (await client.dispatch(package, tmp_path / "journal")).is_draft is False
+        assert len(service.held["s1"].effects) == 1
+
+
+@pytest.mark.parametrize("took_effect", [True, False])
+async def test_dispatch_takes_a_refusal_for_success_only_if_the_draft_was_sent(
+    tmp_path: Path, took_effect: bool
+) -> None:
+    """Somebody on the way has repeated the request, or the service cannot send the draft."""
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s1"] += [Fate("cannot-be-sent", 0.0 if took_effect else None)]
+        if not took_effect:
+            with pytest.raises(CannotBeSent):
+                await client.dispatch(package, tmp_path / "journal")
+            assert state_of(tmp_path / "journal")["status"] == "draft"
+        assert (await client.dispatch(package, tmp_path / "journal")).is_draft is False
+        assert state_of(tmp_path / "journal")["status"] == "sent"
+        assert (len(service.held["s1"].effects), service.created) == (1, 1)
+
+
+async def test_dispatch_that_is_refused_and_cannot_be_read_leaves_the_outcome_unknown(tmp_path: Path) -> None:
+    """The next run reads that the package was sent."""
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s1"] += [Fate("cannot-be-sent", 0.0)]
+        service.rejects_after_a_write = True
+        with pytest.raises(OutcomeUnknown, match="could not be read"):
+            await client.dispatch(package, tmp_path / "journal")
+        assert state_of(tmp_path / "journal")["status"] == "sending"
+        service.rejects_after_a_write = False
+        assert (await client.dispatch(package, tmp_path / "journal")).is_draft is False
         assert (len(service.held["s1"].effects), service.held["s1"].requests) == (1, 1)
 
 

@@ -7,11 +7,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from signing_async import Assumptions, RequestTimeout, ServerError
+from signing_async import Assumptions, RequestTimeout, ServerError, SigningError, reconcile
 from signing_async.models import Document, Recipient, Signing
 from signing_async.reconcile import (
     Creation,
@@ -425,6 +426,28 @@ async def test_tracker_forgets_the_least_recently_used_signing() -> None:
 # Settling
 
 
+class _Clock:
+    """A loop's clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += max(0.0, seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    """The reconciler's clock: however busy the machine is, its readings begin when they are due."""
+    ready = _Clock()
+    loop = SimpleNamespace(get_running_loop=lambda: ready, sleep=ready.sleep, Lock=asyncio.Lock)
+    monkeypatch.setattr("signing_async.reconcile.asyncio", loop)
+    return ready
+
+
 class _Readings:
     """An effect whose readings give what the test says, one after the other; the last one again and again."""
 
@@ -432,19 +455,22 @@ class _Readings:
     adds_up = True
 
     def __init__(self, *results: object) -> None:
-        self.signing = Tracker().signing(PATH)
+        self.ambiguities: Counter[Outcome] = Counter()
         self.results = list(results)
         self.at: list[float] = []
 
     async def find(self, read: Any, since: float) -> Found[str] | None:
-        self.at.append(asyncio.get_running_loop().time())
+        self.at.append(reconcile.asyncio.get_running_loop().time())
         result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
         if isinstance(result, BaseException):
             raise result
         return Found(result) if isinstance(result, str) else None
 
-    async def find_others(self, read: Any, since: float, value: str) -> list[object]:
-        return []
+    async def verify(self, read: Any, since: float, value: str) -> str:
+        raise AssertionError("no attempt succeeds in these tests")
+
+    def may_cause(self, error: SigningError) -> bool:
+        raise AssertionError("no attempt is refused in these tests")
 
     def note_unresolved(self) -> None: ...
 
@@ -453,14 +479,14 @@ async def _never_read(operation: object) -> object:
     raise AssertionError("the readings are the effect's own")
 
 
-def _reconciler(effect: _Readings, seconds: float = 60) -> Reconciler[str]:
-    return Reconciler(effect, _never_read, asyncio.get_running_loop().time() + seconds)
+def _reconciler(effect: _Readings, clock: _Clock, seconds: float = 60) -> Reconciler[str]:
+    return Reconciler(effect, _never_read, clock.now + seconds)
 
 
-async def test_effect_that_shows_at_once_costs_one_reading() -> None:
+async def test_effect_that_shows_at_once_costs_one_reading(clock: _Clock) -> None:
     """The ordinary lost response is not slowed down."""
     effect = _Readings("done")
-    reconciler = _reconciler(effect)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.LOST, 5.0)
     assert await reconciler.settle(0.0, reading_time=0.1) == Found("done")
     assert len(effect.at) == 1
@@ -468,12 +494,12 @@ async def test_effect_that_shows_at_once_costs_one_reading() -> None:
     assert reconciler.was_ambiguous
 
 
-async def test_nothing_is_settled_before_the_settle_time_is_over() -> None:
+async def test_nothing_is_settled_before_the_settle_time_is_over(clock: _Clock) -> None:
     """Readings with growing pauses; the last one begins when the time is over."""
-    effect, loop = _Readings(None), asyncio.get_running_loop()
-    reconciler = _reconciler(effect)
+    effect = _Readings(None)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.GATEWAY, 0.7)
-    settled_at = loop.time() + 0.7
+    settled_at = clock.now + 0.7
     assert await reconciler.settle(0.0, reading_time=0.1) is None
     assert len(effect.at) == 4
     assert effect.at[-1] >= settled_at - 0.01
@@ -481,32 +507,32 @@ async def test_nothing_is_settled_before_the_settle_time_is_over() -> None:
     assert not reconciler.ambiguous
 
 
-async def test_retry_is_preceded_by_a_reading_though_the_settle_time_is_over() -> None:
+async def test_retry_is_preceded_by_a_reading_though_the_settle_time_is_over(clock: _Clock) -> None:
     """After a 429 in between, say; one reading is enough."""
-    effect, loop = _Readings(None), asyncio.get_running_loop()
-    reconciler = _reconciler(effect)
+    effect = _Readings(None)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.LOST, 0.0)
-    assert await reconciler.settle(loop.time(), reading_time=0.1) is None
+    assert await reconciler.settle(clock.now, reading_time=0.1) is None
     effect.results = ["late"]
-    assert await reconciler.settle(loop.time(), reading_time=0.1) == Found("late")
+    assert await reconciler.settle(clock.now, reading_time=0.1) == Found("late")
     assert len(effect.at) == 2
 
 
-async def test_long_delay_after_the_settle_time_is_not_filled_with_readings() -> None:
+async def test_long_delay_after_the_settle_time_is_not_filled_with_readings(clock: _Clock) -> None:
     """A Retry-After, say: the service is read over the settle time, and once before the retry."""
-    effect, loop = _Readings(None), asyncio.get_running_loop()
-    reconciler = _reconciler(effect)
+    effect = _Readings(None)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.FAILED, 0.1)
-    retry_at = loop.time() + 1.0
+    retry_at = clock.now + 1.0
     assert await reconciler.settle(retry_at, reading_time=0.1) is None
     assert len(effect.at) == 3
     assert effect.at[-1] >= retry_at - 0.01
 
 
-async def test_deadline_before_the_settle_time_leaves_the_call_ambiguous() -> None:
+async def test_deadline_before_the_settle_time_leaves_the_call_ambiguous(clock: _Clock) -> None:
     """It is used up for readings all the same."""
     effect = _Readings(None)
-    reconciler = _reconciler(effect, seconds=0.3)
+    reconciler = _reconciler(effect, clock, seconds=0.3)
     reconciler.note(Outcome.LOST, 5.0)
     with pytest.raises(TimeoutError):
         await reconciler.settle(0.0, reading_time=0.05)
@@ -514,14 +540,14 @@ async def test_deadline_before_the_settle_time_leaves_the_call_ambiguous() -> No
     assert len(effect.at) == 3
 
 
-async def test_reading_that_fails_for_a_transient_reason_is_repeated() -> None:
+async def test_reading_that_fails_for_a_transient_reason_is_repeated(clock: _Clock) -> None:
     """The last one counts; an error that is not transient ends it at once."""
     effect = _Readings(ServerError("x", status=503), "done")
-    reconciler = _reconciler(effect)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.LOST, 5.0)
     assert await reconciler.settle(0.0, reading_time=0.1) == Found("done")
     effect = _Readings(ServerError("x", status=503))
-    reconciler = _reconciler(effect)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.FAILED, 0.01)
     with pytest.raises(ServerError):
         await reconciler.settle(0.0, reading_time=0.1)
@@ -543,26 +569,24 @@ async def test_reading_that_fails_for_a_transient_reason_is_repeated() -> None:
     ],
 )
 async def test_signing_may_change_late_if_a_lost_request_is_not_accounted_for(
-    outcomes: list[Outcome], is_found: bool, late: bool
+    clock: _Clock, outcomes: list[Outcome], is_found: bool, late: bool
 ) -> None:
     """The service's own error ends a request; a gateway that gave up says nothing of it."""
-    signing = Tracker().signing(PATH)
-
-    async def get(read: Any) -> Signing:
-        return Signing("s1", is_draft=not is_found)
-
-    reconciler = Reconciler(Sent(signing, get), _never_read, math.inf)
+    signing, effect = Tracker().signing(PATH), _Readings("done" if is_found else None)
+    effect.adds_up = False
+    effect.ambiguities = signing.ambiguities
+    reconciler = _reconciler(effect, clock)
     for outcome in outcomes:
         reconciler.note(outcome, 0.0)
     await reconciler.settle(0.0, reading_time=0.0)
     assert signing.may_change_late is late
 
 
-async def test_first_effect_does_not_settle_two_ambiguous_attempts() -> None:
+async def test_first_effect_does_not_settle_two_ambiguous_attempts(clock: _Clock) -> None:
     """Both may have taken effect: the readings go on for the settle time of the second."""
     both = Undecidable("more than one request", ["d1", "d2"])
     effect = _Readings("d1", both)
-    reconciler = _reconciler(effect)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.LOST, 0.0)
     reconciler.note(Outcome.LOST, 0.3)
     with pytest.raises(Undecidable, match="more than one"):
@@ -570,14 +594,14 @@ async def test_first_effect_does_not_settle_two_ambiguous_attempts() -> None:
     assert reconciler.ambiguous
 
 
-async def test_what_another_client_does_may_clear_up() -> None:
+async def test_what_another_client_does_may_clear_up(clock: _Clock) -> None:
     """A record that looks odd does not end the readings, unless the service can never tell."""
     effect = _Readings(Undecidable("another name", may_clear=True), "done")
-    reconciler = _reconciler(effect)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.LOST, 5.0)
     assert await reconciler.settle(0.0, reading_time=0.1) == Found("done")
     effect = _Readings(Undecidable("another name", may_clear=True))
-    reconciler = _reconciler(effect)
+    reconciler = _reconciler(effect, clock)
     reconciler.note(Outcome.LOST, 0.1)
     with pytest.raises(Undecidable):
         await reconciler.settle(0.0, reading_time=0.1)
@@ -614,9 +638,9 @@ async def test_sends_of_one_signing_share_a_reading() -> None:
 
     since = asyncio.get_running_loop().time() - 0.001
     effects = [Sent(tracker.signing(PATH), get) for _ in range(25)]
-    assert await asyncio.gather(*(effect.find(_never_read, since) for effect in effects)) == [Found(None)] * 25
+    found = await asyncio.gather(*(effect.find(_never_read, since) for effect in effects))
+    assert found == [Found(Signing("s1", is_draft=False))] * 25
     assert reads == 1
-    assert await effects[0].find_others(_never_read, since, None) == ()
 
 
 def test_names_that_are_too_long_stay_as_they_are() -> None:

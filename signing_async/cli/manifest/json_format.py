@@ -67,9 +67,7 @@ def _read_object(text: str, line: int, folder: Path) -> Entry:
     problems = [
         Problem(line, name, f"unknown field{closest(name, known)}") for name in row if name not in (*known, "error")
     ]
-    documents = _read_list(
-        row, "documents", line, problems, partial(_read_document, folder), PdfSource(b"")
-    )
+    documents = _read_list(row, "documents", line, problems, partial(_read_document, folder), PdfSource(b""))
     recipients = _read_list(row, "recipients", line, problems, _read_recipient, NewRecipient(""))
     package = make_package({name: row.get(name) for name in FIELDS}, documents, recipients)
     return Entry(line, row, package, tuple(problems))
