@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Protocol, runtime_checkable
 
-from .rate_learner import Limit
+from .rate_learner import RateLearner
 
 __all__ = ["Budget", "Gate", "LocalGate", "Pause", "ResponseTimes"]
 
@@ -75,7 +75,7 @@ class LocalGate:
     """
 
     def __init__(self) -> None:
-        self._limit = Limit()
+        self._limit = RateLearner()
         self._waiting: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
         """The turns that requests wait for, and until when they do."""
         self._timer: asyncio.TimerHandle | None = None
@@ -94,12 +94,12 @@ class LocalGate:
         """When a request that came now could go out, as far as is known."""
         rate = self._limit.rate
         if rate is None:
-            return self._limit.closed_until
+            return self._limit.paused_until
         return self._limit.ready_at(asyncio.get_running_loop().time()) + len(self._waiting) / rate
 
     def close(self, seconds: float) -> None:
         """Let nothing pass for at least this long."""
-        self._limit.close(asyncio.get_running_loop().time(), seconds)
+        self._limit.pause(asyncio.get_running_loop().time(), seconds)
         if self._waiting:
             self._wake(0.0)
 
@@ -108,9 +108,9 @@ class LocalGate:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if not self._waiting and self._limit.ready_at(now) <= now:
-            self._limit.go(now)
+            self._limit.acquire(now)
             return True
-        if self._limit.closed_until >= deadline:
+        if self._limit.paused_until >= deadline:
             return False
         turn: asyncio.Future[bool] = loop.create_future()
         self._waiting[turn] = deadline
@@ -132,7 +132,7 @@ class LocalGate:
 
     def left(self, since: float, admitted: bool | None) -> None:
         """A request that had passed at ``since`` is over."""
-        self._limit.left(asyncio.get_running_loop().time(), since, admitted)
+        self._limit.release(asyncio.get_running_loop().time(), since, admitted)
         if self._waiting:
             # Not before a 429 has closed the gate.
             self._wake(0.0)
@@ -152,7 +152,7 @@ class LocalGate:
         """Let go all whose turn it is, and turn away who cannot wait until the gate opens."""
         self._timer = None
         now = asyncio.get_running_loop().time()
-        closed_until = self._limit.closed_until
+        closed_until = self._limit.paused_until
         if now < closed_until:
             for turn, deadline in self._waiting.items():
                 if deadline <= closed_until:
@@ -160,7 +160,7 @@ class LocalGate:
         while self._waiting and (ready_at := self._limit.ready_at(now)) <= now:
             turn, _ = self._waiting.popitem(last=False)
             if _answer(turn, True):
-                self._limit.go(now)
+                self._limit.acquire(now)
         if self._waiting:
             self._wake(ready_at - now)
 

@@ -72,7 +72,7 @@ async def turns_of_the_loop(count: int) -> None:
 
 async def full_gate(gate: LocalGate) -> None:
     """As many pass as may before one of them is answered, however long that takes."""
-    gate._limit._window.PATIENCE = FOREVER  # a constant for all but these tests
+    gate._limit._slow_start.PATIENCE = FOREVER  # a constant for all but these tests
     for _ in range(8):
         assert await gate.passed(FOREVER)
 
