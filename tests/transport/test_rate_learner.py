@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from signing_async.transport.rate_learner import RateLearner
+from signing_async.transport.rate_limit import RateLearner
 from tests.transport.rate_services import (
     PAUSES,
     SERVICES,
