@@ -1,174 +1,186 @@
-"""What all calls of a client share: the gate that a 429 closes, and the budget for repeats."""
+"""Rate limiting shared by all calls of a client: pauses after a 429, then spaces requests at the rate it learns."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import OrderedDict, deque
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Budget", "Gate", "LocalGate", "Pause", "RateLearner", "ResponseTimes"]
+from ..errors import ConfigurationError
+
+__all__ = [
+    "Budget",
+    "Gate",
+    "LocalGate",
+    "LocalRateLimiter",
+    "Pause",
+    "RateLearner",
+    "RateLimiter",
+    "ResponseTimes",
+    "as_rate_limiter",
+]
 
 
-@runtime_checkable
-class Gate(Protocol):
-    """What lets a client's requests go out: shared by all calls of a client, or of many clients, or of many machines.
+class RateLimiter(Protocol):
+    """Decides when requests are sent: shared by the calls of one client, of many clients, or of many machines.
 
-    For each request `passed` is awaited first. Where it says True, `left` follows exactly once, however the request
-    ends; for a 429 `close` comes after it. All times are of the event loop's clock. Only `passed` may wait, and being
-    cancelled while it does must leave no trace. None of them may raise.
+    `acquire` is awaited before each request. If it returns True, `release` follows exactly once, however the request
+    ends; after a 429, `pause` follows. All times are in loop time. Only `acquire` may wait, and cancelling it must
+    leave no trace. None of them may raise.
     """
 
     @property
-    def opens_at(self) -> float:
-        """When a request that came now could go out, as far as is known; a time gone by where it could at once."""
+    def next_at(self) -> float:
+        """When a request made now could be sent, as far as is known; a past time if at once."""
 
-    def close(self, seconds: float) -> None:
-        """A 429 asked to wait: let nothing pass for at least this long from now."""
+    async def acquire(self, deadline: float) -> bool:
+        """Wait until a request may be sent; return False as soon as it is known that the deadline comes first."""
 
-    async def passed(self, deadline: float) -> bool:
-        """Wait for one request's turn; False, as soon as that is known, where it does not come before the deadline."""
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        """Record the end of a request.
 
-    def left(self, since: float, admitted: bool | None) -> None:
-        """A request that had passed at ``since`` is over.
-
-        ``admitted`` is False for a 429, True for any other answer, and None where no answer came.
+        ``accepted`` is False after a 429, True after any other response, and None without a response.
         """
+
+    def pause(self, seconds: float) -> None:
+        """Let no request be sent for at least this long: a 429 asked for it."""
 
 
 class Pause:
-    """Closed until a point in time of the event loop's clock. A timestamp: nobody can reopen it early by mistake."""
+    """A `RateLimiter` that only pauses. Its end is a point in time, and nothing brings it forward."""
 
     def __init__(self) -> None:
-        self._opens_at = 0.0
-
-    def close(self, seconds: float) -> None:
-        """Stay closed for at least this long from now."""
-        self._opens_at = max(self._opens_at, asyncio.get_running_loop().time() + seconds)
+        self._next_at = 0.0
 
     @property
-    def opens_at(self) -> float:
-        """When the gate opens, by the loop's clock."""
-        return self._opens_at
+    def next_at(self) -> float:
+        """When the pause ends."""
+        return self._next_at
 
-    async def passed(self, deadline: float) -> bool:
-        """Wait until the gate is open; False, at once, where it stays closed up to the deadline."""
+    async def acquire(self, deadline: float) -> bool:
+        """Wait until the pause is over; return False at once if it lasts until the deadline."""
         loop = asyncio.get_running_loop()
-        while (wait := self._opens_at - loop.time()) > 0:
-            if self._opens_at >= deadline:
+        while (wait := self._next_at - loop.time()) > 0:
+            if self._next_at >= deadline:
                 return False
             await asyncio.sleep(wait)
         return True
 
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        """Do nothing: a pause learns no rate."""
 
-class LocalGate:
-    """The `Gate` of one process: after a 429 nothing goes out until its Retry-After, then as much as is let through.
+    def pause(self, seconds: float) -> None:
+        """Pause for at least this long from now."""
+        self._next_at = max(self._next_at, asyncio.get_running_loop().time() + seconds)
 
-    It learns how many requests a second the service allows, and spaces them evenly, in the order in which they came.
-    Before the first 429 it lets few requests out at once, and soon as many as come. One gate may serve many clients of
-    one event loop, and of the next one after it, where the service counts their requests together. ::
 
-        gate = LocalGate()
-        one = SigningClient(base_url, token, gate=gate)
-        other = SigningClient(base_url, other_token, gate=gate)
+class LocalRateLimiter:
+    """The `RateLimiter` of one process: after a 429 it waits for its Retry-After, then sends at the rate it learns.
+
+    Requests are sent in the order of their calls. Before the first 429, few are sent at once and soon as many as there
+    are; after it they are evenly spaced. If the service counts the requests of several clients together, give them one
+    limiter. It works in one event loop at a time. ::
+
+        rate_limiter = LocalRateLimiter()
+        first = SigningClient(base_url, token, rate_limiter=rate_limiter)
+        second = SigningClient(base_url, other_token, rate_limiter=rate_limiter)
     """
 
     def __init__(self) -> None:
-        self._limit = RateLearner()
-        self._waiting: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
-        """The turns that requests wait for, and until when they do."""
+        self._learner = RateLearner()
+        self._waiters: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
+        """The waiting requests and their deadlines."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        rate = "no limit seen" if self.rate is None else f"{self.rate:.3g} requests a second"
-        return f"<LocalGate: {rate}, {len(self._waiting)} waiting>"
+        rate = "no limit seen" if self.rate is None else f"{self.rate:.3g} requests per second"
+        return f"<{type(self).__name__}: {rate}, {len(self._waiters)} waiting>"
 
     @property
     def rate(self) -> float | None:
-        """How many requests a second go out at present; None while no 429 has come."""
-        return self._limit.rate
+        """Requests sent per second at most; None before the first 429."""
+        return self._learner.rate
 
     @property
-    def opens_at(self) -> float:
-        """When a request that came now could go out, as far as is known."""
-        rate = self._limit.rate
+    def next_at(self) -> float:
+        """When a request made now could be sent, as far as is known."""
+        rate = self._learner.rate
         if rate is None:
-            return self._limit.paused_until
-        return self._limit.ready_at(asyncio.get_running_loop().time()) + len(self._waiting) / rate
+            return self._learner.paused_until
+        return self._learner.ready_at(asyncio.get_running_loop().time()) + len(self._waiters) / rate
 
-    def close(self, seconds: float) -> None:
-        """Let nothing pass for at least this long."""
-        self._limit.pause(asyncio.get_running_loop().time(), seconds)
-        if self._waiting:
-            self._wake(0.0)
-
-    async def passed(self, deadline: float) -> bool:
-        """Wait for one request's turn; False, as soon as that is known, where it does not come before the deadline."""
+    async def acquire(self, deadline: float) -> bool:
+        """Wait until a request may be sent; return False as soon as it is known that the deadline comes first."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if not self._waiting and self._limit.ready_at(now) <= now:
-            self._limit.acquire(now)
+        if not self._waiters and self._learner.ready_at(now) <= now:
+            self._learner.acquire(now)
             return True
-        if self._limit.paused_until >= deadline:
+        if self._learner.paused_until >= deadline:
             return False
-        turn: asyncio.Future[bool] = loop.create_future()
-        self._waiting[turn] = deadline
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiters[waiter] = deadline
         if self._timer is None:
-            self._wake(self._limit.ready_at(now) - now)
-        expiry = loop.call_at(deadline, _answer, turn, False)
+            self._schedule(self._learner.ready_at(now) - now)
+        expiry = loop.call_at(deadline, _resolve, waiter, False)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.result():
-                # Its turn had come already.
-                self.left(now, None)
+            if not waiter.cancelled() and waiter.result():
+                self.release(now, None)
             raise
         finally:
             expiry.cancel()
-            self._waiting.pop(turn, None)
-            if not self._waiting:
-                self._rest()
+            self._waiters.pop(waiter, None)
+            if not self._waiters:
+                self._cancel_timer()
 
-    def left(self, since: float, admitted: bool | None) -> None:
-        """A request that had passed at ``since`` is over."""
-        self._limit.release(asyncio.get_running_loop().time(), since, admitted)
-        if self._waiting:
-            # Not before a 429 has closed the gate.
-            self._wake(0.0)
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        """Record the end of a request."""
+        self._learner.release(asyncio.get_running_loop().time(), acquired_at, accepted)
+        if self._waiters:
+            # In the next turn of the loop: a 429 is followed by a pause.
+            self._schedule(0.0)
 
-    def _wake(self, seconds: float) -> None:
-        """Look whose turn it is, so many seconds from now."""
-        self._rest()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._let_through)
+    def pause(self, seconds: float) -> None:
+        """Send nothing for at least this long."""
+        self._learner.pause(asyncio.get_running_loop().time(), seconds)
+        if self._waiters:
+            self._schedule(0.0)
 
-    def _rest(self) -> None:
-        """Wake up no more: a timer that nobody needs would not outlive its event loop, which the gate may."""
+    def _schedule(self, delay: float) -> None:
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(delay, self._wake_waiters)
+
+    def _cancel_timer(self) -> None:
+        """A timer without waiters would be lost with its event loop, which the limiter may outlive."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _let_through(self) -> None:
-        """Let go all whose turn it is, and turn away who cannot wait until the gate opens."""
+    def _wake_waiters(self) -> None:
+        """Release every waiter that may proceed; reject waiters whose deadline is earlier than the end of a pause."""
         self._timer = None
         now = asyncio.get_running_loop().time()
-        closed_until = self._limit.paused_until
-        if now < closed_until:
-            for turn, deadline in self._waiting.items():
-                if deadline <= closed_until:
-                    _answer(turn, False)
-        while self._waiting and (ready_at := self._limit.ready_at(now)) <= now:
-            turn, _ = self._waiting.popitem(last=False)
-            if _answer(turn, True):
-                self._limit.acquire(now)
-        if self._waiting:
-            self._wake(ready_at - now)
+        paused_until = self._learner.paused_until
+        if now < paused_until:
+            for waiter, deadline in self._waiters.items():
+                if deadline <= paused_until:
+                    _resolve(waiter, False)
+        while self._waiters and (ready_at := self._learner.ready_at(now)) <= now:
+            waiter, _ = self._waiters.popitem(last=False)
+            if _resolve(waiter, True):
+                self._learner.acquire(now)
+        if self._waiters:
+            self._schedule(ready_at - now)
 
 
-def _answer(turn: asyncio.Future[bool], go: bool) -> bool:
-    """Say whether a request may go, unless that was said, or nobody waits for it any more."""
-    if turn.done():
+def _resolve(waiter: asyncio.Future[bool], may_proceed: bool) -> bool:
+    """Tell a waiter whether it may proceed; return False if it was told before or was cancelled."""
+    if waiter.done():
         return False
-    turn.set_result(go)
+    waiter.set_result(may_proceed)
     return True
 
 
@@ -383,3 +395,74 @@ class ResponseTimes:
         """Return the seconds to reserve for a response."""
         found = self._seconds.get(operation)
         return max(self._seconds.values(), default=self._UNSEEN) if found is None else found
+
+
+# The names of before, for one release.
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """`RateLimiter` under its old name and methods, for one release: use that instead."""
+
+    @property
+    def opens_at(self) -> float:
+        """As `RateLimiter.next_at`."""
+
+    def close(self, seconds: float) -> None:
+        """As `RateLimiter.pause`."""
+
+    async def passed(self, deadline: float) -> bool:
+        """As `RateLimiter.acquire`."""
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        """As `RateLimiter.release`."""
+
+
+class LocalGate(LocalRateLimiter):
+    """`LocalRateLimiter` under its old name and methods, for one release: use that instead."""
+
+    @property
+    def opens_at(self) -> float:
+        """As `next_at`."""
+        return self.next_at
+
+    def close(self, seconds: float) -> None:
+        """As `pause`."""
+        self.pause(seconds)
+
+    async def passed(self, deadline: float) -> bool:
+        """As `acquire`."""
+        return await self.acquire(deadline)
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        """As `release`."""
+        self.release(since, admitted)
+
+
+class _GateLimiter:
+    """A `Gate` as a `RateLimiter`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.acquire = gate.passed
+        self.release = gate.left
+        self.pause = gate.close
+        self._gate = gate
+
+    @property
+    def next_at(self) -> float:
+        return self._gate.opens_at
+
+
+def as_rate_limiter(value: Any) -> RateLimiter:
+    """Return the argument ``rate_limiter`` as a `RateLimiter`, also if it is a `Gate`."""
+    if _has_methods(value, "passed", "left", "close"):
+        return _GateLimiter(value)
+    if _has_methods(value, "acquire", "release", "pause"):
+        limiter: RateLimiter = value
+        return limiter
+    raise ConfigurationError(f"rate_limiter: must be a RateLimiter, such as LocalRateLimiter(), got {value!r}")
+
+
+def _has_methods(value: object, *names: str) -> bool:
+    """A protocol's `isinstance` would read the properties, outside the event loop that they need."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)
