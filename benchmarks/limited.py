@@ -1,7 +1,7 @@
 """Uploads to a service that allows so many requests a second: against a loop of as many tasks that retries after a 429.
 
-The service lets a second's worth through at once, and answers the others with 429 and ``Retry-After: 1``. And what the
-gate costs where nothing is refused: the same uploads through a gate that holds nothing back.
+The service accepts a second's worth at once, and rejects the others with 429 and ``Retry-After: 1``. And what the rate
+limiter costs if no request is rejected: the same uploads with a limiter that does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .server import Server, pdf_bytes, running
 
 _RATE, _AT_ONCE = (200, 32) if quick() else (50, 32)
 _UPLOADS, _ROUNDS = (220, 1) if quick() else (500, 3)
-_UNGATED = "without a gate"
+_UNLIMITED = "without a rate limiter"
 _NAIVE = "aiohttp, a loop with retry"
 _PDF = pdf_bytes(50_000)
 _PATH = "/api/1.0/signings/s1/documents"
@@ -32,11 +32,11 @@ _PATH = "/api/1.0/signings/s1/documents"
 def main() -> None:
     with running() as server:
         asyncio.run(_compare(server))
-        asyncio.run(_compare_ungated(server))
+        asyncio.run(_compare_unlimited(server))
 
 
 async def _compare(server: Server) -> None:
-    # A second's worth is let through at once.
+    # A second's worth is accepted at once.
     ideal = (_UPLOADS - _RATE) / _RATE
     seconds: dict[str, list[float]] = {OURS: [], _NAIVE: []}
     refused: dict[str, list[float]] = {OURS: [], _NAIVE: []}
@@ -61,16 +61,16 @@ async def _compare(server: Server) -> None:
     note = (
         f"The ideal is {ideal:.1f} s: a second's worth at once, and then {_RATE} a second. Medians of {_ROUNDS} rounds."
     )
-    title = f"{_UPLOADS} uploads, {_AT_ONCE} at a time, of which {_RATE} a second are allowed"
-    show(Table(title, ("candidate", "seconds", "of the ideal", "refused"), rows, note))
+    title = f"{_UPLOADS} uploads, {_AT_ONCE} at a time, of which {_RATE} per second are accepted"
+    show(Table(title, ("candidate", "seconds", "of the ideal", "rejected"), rows, note))
     judge("limited uploads: time, of the ideal", statistics.median(seconds[OURS]) / ideal, at_most=1.15)
-    judge("limited uploads: refused, %", 100 * _share(refused, OURS), at_most=3, unit=" %")
+    judge("limited uploads: rejected, %", 100 * _share(refused, OURS), at_most=3, unit=" %")
     bars = [Bar(name, 100 * _share(refused, name), name == OURS) for name in seconds]
     draw(
         Chart(
             "limited",
             "Uploads within a rate limit",
-            "% of requests refused; shorter is better",
+            "% of requests rejected; shorter is better",
             [Panel(title, bars, 3)],
         )
     )
@@ -101,7 +101,7 @@ async def _naive(server: Server) -> None:
 
 
 async def _sent(session: aiohttp.ClientSession, url: str, name: str) -> bool:
-    """Whether the upload was let through; if not, after what it was asked to wait."""
+    """Return whether the upload was accepted; if not, after the Retry-After."""
     form = aiohttp.FormData()
     form.add_field("selected_file", _PDF, filename=name, content_type="application/pdf")
     async with session.post(url, data=form, headers=HEADERS) as response:
@@ -113,31 +113,31 @@ async def _sent(session: aiohttp.ClientSession, url: str, name: str) -> bool:
     return False
 
 
-# Where nothing is refused
+# Without rejections
 
 
 class _Open:
-    """A gate that holds nothing back."""
+    """A rate limiter that does nothing."""
 
-    opens_at = 0.0
+    next_at = 0.0
 
-    def close(self, seconds: float) -> None:
-        raise AssertionError("nothing is refused")
-
-    async def passed(self, deadline: float) -> bool:
+    async def acquire(self, deadline: float) -> bool:
         return True
 
-    def left(self, since: float, admitted: bool | None) -> None:
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
         pass
 
+    def pause(self, seconds: float) -> None:
+        raise AssertionError("no request is rejected")
 
-async def _compare_ungated(server: Server) -> None:
+
+async def _compare_unlimited(server: Server) -> None:
     server.configure()
 
-    def candidate(*, gated: bool) -> Callable[[], Awaitable[int]]:
+    def candidate(*, limited: bool) -> Callable[[], Awaitable[int]]:
         async def run() -> int:
-            # Each time a new client: what is held back at the beginning counts.
-            async with SigningClient(server.plain, TOKEN, gate=None if gated else _Open()) as client:
+            # A new client each time: slow start counts.
+            async with SigningClient(server.plain, TOKEN, rate_limiter=None if limited else _Open()) as client:
                 calls = iter(range(_UPLOADS))
 
                 async def work() -> None:
@@ -149,8 +149,8 @@ async def _compare_ungated(server: Server) -> None:
 
         return run
 
-    runs = {OURS: candidate(gated=True), _UNGATED: candidate(gated=False)}
+    runs = {OURS: candidate(limited=True), _UNLIMITED: candidate(limited=False)}
     samples = await interleaved(runs, rounds=21, seconds=30.0, expect=_UPLOADS, server=server.cpu)
-    title = f"{_UPLOADS} uploads, {_AT_ONCE} at a time, none refused"
-    show(comparison(title, samples, _UNGATED, count=_UPLOADS))
-    judge("uploads where nothing is refused: speed, of ungated", ratio(samples, _UNGATED, OURS), at_least=0.97)
+    title = f"{_UPLOADS} uploads, {_AT_ONCE} at a time, none rejected"
+    show(comparison(title, samples, _UNLIMITED, count=_UPLOADS))
+    judge("uploads without rejections: speed, of unlimited", ratio(samples, _UNLIMITED, OURS), at_least=0.97)

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from .transport.call import Timeouts as Timeouts
     from .transport.rate_limit import Gate as Gate
     from .transport.rate_limit import LocalGate as LocalGate
+    from .transport.rate_limit import LocalRateLimiter as LocalRateLimiter
+    from .transport.rate_limit import RateLimiter as RateLimiter
     from .transport.retry import RetryPolicy as RetryPolicy
 
 _NAMES = {
@@ -72,7 +74,7 @@ _NAMES = {
     "recipients": ("RemindResult",),
     "transport.retry": ("RetryPolicy",),
     "tenants": ("TenantApp", "Tenants"),
-    "transport.rate_limit": ("Gate", "LocalGate"),
+    "transport.rate_limit": ("Gate", "LocalGate", "LocalRateLimiter", "RateLimiter"),
     "auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
     "transport.call": ("Attempt", "Timeouts"),
 }

@@ -22,7 +22,7 @@ from .transport import wire
 from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
 from .transport.decode import structure
 from .transport.error_response import record
-from .transport.rate_limit import Gate
+from .transport.rate_limit import Gate, RateLimiter, as_rate_limiter
 from .transport.retry import Repeat, RetryPolicy
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class SigningClient:
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
     number of clients may share and which is never closed here; without it the client makes one. ``timeout`` is the
     seconds that a whole call may take, its waits and repeats included, or `Timeouts`. ``on_attempt`` is told of every
-    attempt. ``gate`` holds requests back after a 429: give several clients one `LocalGate`, or one that many machines
-    share, where the service counts their requests together; without it the client has one of its own. ::
+    attempt. If the service counts the requests of several clients together, give them one ``rate_limiter``: a
+    `LocalRateLimiter`, or a `redis.RedisGate` for many machines. By default, a client has its own. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -61,7 +61,8 @@ class SigningClient:
         timeout: float | Timeouts = _DEFAULT_TIMEOUTS,
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
         on_attempt: Callable[[Attempt], None] | None = None,
-        gate: Gate | None = None,
+        rate_limiter: RateLimiter | Gate | None = None,
+        gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
     ) -> None:
         origin = wire.check_origin(base_url)
         if isinstance(auth, str):
@@ -76,13 +77,15 @@ class SigningClient:
         del auth
         if session is not None and not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"session: must be an aiohttp.ClientSession, not {type(session).__name__}")
-        if gate is not None and (isinstance(gate, type) or not isinstance(gate, Gate)):
-            raise ConfigurationError(f"gate: must be a Gate, such as LocalGate(), not {gate!r}")
+        if rate_limiter is not None and gate is not None:
+            raise ConfigurationError("gate: the old name of rate_limiter; give one of them")
+        given = gate if rate_limiter is None else rate_limiter
+        limiter = None if given is None else as_rate_limiter(given)
         options = _options(retry, timeout, assumptions, on_attempt)
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):
             bearer.lend(sessions)
-        self._set_up(Shared(origin, bearer, sessions, gate), Tracker(), options)
+        self._set_up(Shared(origin, bearer, sessions, limiter), Tracker(), options)
         self._owns = True
 
     def _set_up(self, shared: Shared, tracker: Tracker, options: Options) -> None:
@@ -119,7 +122,7 @@ class SigningClient:
         assumptions: Assumptions | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
     ) -> Self:
-        """A cheap view with other options, on the same session, gate and tokens. It lives as long as this client. ::
+        """Return a cheap view of this client with other options; both end together. ::
 
         await client.with_options(timeout=5, retry=RetryPolicy.none()).me()
         """

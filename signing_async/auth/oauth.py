@@ -138,7 +138,7 @@ class OAuth:
         self._retry = retry
         self._timeout = timeout
         self._assumptions = assumptions
-        self._gate = Pause()
+        self._pause = Pause()
         self._token: Token | None = None
         self._fresh_until = 0.0
         self._tasks: set[asyncio.Task[Token]] = set()
@@ -528,12 +528,12 @@ class _TokenRequest:
         )
         if trouble.outcome is Outcome.THROTTLED:
             wait = decision.delay if decision.delay is not None else trouble.retry_after
-            self._oauth._gate.close(min(wait or 0.0, policy.max_retry_after))
+            self._oauth._pause.pause(min(wait or 0.0, policy.max_retry_after))
         return decision
 
     async def _exchange(self) -> Token | Trouble:
         oauth = self._oauth
-        if not await oauth._gate.passed(self._deadline):
+        if not await oauth._pause.acquire(self._deadline):
             return self._gated()
         try:
             async with asyncio.timeout_at(self._deadline) as bound:
@@ -561,7 +561,7 @@ class _TokenRequest:
             response.close()
 
     def _gated(self) -> Trouble:
-        wait = self._oauth._gate.opens_at - asyncio.get_running_loop().time()
+        wait = self._oauth._pause.next_at - asyncio.get_running_loop().time()
         words = f"{self._operation}: the service asked to wait for {wait:.0f} s; nothing was sent (HTTP 429)"
         return Trouble(Outcome.THROTTLED, AuthError(words, status=429, retry_after=wait), passing=False)
 

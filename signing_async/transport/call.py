@@ -21,7 +21,7 @@ from . import retry, wire
 from .deadlines import until
 from .decode import Unreadable, parse
 from .error_response import error_from, request_id
-from .rate_limit import Budget, Gate, LocalGate, ResponseTimes
+from .rate_limit import Budget, LocalRateLimiter, RateLimiter, ResponseTimes
 from .redaction import redact, redact_data
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
 
@@ -77,7 +77,7 @@ class Attempt:
     status: int | None
     """None when no answer came."""
     seconds: float
-    """Of the whole attempt: waiting at a closed gate and for a token is part of it."""
+    """Of the whole attempt, waiting for the rate limiter and for a token included."""
     request_id: str | None
     delay: float | None
     """Seconds until the next attempt; None when there is none."""
@@ -152,11 +152,13 @@ class Options:
 class Shared:
     """What all views of a client share."""
 
-    def __init__(self, origin: str, auth: Auth, sessions: wire.Sessions, gate: Gate | None = None) -> None:
+    def __init__(
+        self, origin: str, auth: Auth, sessions: wire.Sessions, rate_limiter: RateLimiter | None = None
+    ) -> None:
         self.origin = origin
         self.auth = auth
         self.sessions = sessions
-        self.gate: Gate = LocalGate() if gate is None else gate
+        self.rate_limiter: RateLimiter = LocalRateLimiter() if rate_limiter is None else rate_limiter
         self.let_through = 0
         """How many requests were answered otherwise than with a 429."""
         self.budget: Budget = Budget()
@@ -375,7 +377,7 @@ class _Call(Generic[T]):
             # Every call of the client waits, this one's own delay included. A wait beyond the policy's cap may be of
             # this endpoint alone: then the limiter slows down as after any 429.
             wait = decision.delay if decision.delay is not None else trouble.retry_after or 0.0
-            self.shared.gate.close(wait if wait <= self.options.retry.max_retry_after else 0.0)
+            self.shared.rate_limiter.pause(wait if wait <= self.options.retry.max_retry_after else 0.0)
         elif decision.delay is not None and self.payer is None and not self.shared.budget.any_left:
             return retry.Decision(None, _BUDGET_SPENT)
         return decision
@@ -492,7 +494,7 @@ class _Call(Generic[T]):
         """Send the request and read its response, within what is left of the deadline."""
         self._forget_answer()
         self.body = None
-        if not await self.shared.gate.passed(self._last_start()):
+        if not await self.shared.rate_limiter.acquire(self._last_start()):
             return self._gated()
         loop = asyncio.get_running_loop()
         since = loop.time()
@@ -521,7 +523,7 @@ class _Call(Generic[T]):
         admitted = None if self.status is None else self.status != 429
         if admitted:
             self.shared.let_through += 1
-        self.shared.gate.left(since, admitted)
+        self.shared.rate_limiter.release(since, admitted)
 
     def _forget_answer(self) -> None:
         self.status = self.data = self.rejected_as = None
@@ -542,7 +544,7 @@ class _Call(Generic[T]):
         return Trouble(Outcome.LOST if lost else Outcome.UNSENT, error, passing=False)
 
     def _gated(self) -> Trouble:
-        wait = self.shared.gate.opens_at - asyncio.get_running_loop().time()
+        wait = self.shared.rate_limiter.next_at - asyncio.get_running_loop().time()
         if wait <= 0:
             # No limit is known of: those that went out before are not answered.
             return self._timed_out()

@@ -1,176 +1,333 @@
-"""What all calls of a client share: the gate that a 429 closes, and the budget for repeats."""
+"""Rate limiting shared by all calls of a client: pauses after a 429, then spaces requests at the rate it learns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from typing import Protocol, runtime_checkable
+import math
+from collections import OrderedDict, deque
+from typing import Any, Protocol, runtime_checkable
 
-from .rate_learner import Limit
+from ..errors import ConfigurationError
 
-__all__ = ["Budget", "Gate", "LocalGate", "Pause", "ResponseTimes"]
+__all__ = [
+    "Budget",
+    "Gate",
+    "LocalGate",
+    "LocalRateLimiter",
+    "Pause",
+    "RateLearner",
+    "RateLimiter",
+    "ResponseTimes",
+    "as_rate_limiter",
+]
 
 
-@runtime_checkable
-class Gate(Protocol):
-    """What lets a client's requests go out: shared by all calls of a client, or of many clients, or of many machines.
+class RateLimiter(Protocol):
+    """Decides when requests are sent: shared by the calls of one client, of many clients, or of many machines.
 
-    For each request `passed` is awaited first. Where it says True, `left` follows exactly once, however the request
-    ends; for a 429 `close` comes after it. All times are of the event loop's clock. Only `passed` may wait, and being
-    cancelled while it does must leave no trace. None of them may raise.
+    `acquire` is awaited before each request. If it returns True, `release` follows exactly once, however the request
+    ends; after a 429, `pause` follows. All times are in loop time. Only `acquire` may wait, and cancelling it must
+    leave no trace. None of them may raise.
     """
 
     @property
-    def opens_at(self) -> float:
-        """When a request that came now could go out, as far as is known; a time gone by where it could at once."""
+    def next_at(self) -> float:
+        """When a request made now could be sent, as far as is known; a past time if at once."""
 
-    def close(self, seconds: float) -> None:
-        """A 429 asked to wait: let nothing pass for at least this long from now."""
+    async def acquire(self, deadline: float) -> bool:
+        """Wait until a request may be sent; return False as soon as it is known that the deadline comes first."""
 
-    async def passed(self, deadline: float) -> bool:
-        """Wait for one request's turn; False, as soon as that is known, where it does not come before the deadline."""
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        """Record the end of a request.
 
-    def left(self, since: float, admitted: bool | None) -> None:
-        """A request that had passed at ``since`` is over.
-
-        ``admitted`` is False for a 429, True for any other answer, and None where no answer came.
+        ``accepted`` is False after a 429, True after any other response, and None without a response.
         """
+
+    def pause(self, seconds: float) -> None:
+        """Let no request be sent for at least this long: a 429 asked for it."""
 
 
 class Pause:
-    """Closed until a point in time of the event loop's clock. A timestamp: nobody can reopen it early by mistake."""
+    """A `RateLimiter` that only pauses. Its end is a point in time, and nothing brings it forward."""
 
     def __init__(self) -> None:
-        self._opens_at = 0.0
-
-    def close(self, seconds: float) -> None:
-        """Stay closed for at least this long from now."""
-        self._opens_at = max(self._opens_at, asyncio.get_running_loop().time() + seconds)
+        self._next_at = 0.0
 
     @property
-    def opens_at(self) -> float:
-        """When the gate opens, by the loop's clock."""
-        return self._opens_at
+    def next_at(self) -> float:
+        """When the pause ends."""
+        return self._next_at
 
-    async def passed(self, deadline: float) -> bool:
-        """Wait until the gate is open; False, at once, where it stays closed up to the deadline."""
+    async def acquire(self, deadline: float) -> bool:
+        """Wait until the pause is over; return False at once if it lasts until the deadline."""
         loop = asyncio.get_running_loop()
-        while (wait := self._opens_at - loop.time()) > 0:
-            if self._opens_at >= deadline:
+        while (wait := self._next_at - loop.time()) > 0:
+            if self._next_at >= deadline:
                 return False
             await asyncio.sleep(wait)
         return True
 
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        """Do nothing: a pause learns no rate."""
 
-class LocalGate:
-    """The `Gate` of one process: after a 429 nothing goes out until its Retry-After, then as much as is let through.
+    def pause(self, seconds: float) -> None:
+        """Pause for at least this long from now."""
+        self._next_at = max(self._next_at, asyncio.get_running_loop().time() + seconds)
 
-    It learns how many requests a second the service allows, and spaces them evenly, in the order in which they came.
-    Before the first 429 it lets few requests out at once, and soon as many as come. One gate may serve many clients of
-    one event loop, and of the next one after it, where the service counts their requests together. ::
 
-        gate = LocalGate()
-        one = SigningClient(base_url, token, gate=gate)
-        other = SigningClient(base_url, other_token, gate=gate)
+class LocalRateLimiter:
+    """The `RateLimiter` of one process: after a 429 it waits for its Retry-After, then sends at the rate it learns.
+
+    Requests are sent in the order of their calls. Before the first 429, few are sent at once and soon as many as there
+    are; after it they are evenly spaced. If the service counts the requests of several clients together, give them one
+    limiter. It works in one event loop at a time. ::
+
+        rate_limiter = LocalRateLimiter()
+        first = SigningClient(base_url, token, rate_limiter=rate_limiter)
+        second = SigningClient(base_url, other_token, rate_limiter=rate_limiter)
     """
 
     def __init__(self) -> None:
-        self._limit = Limit()
-        self._waiting: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
-        """The turns that requests wait for, and until when they do."""
+        self._learner = RateLearner()
+        self._waiters: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
+        """The waiting requests and their deadlines."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        rate = "no limit seen" if self.rate is None else f"{self.rate:.3g} requests a second"
-        return f"<LocalGate: {rate}, {len(self._waiting)} waiting>"
+        rate = "no limit seen" if self.rate is None else f"{self.rate:.3g} requests per second"
+        return f"<{type(self).__name__}: {rate}, {len(self._waiters)} waiting>"
 
     @property
     def rate(self) -> float | None:
-        """How many requests a second go out at present; None while no 429 has come."""
-        return self._limit.rate
+        """Requests sent per second at most; None before the first 429."""
+        return self._learner.rate
 
     @property
-    def opens_at(self) -> float:
-        """When a request that came now could go out, as far as is known."""
-        rate = self._limit.rate
+    def next_at(self) -> float:
+        """When a request made now could be sent, as far as is known."""
+        rate = self._learner.rate
         if rate is None:
-            return self._limit.closed_until
-        return self._limit.ready_at(asyncio.get_running_loop().time()) + len(self._waiting) / rate
+            return self._learner.paused_until
+        return self._learner.ready_at(asyncio.get_running_loop().time()) + len(self._waiters) / rate
 
-    def close(self, seconds: float) -> None:
-        """Let nothing pass for at least this long."""
-        self._limit.close(asyncio.get_running_loop().time(), seconds)
-        if self._waiting:
-            self._wake(0.0)
-
-    async def passed(self, deadline: float) -> bool:
-        """Wait for one request's turn; False, as soon as that is known, where it does not come before the deadline."""
+    async def acquire(self, deadline: float) -> bool:
+        """Wait until a request may be sent; return False as soon as it is known that the deadline comes first."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if not self._waiting and self._limit.ready_at(now) <= now:
-            self._limit.go(now)
+        if not self._waiters and self._learner.ready_at(now) <= now:
+            self._learner.acquire(now)
             return True
-        if self._limit.closed_until >= deadline:
+        if self._learner.paused_until >= deadline:
             return False
-        turn: asyncio.Future[bool] = loop.create_future()
-        self._waiting[turn] = deadline
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiters[waiter] = deadline
         if self._timer is None:
-            self._wake(self._limit.ready_at(now) - now)
-        expiry = loop.call_at(deadline, _answer, turn, False)
+            self._schedule(self._learner.ready_at(now) - now)
+        expiry = loop.call_at(deadline, _resolve, waiter, False)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.result():
-                # Its turn had come already.
-                self.left(now, None)
+            if not waiter.cancelled() and waiter.result():
+                self.release(now, None)
             raise
         finally:
             expiry.cancel()
-            self._waiting.pop(turn, None)
-            if not self._waiting:
-                self._rest()
+            self._waiters.pop(waiter, None)
+            if not self._waiters:
+                self._cancel_timer()
 
-    def left(self, since: float, admitted: bool | None) -> None:
-        """A request that had passed at ``since`` is over."""
-        self._limit.left(asyncio.get_running_loop().time(), since, admitted)
-        if self._waiting:
-            # Not before a 429 has closed the gate.
-            self._wake(0.0)
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        """Record the end of a request."""
+        self._learner.release(asyncio.get_running_loop().time(), acquired_at, accepted)
+        if self._waiters:
+            # In the next turn of the loop: a 429 is followed by a pause.
+            self._schedule(0.0)
 
-    def _wake(self, seconds: float) -> None:
-        """Look whose turn it is, so many seconds from now."""
-        self._rest()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._let_through)
+    def pause(self, seconds: float) -> None:
+        """Send nothing for at least this long."""
+        self._learner.pause(asyncio.get_running_loop().time(), seconds)
+        if self._waiters:
+            self._schedule(0.0)
 
-    def _rest(self) -> None:
-        """Wake up no more: a timer that nobody needs would not outlive its event loop, which the gate may."""
+    def _schedule(self, delay: float) -> None:
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(delay, self._wake_waiters)
+
+    def _cancel_timer(self) -> None:
+        """A timer without waiters would be lost with its event loop, which the limiter may outlive."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _let_through(self) -> None:
-        """Let go all whose turn it is, and turn away who cannot wait until the gate opens."""
+    def _wake_waiters(self) -> None:
+        """Release every waiter that may proceed; reject waiters whose deadline is earlier than the end of a pause."""
         self._timer = None
         now = asyncio.get_running_loop().time()
-        closed_until = self._limit.closed_until
-        if now < closed_until:
-            for turn, deadline in self._waiting.items():
-                if deadline <= closed_until:
-                    _answer(turn, False)
-        while self._waiting and (ready_at := self._limit.ready_at(now)) <= now:
-            turn, _ = self._waiting.popitem(last=False)
-            if _answer(turn, True):
-                self._limit.go(now)
-        if self._waiting:
-            self._wake(ready_at - now)
+        paused_until = self._learner.paused_until
+        if now < paused_until:
+            for waiter, deadline in self._waiters.items():
+                if deadline <= paused_until:
+                    _resolve(waiter, False)
+        while self._waiters and (ready_at := self._learner.ready_at(now)) <= now:
+            waiter, _ = self._waiters.popitem(last=False)
+            if _resolve(waiter, True):
+                self._learner.acquire(now)
+        if self._waiters:
+            self._schedule(ready_at - now)
 
 
-def _answer(turn: asyncio.Future[bool], go: bool) -> bool:
-    """Say whether a request may go, unless that was said, or nobody waits for it any more."""
-    if turn.done():
+def _resolve(waiter: asyncio.Future[bool], may_proceed: bool) -> bool:
+    """Tell a waiter whether it may proceed; return False if it was told before or was cancelled."""
+    if waiter.done():
         return False
-    turn.set_result(go)
+    waiter.set_result(may_proceed)
     return True
+
+
+class RateLearner:
+    """Estimates the service's rate limit from accepted and rejected requests. Pure: callers pass the current time.
+
+    Until the first 429 only the number of requests in flight is bounded (`_SlowStart`). From then on requests are
+    evenly spaced. After each 429 the rate starts at what the service accepted since the previous one, rises over a
+    plateau to the geometric mean of that and the rate reached, and then grows with the cube of the time.
+    """
+
+    KEPT = 1000  # accepted requests that are remembered
+    TRUSTED = 20  # with fewer accepted before the first 429, the first rate is a guess
+    LOWEST = 0.2  # a rate that is never tried is never learnt
+    FALL = 0.9  # factor of the rate if no request was accepted since the previous 429
+    # A plateau lasts a second for each accepted request, or 5 for each second of the pause, within these seconds, ...
+    SHORTEST, LONGEST = 0.5, 5.0
+    FEWEST = 5  # ... and at least for so many requests.
+    GROWTH = 0.08  # share by which the rate has grown when twice the plateau has passed
+    LATE = 0.01  # seconds of a timer's delay that are made up for
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        """Requests per second that may be sent; None before the first 429."""
+        self.paused_until: float = 0.0
+        self._slow_start = _SlowStart()
+        self._next = self._used = self._base = 0.0
+        self._start = self._plateau = 1.0
+        # Since the previous 429: when the accepted requests were sent, and how many they are.
+        self._accepted: deque[float] = deque(maxlen=self.KEPT)
+        self._count = self._burst = 0
+        self._began = math.inf  # the time of the first request, then of the previous 429
+        self._resumed_at = -math.inf  # requests sent earlier have nothing new to say about the rate
+        self._rejected_at: float | None = None  # the first 429 since then, until its pause is over
+
+    def ready_at(self, now: float) -> float:
+        """Return the earliest time for the next request; ``now`` or earlier if it may be sent."""
+        if now < self.paused_until:
+            return self.paused_until
+        if self._rejected_at is not None:
+            self._learn(self._rejected_at, max(self._rejected_at, self.paused_until))
+        return self._slow_start.ready_at(now) if self.rate is None else self._next
+
+    def acquire(self, now: float) -> None:
+        """Record that a request is sent."""
+        if self.rate is None:
+            self._began = min(self._began, now)
+            self._slow_start.acquire(now)
+            return
+        interval = 1 / self.rate
+        # A rate that is not used proves nothing, and does not grow.
+        if now - self._next < max(interval, self.LATE):
+            self._used += interval
+        self._next = max(self._next, now - self.LATE) + interval
+        self._update_rate()
+
+    def release(self, now: float, acquired_at: float, accepted: bool | None) -> None:
+        """Record the end of a request: accepted, rejected with a 429, or (None) without a response."""
+        if acquired_at >= self._resumed_at:
+            if accepted:
+                self._accepted.append(acquired_at)
+                self._count += 1
+            elif accepted is False and self._rejected_at is None:
+                self._rejected_at = now
+        if self.rate is None:
+            self._slow_start.release(accepted)
+
+    def pause(self, now: float, seconds: float) -> None:
+        """Send nothing for at least this long."""
+        self.paused_until = max(self.paused_until, now + seconds)
+
+    def _update_rate(self) -> None:
+        beyond = self._used / self._plateau - 1
+        change = self.GROWTH * beyond**3 if beyond > 0 else (1 - self._start) * beyond
+        self.rate = self._base * (1 + change)
+
+    def _learn(self, rejected_at: float, now: float) -> None:
+        """Set the rate after a pause that ends now."""
+        pause, plateau = now - rejected_at, self._count or self._plateau
+        if self.rate is None:
+            measured = reached = max(self._first_rate(rejected_at, now), self.LOWEST)
+            plateau = 0.0
+            pause *= self._burst >= self.TRUSTED  # a guess is corrected early
+        else:
+            reached = self.rate
+            # One measurement may be wrong: it leaves at least a third.
+            measured = min(max(self._measure(rejected_at, reached), reached / 3, self.LOWEST), reached)
+        self._base = math.sqrt(measured * reached)
+        self._start = measured / self._base
+        plateau = min(max(self.SHORTEST, plateau, self.LONGEST * pause), self.LONGEST)
+        self._plateau = max(plateau, self.FEWEST / self._base)
+        self._used, self._next = 0.0, now
+        self._began, self._resumed_at, self._rejected_at = rejected_at, now, None
+        self._accepted.clear()
+        self._count = 0
+        self._update_rate()
+
+    def _first_rate(self, rejected_at: float, now: float) -> float:
+        """Return what was accepted per second where that was most, and at least in one second."""
+        sent = enumerate(sorted(self._accepted, reverse=True), 1)
+        rates = [(count / max(now - at, 1.0), count, at) for count, at in sent]
+        rate, self._burst, began = max(rates, default=(1.0, 1, self._began))
+        if self._burst >= self.TRUSTED:
+            return rate
+        # Between the rates up to the 429 and up to the end of the pause.
+        return self._burst / math.sqrt(max(now - began, 0.001) * max(rejected_at - began, 0.001))
+
+    def _measure(self, rejected_at: float, reached: float) -> float:
+        """Return the rate that the service accepted since the previous 429.
+
+        In any period a token bucket accepts at most its burst and what its rate adds: each period proves a lower bound.
+        At the previous 429 the bucket was empty: the whole period proves one without the burst.
+        """
+        if not self._count:
+            return self.FALL * reached
+        sent = enumerate(sorted(self._accepted, reverse=True), 1)
+        bounds = [(count - self._burst) / max(rejected_at - at, 0.001) for count, at in sent]
+        return max(self._count / max(rejected_at - self._began, 0.001), *bounds)
+
+
+class _SlowStart:
+    """Bounds the requests in flight before the first 429: 8 in two rounds of responses, then a fifth more in each."""
+
+    FIRST, GROWTH = 8, 0.2
+    PATIENCE = 0.05  # after so many seconds one more: requests that hang hold up no others
+
+    def __init__(self) -> None:
+        self._in_flight = self._responses = 0
+        self._size, self._widened_at = float(self.FIRST), 0.0
+        self._is_used_up = False
+
+    def ready_at(self, now: float) -> float:
+        self._is_used_up = self._in_flight >= self._size
+        return max(now, self._widened_at + self.PATIENCE) if self._is_used_up else now
+
+    def acquire(self, now: float) -> None:
+        if not self._in_flight:
+            self._widened_at = now
+        elif self._in_flight >= self._size:
+            self._size, self._widened_at = self._size + 1, now
+        self._in_flight += 1
+
+    def release(self, accepted: bool | None) -> None:
+        if accepted and self._is_used_up:
+            self._responses += 1
+            self._size += self.GROWTH if self._responses > 2 * self.FIRST else 0.0
+        self._in_flight -= 1
 
 
 class Budget:
@@ -238,3 +395,74 @@ class ResponseTimes:
         """Return the seconds to reserve for a response."""
         found = self._seconds.get(operation)
         return max(self._seconds.values(), default=self._UNSEEN) if found is None else found
+
+
+# The names of before, for one release.
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """`RateLimiter` under its old name and methods, for one release: use that instead."""
+
+    @property
+    def opens_at(self) -> float:
+        """As `RateLimiter.next_at`."""
+
+    def close(self, seconds: float) -> None:
+        """As `RateLimiter.pause`."""
+
+    async def passed(self, deadline: float) -> bool:
+        """As `RateLimiter.acquire`."""
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        """As `RateLimiter.release`."""
+
+
+class LocalGate(LocalRateLimiter):
+    """`LocalRateLimiter` under its old name and methods, for one release: use that instead."""
+
+    @property
+    def opens_at(self) -> float:
+        """As `next_at`."""
+        return self.next_at
+
+    def close(self, seconds: float) -> None:
+        """As `pause`."""
+        self.pause(seconds)
+
+    async def passed(self, deadline: float) -> bool:
+        """As `acquire`."""
+        return await self.acquire(deadline)
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        """As `release`."""
+        self.release(since, admitted)
+
+
+class _GateLimiter:
+    """A `Gate` as a `RateLimiter`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.acquire = gate.passed
+        self.release = gate.left
+        self.pause = gate.close
+        self._gate = gate
+
+    @property
+    def next_at(self) -> float:
+        return self._gate.opens_at
+
+
+def as_rate_limiter(value: Any) -> RateLimiter:
+    """Return the argument ``rate_limiter`` as a `RateLimiter`, also if it is a `Gate`."""
+    if _has_methods(value, "passed", "left", "close"):
+        return _GateLimiter(value)
+    if _has_methods(value, "acquire", "release", "pause"):
+        limiter: RateLimiter = value
+        return limiter
+    raise ConfigurationError(f"rate_limiter: must be a RateLimiter, such as LocalRateLimiter(), got {value!r}")
+
+
+def _has_methods(value: object, *names: str) -> bool:
+    """A protocol's `isinstance` would read the properties, outside the event loop that they need."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)

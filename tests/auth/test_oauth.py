@@ -1336,9 +1336,9 @@ async def test_429_closes_the_gate_for_others() -> None:
         first = asyncio.create_task(oauth.exchange("one"))
         while not server.requests:
             await asyncio.sleep(0.001)
-        while oauth._gate.opens_at == 0.0:
+        while oauth._pause.next_at == 0.0:
             await asyncio.sleep(0.001)
-        opens_at = oauth._gate.opens_at
+        opens_at = oauth._pause.next_at
         await oauth.exchange("two")
         assert loop.time() >= opens_at
         await first
@@ -1453,7 +1453,7 @@ async def test_no_answer_within_the_timeout(sent: bool) -> None:
         oauth_for(server.base_url, store=MemoryTokenStore(expired()), timeout=0.2) as oauth,
     ):
         if not sent:
-            oauth._gate.close(0.19)
+            oauth._pause.pause(0.19)
         with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no answer came within 0\.2 s") as caught:
             await oauth.access_token()
         assert (caught.value.operation, caught.value.attempts) == ("oauth.refresh", 1)

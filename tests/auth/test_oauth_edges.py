@@ -185,7 +185,7 @@ async def test_after_a_failed_early_refresh(caplog: pytest.LogCaptureFixture) ->
 async def test_a_closed_gate_ends_a_token_request(caplog: pytest.LogCaptureFixture) -> None:
     """At once, in one attempt, with the time to wait."""
     async with oauth_for("http://127.0.0.1:9", timeout=5.0) as oauth:
-        oauth._gate.close(100.0)
+        oauth._pause.pause(100.0)
         with caplog.at_level(logging.DEBUG, "signing_async"), pytest.raises(AuthError) as caught:
             await oauth.exchange("a-code")
     assert str(caught.value) == "oauth.exchange: the service asked to wait for 100 s; nothing was sent (HTTP 429)"
@@ -246,7 +246,7 @@ async def test_a_429_that_names_no_time_closes_the_gate_for_none() -> None:
     async with Scripted(raw(429), grants()) as server, oauth_for(server.base_url, retry=once) as oauth:
         with pytest.raises(AuthError):
             await oauth.exchange("a-code")
-        assert oauth._gate.opens_at <= asyncio.get_running_loop().time()
+        assert oauth._pause.next_at <= asyncio.get_running_loop().time()
         assert (await oauth.exchange("a-code")).access_token == "access-new"
 
 
@@ -260,7 +260,7 @@ async def test_a_429_closes_the_gate_for_the_whole_wait(monkeypatch: pytest.Monk
     ):
         began = asyncio.get_running_loop().time()
         await oauth.exchange("a-code")
-        assert oauth._gate.opens_at >= began + 0.29
+        assert oauth._pause.next_at >= began + 0.29
 
 
 async def test_a_5xx_leaves_the_gate_open() -> None:

@@ -1,4 +1,4 @@
-"""The gate that holds calls to what the service lets through, alone and in a client; the budget for repeats."""
+"""The rate limiter alone, in a client, and under its old names; the retry budget."""
 
 from __future__ import annotations
 
@@ -14,93 +14,122 @@ from signing_async import (
     ConfigurationError,
     Gate,
     LocalGate,
+    LocalRateLimiter,
     RateLimited,
+    RateLimiter,
     RequestTimeout,
     RetryPolicy,
     SigningClient,
     TransportError,
 )
 from signing_async.sandbox import Sandbox
+from signing_async.transport import rate_limit
 from signing_async.transport.rate_limit import Budget, Pause
 from tests.servers import serving
 
 FOREVER = 1e9
 
-# The gate
+
+def now() -> float:
+    """Return the loop time."""
+    return asyncio.get_running_loop().time()
 
 
-@pytest.mark.parametrize("make", [Pause, LocalGate])
-async def test_the_gate_opens_when_it_was_said(make: Callable[[], Pause | LocalGate]) -> None:
-    """No sooner, whatever else is asked for meanwhile."""
-    gate, loop = make(), asyncio.get_running_loop()
-    assert await gate.passed(loop.time() + 60)
-    began = loop.time()
-    gate.close(0.2)
-    gate.close(0.01)
-    loop.call_later(0.1, gate.close, 0.2)
-    assert await gate.passed(began + 60)
-    assert loop.time() - began >= 0.3
-    assert gate.opens_at <= loop.time()
-
-
-@pytest.mark.parametrize("make", [Pause, LocalGate])
-async def test_the_gate_turns_away_who_cannot_wait(make: Callable[[], Pause | LocalGate]) -> None:
-    """At once, or as soon as it is closed for longer."""
-    gate, loop = make(), asyncio.get_running_loop()
-    gate.close(0.05)
-    loop.call_later(0.02, gate.close, 60)
-    began = loop.time()
-    assert await gate.passed(began + 10) is False
-    assert await gate.passed(began + 10) is False
-    assert loop.time() - began < 5
-    async with asyncio.timeout(20):
-        assert await gate.passed(gate.opens_at) is False
-
-
-async def test_an_open_gate_costs_no_turn_of_the_event_loop() -> None:
-    """Most calls find it open, and are not held up by what else the loop has to do."""
-    with pytest.raises(StopIteration) as over:
-        LocalGate().passed(FOREVER).send(None)
-    assert over.value.value is True
-
-
-async def turns_of_the_loop(count: int) -> None:
-    """Let what is due be done: no more time is needed than that takes."""
-    for _ in range(count):
+async def run_loop(turns: int = 5) -> None:
+    """Let everything run that is ready, without waiting."""
+    for _ in range(turns):
         await asyncio.sleep(0)
 
 
-async def full_gate(gate: LocalGate) -> None:
-    """As many pass as may before one of them is answered, however long that takes."""
-    gate._limit._window.PATIENCE = FOREVER  # a constant for all but these tests
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow start waits for responses for as long as they take."""
+    monkeypatch.setattr(rate_limit._SlowStart, "PATIENCE", FOREVER)
+
+
+async def fill(limiter: LocalRateLimiter) -> None:
+    """Have as many requests in flight as slow start allows."""
     for _ in range(8):
-        assert await gate.passed(FOREVER)
+        assert await limiter.acquire(FOREVER)
 
 
-async def test_who_waits_goes_when_another_is_answered() -> None:
-    """At once, and in as great numbers as were answered."""
-    gate = LocalGate()
-    await full_gate(gate)
-    first, second = (asyncio.create_task(gate.passed(FOREVER)) for _ in range(2))
-    await turns_of_the_loop(5)
+async def learn(limiter: LocalRateLimiter, count: int) -> None:
+    """Have so many requests accepted at once, and the next one rejected."""
+    for _ in range(count):
+        assert await limiter.acquire(FOREVER)
+        limiter.release(now(), True)
+    acquired_at = now()
+    assert await limiter.acquire(FOREVER)
+    limiter.release(acquired_at, False)
+    limiter.pause(0.01)
+    await asyncio.sleep(0.02)
+    assert await limiter.acquire(FOREVER)
+    limiter.release(now(), True)
+    assert limiter.rate is not None
+
+
+# The limiter alone
+
+
+@pytest.mark.parametrize("make", [Pause, LocalRateLimiter])
+async def test_requests_wait_for_the_end_of_the_longest_pause(make: Callable[[], RateLimiter]) -> None:
+    limiter, loop = make(), asyncio.get_running_loop()
+    assert await limiter.acquire(now() + 60)
+    limiter.release(now(), True)
+    began = now()
+    limiter.pause(0.2)
+    limiter.pause(0.01)
+    loop.call_later(0.1, limiter.pause, 0.2)
+    assert await limiter.acquire(began + 60)
+    assert now() - began >= 0.3
+    assert limiter.next_at <= now()
+
+
+@pytest.mark.parametrize("make", [Pause, LocalRateLimiter])
+async def test_request_whose_deadline_is_within_the_pause_is_rejected_at_once(make: Callable[[], RateLimiter]) -> None:
+    """Also if the pause is extended while the request waits."""
+    limiter = make()
+    limiter.pause(0.05)
+    asyncio.get_running_loop().call_later(0.02, limiter.pause, 60)
+    began = now()
+    assert await limiter.acquire(began + 10) is False
+    assert await limiter.acquire(began + 10) is False
+    assert now() - began < 5
+    async with asyncio.timeout(20):
+        assert await limiter.acquire(limiter.next_at) is False
+
+
+async def test_acquire_does_not_suspend_while_no_limit_is_known() -> None:
+    with pytest.raises(StopIteration) as stopped:
+        LocalRateLimiter().acquire(FOREVER).send(None)
+    assert stopped.value.value is True
+
+
+@pytest.mark.usefixtures("patient")
+async def test_waiter_proceeds_as_soon_as_another_request_ends() -> None:
+    """With or without a response, and one waiter for each request."""
+    limiter = LocalRateLimiter()
+    await fill(limiter)
+    first, second = (asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(2))
+    await run_loop()
     assert not first.done()
-    gate.left(asyncio.get_running_loop().time(), True)
-    await turns_of_the_loop(5)
+    limiter.release(now(), True)
+    await run_loop()
     assert first.done()
     assert not second.done()
-    gate.left(asyncio.get_running_loop().time(), None)
-    await turns_of_the_loop(5)
+    limiter.release(now(), None)
+    await run_loop()
     assert second.done()
 
 
-async def test_who_waits_is_turned_away_when_the_gate_closes() -> None:
-    """At once, where it closes for longer than that call can wait; the others stay in line."""
-    gate, loop = LocalGate(), asyncio.get_running_loop()
-    await full_gate(gate)
-    hasty, patient = (asyncio.create_task(gate.passed(loop.time() + wait)) for wait in (30, 90))
-    await turns_of_the_loop(5)
-    gate.close(60)
-    await turns_of_the_loop(5)
+@pytest.mark.usefixtures("patient")
+async def test_pause_rejects_the_waiters_whose_deadline_is_earlier_than_its_end() -> None:
+    limiter = LocalRateLimiter()
+    await fill(limiter)
+    hasty, patient = (asyncio.create_task(limiter.acquire(now() + timeout)) for timeout in (30, 90))
+    await run_loop()
+    limiter.pause(60)
+    await run_loop()
     assert hasty.done()
     assert await hasty is False
     assert not patient.done()
@@ -108,238 +137,294 @@ async def test_who_waits_is_turned_away_when_the_gate_closes() -> None:
     await asyncio.wait([patient])
 
 
-class Recording(LocalGate):
-    """Writes down what it is told."""
+async def test_requests_are_sent_in_the_order_of_their_calls() -> None:
+    limiter, order = LocalRateLimiter(), list[int]()
+    await learn(limiter, 100)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[object] = []
-
-    def close(self, seconds: float) -> None:
-        self.told.append(seconds)
-        super().close(seconds)
-
-    async def passed(self, deadline: float) -> bool:
-        self.told.append("passed")
-        return await super().passed(deadline)
-
-    def left(self, since: float, admitted: bool | None) -> None:
-        assert since <= asyncio.get_running_loop().time()
-        self.told.append(admitted)
-        super().left(since, admitted)
-
-
-async def learnt(gate: LocalGate, count: int) -> None:
-    """Have the gate learn that so many may come at once, and then no more for a moment."""
-    loop = asyncio.get_running_loop()
-    for _ in range(count):
-        assert await gate.passed(FOREVER)
-        gate.left(loop.time(), True)
-    since = loop.time()
-    assert await gate.passed(FOREVER)
-    gate.left(since, False)
-    gate.close(0.01)
-    await asyncio.sleep(0.02)
-    assert await gate.passed(FOREVER)
-    gate.left(loop.time(), True)
-    assert gate.rate is not None
-
-
-async def test_calls_wait_in_line() -> None:
-    """None is overtaken, not even by one that finds the gate open."""
-    gate, order = LocalGate(), list[int]()
-    await learnt(gate, 100)
-
-    async def go(number: int) -> None:
-        assert await gate.passed(FOREVER)
+    async def send(number: int) -> None:
+        assert await limiter.acquire(FOREVER)
         order.append(number)
-        gate.left(asyncio.get_running_loop().time(), True)
+        limiter.release(now(), True)
 
-    await asyncio.gather(*(go(number) for number in range(20)))
+    await asyncio.gather(*(send(number) for number in range(20)))
     assert order == list(range(20))
-    assert len(gate._waiting) == 0
 
 
-async def test_none_is_overtaken_where_the_gate_is_open() -> None:
-    """One that comes when the next turn is due, and not yet given, joins the line."""
-    gate, order = LocalGate(), list[str]()
-    await learnt(gate, 20)
+async def test_late_request_does_not_overtake_waiters_that_may_proceed() -> None:
+    limiter, order = LocalRateLimiter(), list[str]()
+    await learn(limiter, 20)
 
-    async def go(name: str) -> None:
-        assert await gate.passed(FOREVER)
+    async def send(name: str) -> None:
+        assert await limiter.acquire(FOREVER)
         order.append(name)
 
-    first, second = asyncio.create_task(go("first")), asyncio.create_task(go("second"))
+    first, second = asyncio.create_task(send("first")), asyncio.create_task(send("second"))
     await asyncio.sleep(0)
-    time.sleep(0.5)
-    await asyncio.wait_for(go("late"), 30)
+    time.sleep(0.5)  # both may proceed, and the loop has not told them yet
+    await asyncio.wait_for(send("late"), 30)
     await asyncio.gather(first, second)
     assert order == ["first", "second", "late"]
 
 
-async def test_nobody_slips_through_before_a_429_closes_the_gate() -> None:
-    """The place that a refused request leaves is given to nobody before it is known for how long to wait."""
-    gate = LocalGate()
-    for _ in range(8):
-        assert await gate.passed(FOREVER)
-    waiting = asyncio.create_task(gate.passed(FOREVER))
+async def test_no_waiter_proceeds_between_a_429_and_its_pause() -> None:
+    limiter = LocalRateLimiter()
+    await fill(limiter)
+    waiting = asyncio.create_task(limiter.acquire(FOREVER))
     await asyncio.sleep(0)
-    gate.left(asyncio.get_running_loop().time(), False)
-    gate.close(60)
+    limiter.release(now(), False)
+    limiter.pause(60)
     await asyncio.sleep(0.1)
     assert not waiting.done()
     waiting.cancel()
     await asyncio.wait([waiting])
 
 
-async def test_a_call_whose_turn_comes_too_late_is_told_so() -> None:
-    """Where so many wait that its deadline passes, it is turned away then, and the gate says when its turn would be."""
-    gate, loop = LocalGate(), asyncio.get_running_loop()
-    await learnt(gate, 20)
-    now = loop.time()
-    others = [asyncio.create_task(gate.passed(FOREVER)) for _ in range(50)]
+async def test_request_behind_too_many_others_is_rejected_at_its_deadline() -> None:
+    """`next_at` says when a request made now could be sent."""
+    limiter = LocalRateLimiter()
+    await learn(limiter, 20)
+    began = now()
+    others = [asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(50)]
     await asyncio.sleep(0)
-    assert await gate.passed(now + 0.05) is False
-    assert gate.opens_at > now + 0.5
+    assert await limiter.acquire(began + 0.05) is False
+    assert limiter.next_at > began + 0.5
     for other in others:
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    assert len(gate._waiting) == 0
+    assert "0 waiting" in repr(limiter)
 
 
-async def test_a_cancelled_call_gives_its_place_back() -> None:
-    """Before its turn it leaves the line; with its turn in hand it lets another one go."""
-    gate = Recording()
-    await full_gate(gate)
-    first, second, third = (asyncio.create_task(gate.passed(FOREVER)) for _ in range(3))
-    await asyncio.sleep(0)
+@pytest.mark.usefixtures("patient")
+async def test_cancelled_waiter_leaves_its_place_to_another() -> None:
+    """Whether it was cancelled before it may proceed, or after that and before it ran."""
+    limiter = LocalRateLimiter()
+    await fill(limiter)
+    first, second, third = (asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(3))
+    await run_loop()
     first.cancel()
-    await asyncio.sleep(0)
-    assert len(gate._waiting) == 2
-    gate.left(0.0, None)
-    gate._let_through()  # the second's turn comes, and before it runs
+    limiter.release(now(), None)
+    await run_loop(2)  # the second was told to proceed, and has not run
     second.cancel()
-    assert await third
+    async with asyncio.timeout(20):
+        assert await third
     assert first.cancelled()
     assert second.cancelled()
-    fourth, fifth = (asyncio.create_task(gate.passed(FOREVER)) for _ in range(2))
-    await asyncio.sleep(0)
-    fourth.cancel()
-    gate.left(0.0, None)
-    gate._let_through()  # before the fourth has left the line
-    assert await fifth
+    fourth, fifth = (asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(2))
+    await run_loop()
+    limiter.release(now(), None)
+    await run_loop(1)
+    fourth.cancel()  # the timer fires before it runs
+    async with asyncio.timeout(20):
+        assert await fifth
     assert fourth.cancelled()
-    assert len(gate._waiting) == 0
+    assert "0 waiting" in repr(limiter)
 
 
-async def test_a_call_cancelled_while_it_is_turned_away_gives_nothing_back() -> None:
-    """It had no place."""
-    gate = Recording()
-    await full_gate(gate)
-    waiting = asyncio.create_task(gate.passed(asyncio.get_running_loop().time() + 30))
-    await turns_of_the_loop(5)
-    gate.close(60)
-    gate._let_through()  # it is turned away, and before it runs
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    assert waiting.cancelled()
-    assert gate.told == 9 * ["passed"] + [60]
+@pytest.mark.usefixtures("patient")
+async def test_waiter_cancelled_while_it_is_rejected_gives_no_place_away() -> None:
+    limiter = LocalRateLimiter()
+    await fill(limiter)
+    rejected = asyncio.create_task(limiter.acquire(now() + 30))
+    await run_loop()
+    limiter.pause(60)
+    await run_loop(2)  # it was told, and has not run
+    rejected.cancel()
+    await asyncio.wait([rejected])
+    assert rejected.cancelled()
+    assert "0 waiting" in repr(limiter)
 
 
-def test_a_gate_outlives_its_event_loop() -> None:
-    """A worker that has one gate, and an event loop for each job: who waited in the last one holds up nobody."""
-    gate = LocalGate()
+def test_limiter_works_in_the_event_loop_after_the_first() -> None:
+    """Requests that waited when the first loop ended hold up no others."""
+    limiter = LocalRateLimiter()
 
-    async def give_up() -> None:
-        gate.close(0.05)
-        waiting = [asyncio.create_task(gate.passed(math.inf)) for _ in range(2)]
+    async def wait_and_end() -> None:
+        limiter.pause(0.05)
+        waiting = [asyncio.create_task(limiter.acquire(math.inf)) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
 
-    async def wait() -> bool:
+    async def acquire() -> bool:
         async with asyncio.timeout(20):
-            return await gate.passed(math.inf)
+            return await limiter.acquire(math.inf)
 
-    asyncio.run(give_up())
-    assert asyncio.run(wait())
-
-
-async def test_a_gate_without_calls_does_nothing() -> None:
-    """No timer is left when nobody waits."""
-    gate = LocalGate()
-    assert repr(gate) == "<LocalGate: no limit seen, 0 waiting>"
-    await learnt(gate, 100)
-    await asyncio.gather(*(gate.passed(FOREVER) for _ in range(3)))
-    assert gate._timer is None
-    assert "requests a second, 0 waiting" in repr(gate)
+    asyncio.run(wait_and_end())
+    assert asyncio.run(acquire())
 
 
-# The gate in a client
+async def test_repr_tells_the_rate_and_the_number_of_waiters() -> None:
+    limiter = LocalRateLimiter()
+    assert repr(limiter) == "<LocalRateLimiter: no limit seen, 0 waiting>"
+    await learn(limiter, 100)
+    await asyncio.gather(*(limiter.acquire(FOREVER) for _ in range(3)))
+    assert repr(limiter).endswith("requests per second, 0 waiting>")
 
 
-@pytest.mark.parametrize("gate", [LocalGate, 5, object()])
-def test_what_is_no_gate_is_refused(gate: object) -> None:
-    """A class is not taken for a gate either."""
-    with pytest.raises(ConfigurationError, match=r"gate: must be a Gate, such as LocalGate\(\), not"):
-        SigningClient("https://tenant.example.com", "token", gate=gate)  # type: ignore[arg-type]  # that is the test
+# The limiter in a client
 
 
-async def test_one_gate_holds_back_many_clients(sandbox: Sandbox) -> None:
-    """A 429 of one client holds back another that has the same gate, and none that has its own."""
-    gate: Gate = LocalGate()
-    token = sandbox.access_token()
-    async with (
-        SigningClient(sandbox.base_url, token, gate=gate) as one,
-        SigningClient(sandbox.base_url, token, gate=gate, timeout=5) as other,
-        SigningClient(sandbox.base_url, token) as stranger,
-    ):
-        sandbox.faults.add("me", "429", retry_after=30)
-        with pytest.raises(RateLimited):
-            await one.with_options(timeout=10).me()
-        with pytest.raises(RateLimited, match="nothing was sent"):
-            await other.me()
-        await stranger.me()
-    assert len(sandbox.requests_of("me")) == 2
+class Recording(LocalRateLimiter):
+    """Records its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+
+    def pause(self, seconds: float) -> None:
+        self.calls.append(seconds)
+        super().pause(seconds)
+
+    async def acquire(self, deadline: float) -> bool:
+        self.calls.append("acquire")
+        return await super().acquire(deadline)
+
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        assert acquired_at <= now()
+        self.calls.append(accepted)
+        super().release(acquired_at, accepted)
 
 
-async def test_a_gate_is_told_of_every_end(sandbox: Sandbox) -> None:
-    """Of each request that has passed, once, and before it is closed."""
-    gate = Recording()
+class OldGate:
+    """A user's own `Gate`."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.opens_at = 0.0
+
+    def close(self, seconds: float) -> None:
+        self.calls.append(seconds)
+        self.opens_at = now() + seconds
+
+    async def passed(self, deadline: float) -> bool:
+        self.calls.append("acquire")
+        return self.opens_at < deadline
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        self.calls.append(admitted)
+
+
+class OldSubclass(LocalGate):
+    """A subclass of the old name that overrides the old methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+
+    def close(self, seconds: float) -> None:
+        self.calls.append(seconds)
+        super().close(seconds)
+
+    async def passed(self, deadline: float) -> bool:
+        self.calls.append("acquire")
+        return await super().passed(deadline)
+
+    def left(self, since: float, admitted: bool | None) -> None:
+        self.calls.append(admitted)
+        super().left(since, admitted)
+
+
+@pytest.mark.parametrize("argument", ["rate_limiter", "gate"])
+@pytest.mark.parametrize("make", [Recording, OldGate, OldSubclass])
+async def test_limiter_is_told_how_each_request_ends(
+    sandbox: Sandbox, make: Callable[[], Recording | OldGate | OldSubclass], argument: str
+) -> None:
+    """Once for each request, and before the pause. A `Gate` works as a limiter."""
+    limiter = make()
     sandbox.faults.add("me", "429", retry_after=0.01)
     sandbox.faults.add("me", "503")
     async with SigningClient(
-        sandbox.base_url, sandbox.access_token(), gate=gate, retry=RetryPolicy(base_delay=0)
+        sandbox.base_url,
+        sandbox.access_token(),
+        retry=RetryPolicy(base_delay=0),
+        **{argument: limiter},  # type: ignore[arg-type]  # either argument takes either protocol
     ) as client:
         await client.me()
         sandbox.faults.add("me", "hang")
         with pytest.raises(RequestTimeout):
             await client.with_options(timeout=0.2).me()
-    assert gate.told == ["passed", False, 0.01, "passed", True, "passed", True, "passed", None]
+    assert limiter.calls == ["acquire", False, 0.01, "acquire", True, "acquire", True, "acquire", None]
 
 
-async def test_429s_that_others_cause_do_not_exhaust_a_call() -> None:
-    """While others are let through, a call goes on until its deadline, however often it is refused."""
-    refusals, reads = 6, 0
+async def test_next_at_of_an_old_gate_is_the_retry_after_of_the_error(sandbox: Sandbox) -> None:
+    gate = OldGate()
+    gate.opens_at = now() + 100
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), gate=gate, timeout=30) as client:
+        with pytest.raises(RateLimited, match="nothing was sent") as caught:
+            await client.me()
+    assert caught.value.retry_after is not None
+    assert 60 < caught.value.retry_after <= 100
+    assert sandbox.requests_of("me") == []
+
+
+@pytest.mark.parametrize("limiter", [LocalRateLimiter, OldGate, 5, object()])
+@pytest.mark.parametrize("argument", ["rate_limiter", "gate"])
+def test_what_is_no_limiter_is_refused(argument: str, limiter: object) -> None:
+    """Nor is a class."""
+    with pytest.raises(ConfigurationError, match=r"rate_limiter: must be a RateLimiter, such as LocalRateLimiter\(\)"):
+        SigningClient("https://tenant.example.com", "token", **{argument: limiter})  # type: ignore[arg-type]  # the test
+
+
+def test_limiter_under_both_names_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="gate: the old name of rate_limiter; give one of them"):
+        SigningClient("https://tenant.example.com", "token", rate_limiter=LocalRateLimiter(), gate=LocalRateLimiter())
+
+
+async def test_local_gate_is_a_gate_and_a_limiter() -> None:
+    gate = LocalGate()
+    assert isinstance(gate, Gate)
+    gate.close(60)
+    assert gate.opens_at == gate.next_at > now()
+    assert await gate.passed(now() + 30) is False
+    gate.left(now(), None)
+    assert repr(gate) == "<LocalGate: no limit seen, 0 waiting>"
+
+
+def test_learnt_limiter_is_taken_outside_an_event_loop() -> None:
+    limiter = LocalRateLimiter()
+    asyncio.run(learn(limiter, 20))
+    SigningClient("https://tenant.example.com", "token", rate_limiter=limiter)
+
+
+async def test_429_of_one_client_pauses_all_clients_with_the_same_limiter(sandbox: Sandbox) -> None:
+    limiter: RateLimiter = LocalRateLimiter()
+    token = sandbox.access_token()
+    async with (
+        SigningClient(sandbox.base_url, token, rate_limiter=limiter) as first,
+        SigningClient(sandbox.base_url, token, rate_limiter=limiter, timeout=5) as second,
+        SigningClient(sandbox.base_url, token) as stranger,
+    ):
+        sandbox.faults.add("me", "429", retry_after=30)
+        with pytest.raises(RateLimited):
+            await first.with_options(timeout=10).me()
+        with pytest.raises(RateLimited, match="nothing was sent"):
+            await second.me()
+        await stranger.me()
+    assert len(sandbox.requests_of("me")) == 2
+
+
+async def test_429s_are_not_counted_as_attempts_while_other_requests_are_accepted() -> None:
+    """The call is retried until its deadline, however often it is rejected."""
+    rejections, reads = 6, 0
     moved = asyncio.Condition()
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        nonlocal refusals, reads
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal rejections, reads
         if "signings" in request.path:
             reads += 1
             async with moved:
                 moved.notify_all()
             return web.json_response({"id": "one", "name": "Lease"})
-        if not refusals:
+        if not rejections:
             return web.json_response({"id": "user"})
-        refusals -= 1
-        # The second that comes from now on shows that the first one's answer was read.
+        rejections -= 1
+        # The second request after this one shows that the response to the first was read.
         until = reads + 2
         async with moved:
             await moved.wait_for(lambda: reads >= until)
         return web.Response(status=429, headers={"Retry-After": "0.01"})
 
     async with (
-        serving(answer) as server,
+        serving(respond) as server,
         SigningClient(server.origin, "token", retry=RetryPolicy(max_attempts=2, base_delay=0)) as client,
     ):
 
@@ -353,12 +438,11 @@ async def test_429s_that_others_cause_do_not_exhaust_a_call() -> None:
         finally:
             reading.cancel()
             await asyncio.wait([reading])
-    assert refusals == 0
+    assert rejections == 0
     assert [request.path for request in server.requests].count("/api/1.0/me") == 7
 
 
-async def test_429s_to_a_lone_call_are_counted(sandbox: Sandbox) -> None:
-    """Where nothing is let through, a call gives up after its attempts."""
+async def test_429s_are_counted_as_attempts_if_no_request_is_accepted(sandbox: Sandbox) -> None:
     sandbox.faults.add("me", "429", times=None, retry_after=0)
     async with SigningClient(
         sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=3, base_delay=0)
@@ -368,8 +452,7 @@ async def test_429s_to_a_lone_call_are_counted(sandbox: Sandbox) -> None:
     assert len(sandbox.requests_of("me")) == 3
 
 
-async def test_a_call_that_may_try_once_tries_once(sandbox: Sandbox) -> None:
-    """Without retries a 429 is raised, whatever became of the others."""
+async def test_429_is_raised_without_retries_although_other_requests_are_accepted(sandbox: Sandbox) -> None:
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
         await client.me()
         sandbox.faults.add("me", "429", retry_after=0)
@@ -377,31 +460,30 @@ async def test_a_call_that_may_try_once_tries_once(sandbox: Sandbox) -> None:
             await client.me()
 
 
-async def test_a_retry_after_is_not_drawn_out(sandbox: Sandbox) -> None:
-    """Whoever was told how long to wait waits no longer because of the policy's delays."""
+async def test_retry_after_is_not_extended_by_the_delays_of_the_policy(sandbox: Sandbox) -> None:
     sandbox.faults.add("me", "429", retry_after=0.05)
     patient = RetryPolicy(base_delay=10_000, max_delay=10_000)
     async with SigningClient(sandbox.base_url, sandbox.access_token(), timeout=10, retry=patient) as client:
         await client.me()
 
 
-async def test_calls_behind_hanging_ones_time_out_unsent(sandbox: Sandbox) -> None:
-    """More than may go out at once while none is answered: all end in time, and none as refused."""
+async def test_calls_behind_hanging_requests_time_out_unsent(sandbox: Sandbox) -> None:
+    """None of them as rate limited."""
     sandbox.faults.add("signings.send", "hang", times=None)
     async with SigningClient(sandbox.base_url, sandbox.access_token(), timeout=0.3, retry=RetryPolicy.none()) as client:
         ends = await asyncio.gather(
             *(client.signings.send("00000000-0000-4000-8000-000000000000") for _ in range(60)), return_exceptions=True
         )
-    # On a slow machine some do not even get a connection.
+    # On a slow machine some get no connection.
     unsent = [end for end in ends if type(end) in (RequestTimeout, TransportError)]
     assert all(isinstance(end, TransportError) for end in ends)
-    # What was cut off on its way may not have arrived; nothing that did arrive is called unsent.
+    # A request that was cut off may not have arrived, but one that arrived is never called unsent.
     assert len(unsent) <= 60 - len(sandbox.requests_of("signings.send"))
     assert unsent
 
 
-async def test_many_uploads_within_a_limit(sandbox: Sandbox) -> None:
-    """All calls get through a service that refuses most of what comes at once, and few are refused."""
+async def test_few_of_many_concurrent_calls_are_rejected(sandbox: Sandbox) -> None:
+    """By a service that accepts a fifth of them at once; all succeed in the end."""
     async with SigningClient(sandbox.base_url, sandbox.access_token(), timeout=60) as client:
         sandbox.rate_limit(100, burst=20, retry_after=0.05)
         await asyncio.gather(*(client.me() for _ in range(100)))

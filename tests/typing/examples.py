@@ -26,6 +26,7 @@ from signing_async import (
     Journal,
     Language,
     LocalGate,
+    LocalRateLimiter,
     MemoryTokenStore,
     NewRecipient,
     OAuth,
@@ -35,6 +36,7 @@ from signing_async import (
     PdfRejected,
     PdfSource,
     RateLimited,
+    RateLimiter,
     Recipient,
     RemindResult,
     RequestTimeout,
@@ -206,6 +208,8 @@ async def many_tenants(session: aiohttp.ClientSession, gate: Gate) -> None:
         async with tenants.oauth("acme") as oauth:
             assert_type(oauth, OAuth)
     SigningClient("https://tenant.example.com", "token", gate=LocalGate())
+    limiter: RateLimiter = LocalRateLimiter()
+    SigningClient("https://tenant.example.com", "token", rate_limiter=limiter)
 
 
 async def failures(client: SigningClient) -> None:

@@ -1,0 +1,187 @@
+"""Simulated services with rate limits, and callers that use them, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+
+START = 4096.0
+"""An event loop's clock does not begin at zero."""
+
+
+class Service(Protocol):
+    """A service that accepts some requests and rejects others."""
+
+    def wait(self, now: float) -> float | None:
+        """Return None if the request is accepted, else the seconds until one would be."""
+
+
+class TokenBucket:
+    """Accepts ``burst`` requests at once, and ``rate`` per second."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self.rate, self.burst, self.content, self.at = rate, burst, float(burst), START
+
+    def wait(self, now: float) -> float | None:
+        self.content = min(self.burst, self.content + (now - self.at) * self.rate)
+        self.at = now
+        if self.content >= 1:
+            self.content -= 1
+            return None
+        return (1 - self.content) / self.rate
+
+
+class FixedWindow:
+    """Accepts ``rate`` requests in each second of its clock, which differs from the client's."""
+
+    def __init__(self, rate: int) -> None:
+        self.rate, self.second, self.count = rate, -1, 0
+
+    def wait(self, now: float) -> float | None:
+        now += 0.37
+        if math.floor(now) != self.second:
+            self.second, self.count = math.floor(now), 0
+        self.count += 1
+        return None if self.count <= self.rate else self.second + 1 - now
+
+
+class SlidingWindow:
+    """Accepts ``rate`` requests in any second."""
+
+    def __init__(self, rate: int) -> None:
+        self.rate, self.accepted = rate, deque[float]()
+
+    def wait(self, now: float) -> float | None:
+        while self.accepted and self.accepted[0] <= now - 1:
+            self.accepted.popleft()
+        if len(self.accepted) >= self.rate:
+            return self.accepted[0] + 1 - now
+        self.accepted.append(now)
+        return None
+
+
+class Unlimited:
+    """Accepts every request."""
+
+    def wait(self, now: float) -> float | None:
+        return None
+
+
+SERVICES: dict[str, Callable[[int], Service]] = {
+    "token bucket, burst 1": lambda rate: TokenBucket(rate, 1),
+    "token bucket, burst 10": lambda rate: TokenBucket(rate, 10),
+    "token bucket, burst 50": lambda rate: TokenBucket(rate, 50),
+    "fixed window": FixedWindow,
+    "sliding window": SlidingWindow,
+}
+
+Pausing = Callable[[float, random.Random], float]
+PAUSES: dict[str, Pausing] = {
+    "exact": lambda wait, chance: math.ceil(wait * 1000) / 1000,
+    "whole seconds": lambda wait, chance: max(1.0, math.ceil(wait)),
+    # The delay of a first retry.
+    "none": lambda wait, chance: 0.5 * chance.random(),
+}
+"""Seconds of the pause after a 429, by the Retry-After that the service gives."""
+
+
+class Limiter(Protocol):
+    """What is simulated: a `RateLearner`, or nothing that limits."""
+
+    def ready_at(self, now: float) -> float: ...
+
+    def acquire(self, now: float) -> None: ...
+
+    def release(self, now: float, acquired_at: float, accepted: bool | None) -> None: ...
+
+    def pause(self, now: float, seconds: float) -> None: ...
+
+
+class NoLimiter:
+    """Sends every request at once."""
+
+    def ready_at(self, now: float) -> float:
+        return now
+
+    def acquire(self, now: float) -> None:
+        pass
+
+    def release(self, now: float, acquired_at: float, accepted: bool | None) -> None:
+        pass
+
+    def pause(self, now: float, seconds: float) -> None:
+        raise AssertionError("no request is rejected")
+
+
+@attrs.define
+class Outcome:
+    """The result of a simulation."""
+
+    seconds: float = 0.0
+    requests: int = 0
+    rejected: int = 0
+    early: float = 0.0
+    """The most by which a request was sent before the end of a pause."""
+
+
+def simulate(
+    limiter: Limiter,
+    service: Service,
+    *,
+    calls: int = 500,
+    concurrency: int = 32,
+    latency: float = 0.02,
+    work: float = 0.0005,
+    pausing: Pausing = PAUSES["exact"],
+    late: float = 0.0,
+    began: float = START,
+) -> Outcome:
+    """Make calls until the service accepts them; it has one core, with ``work`` seconds to do for each request.
+
+    A timer fires up to ``late`` seconds after its time.
+    """
+    chance, ticket = random.Random(1), itertools.count()
+    now, free_at, wake_at, paused_until = began, 0.0, math.inf, 0.0
+    events: list[tuple[float, int, str, float, float | None]] = []
+    waiting, to_start, outcome = min(concurrency, calls), calls - min(concurrency, calls), Outcome()
+
+    def push(at: float, kind: str, sent_at: float = 0.0, wait: float | None = None) -> None:
+        heapq.heappush(events, (at, next(ticket), kind, sent_at, wait))
+
+    while True:
+        while waiting:
+            ready_at = limiter.ready_at(now)
+            if ready_at > now:
+                if ready_at < wake_at or wake_at <= now:
+                    wake_at = ready_at + late * chance.random()
+                    push(wake_at, "timer")
+                break
+            limiter.acquire(now)
+            outcome.early = max(outcome.early, paused_until - now)
+            waiting, outcome.requests = waiting - 1, outcome.requests + 1
+            free_at = max(now + latency / 2, free_at) + work
+            push(free_at, "arrival", now)
+        if not events:
+            return outcome
+        now, _, kind, sent_at, wait = heapq.heappop(events)
+        assert now - began < 3000, "the calls do not end"
+        if kind == "arrival":
+            push(now + latency / 2, "response", sent_at, service.wait(now))
+        elif kind == "response" and wait is None:
+            limiter.release(now, sent_at, True)
+            outcome.seconds = now - began
+            if to_start:
+                to_start, waiting = to_start - 1, waiting + 1
+        elif kind == "response" and wait is not None:
+            seconds = pausing(wait, chance)
+            limiter.release(now, sent_at, False)
+            limiter.pause(now, seconds)
+            paused_until = max(paused_until, now + seconds)
+            outcome.rejected, waiting = outcome.rejected + 1, waiting + 1
