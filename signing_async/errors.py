@@ -7,9 +7,9 @@
     ├── InvalidRequest           refused before anything was sent (also a ValueError)
     │   └── PdfRejected          the file is no PDF, too large, protected, or signed already
     ├── TransportError           no usable answer came
-    │   ├── RequestTimeout       the call's deadline passed (also a TimeoutError)
-    │   └── OutcomeUnknown       it may or may not have taken effect, and cannot be told
-    │       └── OutcomeUnknownTimeout   the same, at the deadline (also a RequestTimeout)
+    │   └── RequestTimeout       the call's deadline passed (also a TimeoutError)
+    ├── OutcomeUnknown           the request may or may not have taken effect
+    │   └── OutcomeUnknownTimeout   the same, at the call's deadline (also a TimeoutError)
     ├── APIError                 the service answered with an error status
     │   ├── BadRequest           400
     │   │   └── CannotBeSent     400 with code cannot_be_sent
@@ -181,16 +181,16 @@ class TransportError(SigningError):
 
 
 class RequestTimeout(TransportError, TimeoutError):
-    """The call's deadline passed."""
+    """The call's deadline passed, and nothing changed: the request was not sent, or may be repeated without harm."""
 
 
-class OutcomeUnknown(TransportError):
+class OutcomeUnknown(SigningError):
     """The request may or may not have taken effect, and reading the service could not tell.
 
-    ``known`` holds the records that were found, for a person to decide by.
+    It is not a `TransportError`, so a retry of those sends nothing twice. ``attempts`` counts the requests that were
+    made; ``known`` holds the records that were found, for a person to decide by.
     """
 
-    transient: bool = False
     effect: Literal["none", "unknown"] = "unknown"
 
     def __init__(
@@ -201,11 +201,13 @@ class OutcomeUnknown(TransportError):
         attempts: int = 1,
         known: Iterable[object] = (),
     ) -> None:
-        super().__init__(message, operation=operation, attempts=attempts)
+        super().__init__(message)
+        self.operation = operation
+        self.attempts = attempts
         self.known: tuple[object, ...] = tuple(known)
 
 
-class OutcomeUnknownTimeout(OutcomeUnknown, RequestTimeout):
+class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
     """The call's deadline passed after the request was sent: it may yet take effect."""
 
 

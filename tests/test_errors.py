@@ -127,6 +127,14 @@ def test_the_tree_is_the_one_that_is_drawn() -> None:
             assert issubclass(cls, getattr(errors, other, None) or getattr(builtins, other))
 
 
+def test_outcome_unknown_is_not_caught_by_a_retry_of_transport_errors() -> None:
+    """Only the timeouts have a common class: `TimeoutError`."""
+    assert not issubclass(errors.OutcomeUnknown, errors.TransportError)
+    assert not issubclass(errors.OutcomeUnknownTimeout, errors.RequestTimeout)
+    assert issubclass(errors.OutcomeUnknownTimeout, TimeoutError)
+    assert issubclass(errors.RequestTimeout, TimeoutError)
+
+
 def test_the_text_of_an_api_error() -> None:
     """It reads like a sentence, with what a support request needs at its end; nothing is said twice."""
     error = APIError(
