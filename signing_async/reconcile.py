@@ -21,8 +21,6 @@ import attrs
 from .assumptions import Assumptions
 from .errors import RequestTimeout, SigningError
 from .models import Document, Recipient, Signing
-from .transport.deadlines import until
-from .transport.retry import Outcome
 
 __all__ = [
     "Creation",
@@ -107,17 +105,17 @@ class Reconciler(Generic[T]):
         self._read = read
         self._deadline = deadline
         self._settled_at = _NEVER
-        self._outcomes: list[Outcome] = []
-        """How attempts ended whose effect was not found."""
+        self._late: list[bool] = []
+        """For each ambiguous attempt whose effect was not found: whether it may still show after the settle time."""
         self.ambiguous: bool = False
         self.was_ambiguous: bool = False
 
-    def note(self, outcome: Outcome, settle: float) -> None:
-        """Record an ambiguous attempt, whose effect may take ``settle`` seconds to show."""
+    def note(self, settle_seconds: float, *, may_be_late: bool) -> None:
+        """Record an ambiguous attempt, whose effect may take ``settle_seconds`` to show, or even longer."""
         self.ambiguous = self.was_ambiguous = True
-        self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle)
-        self._outcomes.append(outcome)
-        self._effect.signing.ambiguities[outcome] += 1
+        self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle_seconds)
+        self._late.append(may_be_late)
+        self._effect.signing.ambiguities[may_be_late] += 1
 
     async def settle(self, retry_at: float, *, reading_time: float) -> Found[T] | None:
         """Read with growing pauses until the effect shows; None if it did not show in time.
@@ -129,8 +127,7 @@ class Reconciler(Generic[T]):
         due = loop.time() if self.ambiguous else retry_at
         self.ambiguous = True
         # Several attempts may have several effects: the first one that shows does not settle the others.
-        lost = sum(outcome is not Outcome.FAILED for outcome in self._outcomes)
-        found_at = self._settled_at if self._effect.adds_up and lost > 1 else _NEVER
+        found_at = self._settled_at if self._effect.adds_up and sum(self._late) > 1 else _NEVER
         pause = _FIRST_PAUSE
         last = max(self._settled_at, retry_at)
         # The last reading must come back before the deadline, even if the settle time ends after it.
@@ -157,19 +154,15 @@ class Reconciler(Generic[T]):
 
     def _resolve(self, *, is_found: bool) -> None:
         self.ambiguous = False
-        if is_found and self._outcomes:
+        if is_found and self._late:
             # One attempt is accounted for: the one that would be missed most.
-            lost = next((each for each in self._outcomes if each is not Outcome.FAILED), self._outcomes[0])
-            self._outcomes.remove(lost)
-            self._effect.signing.ambiguities[lost] -= 1
+            late = any(self._late)
+            self._late.remove(late)
+            self._effect.signing.ambiguities[late] -= 1
 
     async def verify(self, value: T) -> Sequence[object]:
         """Return effects besides ``value``: those of earlier attempts that showed too late."""
         return await self._effect.find_others(self._read, asyncio.get_running_loop().time(), value)
-
-    def note_unresolved(self) -> None:
-        """Record that the call ended, and that its effect may still show."""
-        self._effect.note_unresolved()
 
 
 class _SharedReading(Generic[T]):
@@ -241,14 +234,13 @@ class TrackedSigning:
         self.documents: _Collection = _Collection(documents)
         self.recipients: _Collection = _Collection(set())
         self.state: _SharedReading[Signing] = _SharedReading()
-        self.ambiguities: Counter[Outcome] = Counter()
-        """Ambiguous attempts of calls on this signing whose effect was not found, by how they ended."""
+        self.ambiguities: Counter[bool] = Counter()
+        """Ambiguous attempts of calls on this signing whose effect was not found, by whether it may still show."""
 
     @property
     def may_change_late(self) -> bool:
         """Whether a lost request may still take effect."""
-        # An idle connection that was closed counts: the request may have arrived all the same.
-        return self.ambiguities.total() > self.ambiguities[Outcome.FAILED]
+        return self.ambiguities[True] > 0
 
     @property
     def is_busy(self) -> bool:
@@ -380,11 +372,11 @@ class Creation(Generic[Record]):
     async def __aenter__(self) -> None:
         """Wait until it is this call's turn; raise `RequestTimeout` if the deadline passes before."""
         try:
-            with until(self._deadline) as waiting:
+            async with asyncio.timeout_at(self._deadline) as waiting:
                 await self._wait_for_turn()
                 return
         except TimeoutError:
-            if not waiting.expired:
+            if not waiting.expired():
                 raise
         # Out here the exception that ended the wait is not the context of this one.
         text = f"{self._operation}: its deadline passed before anything was sent"

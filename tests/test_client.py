@@ -79,13 +79,13 @@ _NO_HOST = (
         ("https://tenant.example.com?x=1", "without path"),
         ("https://me:secret@tenant.example.com", "user name or a password"),
         ("https://me:secret@[", "user name or a password"),
-        ("https://tenant.example.com:port", "not a URL"),
-        ("https://[", "not a URL"),
+        ("https://tenant.example.com:port", "must be a URL"),
+        ("https://[", "must be a URL"),
         ("http://127.0.0.1.example.com", "must be https"),
         *((address, "white space, backslashes or control") for address in _STRAY),
-        *((address, "no usable host and port") for address in _NO_HOST),
-        (None, "not a URL"),
-        (5, "not a URL"),
+        *((address, "must have a valid host and port") for address in _NO_HOST),
+        (None, "must be a URL"),
+        (5, "must be a URL"),
     ],
 )
 def test_base_urls_that_are_refused(base_url: str, said: str) -> None:
@@ -139,7 +139,7 @@ def test_tokens_of_another_origin_are_refused() -> None:
         ({"assumptions": {}}, "assumptions: must be Assumptions, not {}"),
         ({"on_attempt": 5}, "on_attempt: must be callable, not 5"),
         ({"session": "x"}, "session: must be an aiohttp.ClientSession, not str"),
-        ({"timeout": "5"}, "timeout: call must be seconds above 0, not '5'"),
+        ({"timeout": "5"}, "timeout.call: must be a number above 0, got '5'"),
     ],
 )
 def test_settings_are_checked_at_once(settings: dict[str, object], said: str) -> None:
@@ -150,7 +150,7 @@ def test_settings_are_checked_at_once(settings: dict[str, object], said: str) ->
 
 def test_timeout_is_a_number_or_timeouts() -> None:
     """A number bounds every call; the error names what is wrong."""
-    with pytest.raises(ConfigurationError, match="timeout: call must be seconds above 0, not -1"):
+    with pytest.raises(ConfigurationError, match=r"timeout\.call: must be a number above 0, got -1"):
         SigningClient("https://tenant.example.com", "token", timeout=-1)
 
 

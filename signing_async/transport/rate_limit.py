@@ -1,4 +1,4 @@
-"""What all calls of a client share: the gate that a 429 closes, and the budget for repeats."""
+"""What all calls of a client share: the gate that a 429 closes, and the response times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from .rate_learner import Limit
 
-__all__ = ["Budget", "Gate", "LocalGate", "Pause", "ResponseTimes"]
+__all__ = ["Gate", "LocalGate", "Pause", "ResponseTimes"]
 
 
 @runtime_checkable
@@ -171,53 +171,6 @@ def _answer(turn: asyncio.Future[bool], go: bool) -> bool:
         return False
     turn.set_result(go)
     return True
-
-
-class Budget:
-    """Keeps the load in an outage at no more than two requests a call on average.
-
-    Every call brings half a credit, and every request beyond a call's first takes one; a call that succeeds after all
-    gives back what it took. The purse begins with 20 credits, so that a few calls in trouble can make all of their
-    attempts; it holds 40 at most, and what the calls under way have brought.
-    """
-
-    _FIRST, _MOST = 20.0, 40.0
-    _BROUGHT = 0.5
-
-    def __init__(self) -> None:
-        self._credits = self._FIRST
-        self._under_way = 0
-
-    def bring(self) -> None:
-        """A call begins."""
-        self._under_way += 1
-        self._credits += self._BROUGHT
-
-    def leave(self) -> None:
-        """A call has ended, however it did."""
-        self._under_way -= 1
-        if self._credits > self._MOST:
-            self._credits = min(self._credits, self._room)
-
-    @property
-    def any_left(self) -> bool:
-        """Whether one more request could be made."""
-        return self._credits >= 1.0
-
-    def take(self) -> bool:
-        """Whether one more request may be made; if so, it is paid for."""
-        if not self.any_left:
-            return False
-        self._credits -= 1.0
-        return True
-
-    def give_back(self, taken: int) -> None:
-        """A call that had taken this many has succeeded."""
-        self._credits = min(self._credits + taken, self._room)
-
-    @property
-    def _room(self) -> float:
-        return self._MOST + self._BROUGHT * self._under_way
 
 
 class ResponseTimes:

@@ -386,7 +386,7 @@ async def test_a_connection_that_breaks_is_no_fault_of_the_source(tmp_path: Path
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, SigningClient(origin, "token", retry=RetryPolicy.none()) as client:
-        with pytest.raises(OutcomeUnknown, match="it is not known whether this took effect"):
+        with pytest.raises(OutcomeUnknown, match="the outcome is unknown"):
             await client.documents.upload("s1", tmp_path / "a.pdf")
 
 

@@ -14,6 +14,7 @@ from signing_async import (
     ConfigurationError,
     Gate,
     LocalGate,
+    OutcomeUnknown,
     RateLimited,
     RequestTimeout,
     RetryPolicy,
@@ -21,7 +22,7 @@ from signing_async import (
     TransportError,
 )
 from signing_async.sandbox import Sandbox
-from signing_async.transport.rate_limit import Budget, Pause
+from signing_async.transport.rate_limit import Pause
 from tests.servers import serving
 
 FOREVER = 1e9
@@ -394,7 +395,7 @@ async def test_calls_behind_hanging_ones_time_out_unsent(sandbox: Sandbox) -> No
         )
     # On a slow machine some do not even get a connection.
     unsent = [end for end in ends if type(end) in (RequestTimeout, TransportError)]
-    assert all(isinstance(end, TransportError) for end in ends)
+    assert all(isinstance(end, TransportError | OutcomeUnknown) for end in ends)
     # What was cut off on its way may not have arrived; nothing that did arrive is called unsent.
     assert len(unsent) <= 60 - len(sandbox.requests_of("signings.send"))
     assert unsent
@@ -408,49 +409,3 @@ async def test_many_uploads_within_a_limit(sandbox: Sandbox) -> None:
     statuses = [record.status for record in sandbox.requests_of("me")]
     assert statuses.count(200) == 100
     assert statuses.count(429) <= 40
-
-
-# The budget
-
-
-def test_the_budget_in_an_outage() -> None:
-    """However many calls fail, no more than two requests are made for each on average, once it is more than a few."""
-    budget, requests = Budget(), 0
-    calls = 1000
-    for _ in range(calls):
-        budget.bring()
-        requests += 1
-        for _ in range(4):
-            requests += budget.take()
-    assert requests <= 2 * calls
-    assert not budget.any_left
-
-
-def test_the_budget_lets_a_lone_call_try_everything() -> None:
-    """One call in trouble has all of its attempts, and gets back what it took when it succeeds."""
-    budget = Budget()
-    budget.bring()
-    assert all(budget.take() for _ in range(8))
-    budget.give_back(8)
-    assert sum(budget.take() for _ in range(100)) == 20
-
-
-def test_many_calls_at_once_bring_their_credits() -> None:
-    """What calls under way have brought is not cut to what the purse holds between calls, whoever ends meanwhile."""
-    budget = Budget()
-    for _ in range(200):
-        budget.bring()
-    for _ in range(100):
-        budget.give_back(0)
-        budget.leave()
-    assert sum(budget.take() for _ in range(500)) == 90
-    budget.give_back(500)
-    assert sum(budget.take() for _ in range(500)) == 90
-    budget.give_back(500)
-    for _ in range(100):
-        budget.leave()
-    assert sum(budget.take() for _ in range(500)) == 40
-    budget.bring()
-    assert not budget.take(), "a call brings half a credit"
-    budget.bring()
-    assert budget.take()
