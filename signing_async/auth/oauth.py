@@ -513,8 +513,7 @@ class _TokenRequest:
         remaining = self._deadline - asyncio.get_running_loop().time()
         decision = self._retries.decide(failed, remaining=remaining)
         if decision.pause is not None:
-            wait = decision.delay if decision.delay is not None else failed.retry_after
-            self._oauth._gate.close(min(wait or 0.0, self._oauth._retry.max_retry_after))
+            self._oauth._gate.close(decision.pause)
         return decision
 
     async def _exchange(self) -> Token | FailedAttempt:

@@ -12,10 +12,11 @@ from .. import errors
 from ..reconcile import Found, Reconciler, Undecidable
 from . import retry
 from .exchange import Exchange, TokenReplaced
-from .operation import Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log, report
+from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log, report
 from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
 
 __all__ = [
+    "Anonymous",
     "Attempt",
     "Auth",
     "Bearer",
@@ -220,7 +221,7 @@ class _Call(Generic[T]):
             operation=self.operation.name,
             retry_after=wait,
         )
-        return FailedAttempt(Outcome.THROTTLED, error, wait, transient=False)
+        return FailedAttempt(Outcome.THROTTLED, self.operation.error_from(error, {}), wait, transient=False)
 
     def _last_start(self) -> float:
         """Return the loop time until which a request may start, so that its response and one reading come in time."""

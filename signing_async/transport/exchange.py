@@ -79,7 +79,8 @@ class Exchange(Generic[T]):
                     request = self._redirected(request, response)
                     self.status, self._headers = None, {}
                     continue
-                if may_refresh and response.status in self._options.assumptions.expired_token_statuses:
+                may_be_expired = response.status in self._options.assumptions.expired_token_statuses
+                if may_refresh and token is not None and may_be_expired:
                     rejection = await self._error(response)
                     response.close()
                     # The request was refused: nothing is ambiguous while the token is refreshed.
@@ -155,9 +156,9 @@ class Exchange(Generic[T]):
             return FailedAttempt(Outcome.LOST, error, transient=False)
         raise error
 
-    async def _error(self, response: wire.Response) -> errors.APIError:
+    async def _error(self, response: wire.Response) -> errors.APIError | errors.AuthError:
         headers = response.headers
-        return error_from(
+        error = error_from(
             response.status,
             headers,
             await response.read_start(),
@@ -168,6 +169,7 @@ class Exchange(Generic[T]):
             secrets=self._shared.auth.secrets(),
             assumptions=self._options.assumptions,
         )
+        return self._operation.error_from(error, headers)
 
 
 def _is_html_page(body: bytes, response: wire.Response) -> bool:

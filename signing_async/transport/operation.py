@@ -11,7 +11,7 @@ import attrs
 
 from .. import _checks
 from ..assumptions import Assumptions
-from ..errors import DecodeError, NotFound
+from ..errors import APIError, AuthError, DecodeError, NotFound
 from ..models import Token
 from ..reconcile import Effect
 from . import wire
@@ -20,7 +20,7 @@ from .rate_limit import Gate, LocalGate, ResponseTimes
 from .redaction import redact, redact_data
 from .retry import Repeat, RetryBudget, RetryPolicy
 
-__all__ = ["Attempt", "Auth", "Bearer", "Operation", "Options", "Shared", "Timeouts", "log", "report"]
+__all__ = ["Anonymous", "Attempt", "Auth", "Bearer", "Operation", "Options", "Shared", "Timeouts", "log", "report"]
 
 T = TypeVar("T")
 
@@ -87,8 +87,8 @@ def report(attempt: Attempt, hook: Callable[[Attempt], None] | None, *, level: i
 class Auth(Protocol):
     """The source of the bearer token."""
 
-    async def token(self) -> Token:
-        """Return a token to use now."""
+    async def token(self) -> Token | None:
+        """Return a token to use now; None for a request without one."""
 
     async def renewed(self, rejected: Token) -> bool:
         """Replace a token that the service rejected; return whether that was possible."""
@@ -113,6 +113,19 @@ class Bearer:
         return (self._token.access_token,)
 
 
+class Anonymous:
+    """No access token, for requests without one or with their own credentials, which ``secrets`` returns."""
+
+    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
+        self.secrets: Callable[[], Iterable[str]] = secrets
+
+    async def token(self) -> None:
+        return None
+
+    async def renewed(self, rejected: Token) -> bool:
+        return False
+
+
 # Not frozen: making a frozen one takes a fortieth of a small call's time.
 @attrs.define(eq=False)
 class Operation(Generic[T]):
@@ -126,6 +139,8 @@ class Operation(Generic[T]):
     """Makes the result from the parsed response. Without it the status alone counts."""
     receive: Callable[[wire.Response], Awaitable[T]] | None = None
     """Reads the response itself, if it is not JSON."""
+    convert_error: Callable[[APIError, Mapping[str, str]], APIError | AuthError] | None = None
+    """Makes another error of the one for an error response, given that error and the response's headers."""
     effect: Effect[T] | None = None
     """For `Repeat.RECONCILED`: recognizes the effect of the request."""
     params: Mapping[str, str] = {}
@@ -136,6 +151,10 @@ class Operation(Generic[T]):
     accept: str = wire.JSON
     was_begun: bool = False
     """Whether an earlier process may have sent the same request just before."""
+
+    def error_from(self, error: APIError, headers: Mapping[str, str]) -> APIError | AuthError:
+        """Return the error to raise for an error response."""
+        return error if self.convert_error is None else self.convert_error(error, headers)
 
 
 @attrs.frozen

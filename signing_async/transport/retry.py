@@ -1,13 +1,13 @@
 """All retry decisions: what is retried, when, how often, and the runner that carries the decisions out.
 
-======================================  =======  ================  ========  ========  =============
-outcome                                 reads    reconciled        create    remind    token request
-======================================  =======  ================  ========  ========  =============
-nothing was sent                        retry    retry             retry     retry     retry
-429                                     retry    retry             retry     retry     retry
-5xx                                     retry    reconcile, retry  retry     retry     retry
-the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once
-======================================  =======  ================  ========  ========  =============
+======================================  =======  ================  ========  ========  =============  =======
+outcome                                 reads    reconciled        create    remind    token request  probes
+======================================  =======  ================  ========  ========  =============  =======
+nothing was sent                        retry    retry             retry     retry     retry          raise
+429                                     retry    retry             retry     retry     retry          retry
+5xx                                     retry    reconcile, retry  retry     retry     retry          raise
+the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once     raise
+======================================  =======  ================  ========  ========  =============  =======
 
 `send`, `upload` and `add` are reconciled: the service has no idempotency keys, so its state is read before a retry.
 """
@@ -126,6 +126,7 @@ class Repeat(Enum):
     CREATE = "leave a spare draft"
     REMIND = "remind twice"
     TOKEN = "use a refresh token twice"
+    PROBE = "nothing, but a failure is a finding"
 
 
 class Step(Enum):
@@ -134,6 +135,7 @@ class Step(Enum):
     RETRY = "retry"
     RECONCILE = "reconcile, then retry"
     RETRY_ONCE = "retry once"
+    RAISE = "raise the error"
     UNKNOWN = "give up: the outcome is unknown"
 
 
@@ -151,6 +153,8 @@ def step_after(outcome: Outcome, repeat: Repeat) -> Step:
         return Step.UNKNOWN
     if outcome in _NO_RESPONSE and repeat is Repeat.TOKEN:
         return Step.RETRY_ONCE
+    if repeat is Repeat.PROBE and outcome is not Outcome.THROTTLED:
+        return Step.RAISE
     return Step.RETRY
 
 
@@ -204,47 +208,54 @@ class Retries:
         other requests of the client since the attempt began. ``chance`` is a random number from 0 to 1.
         """
         step = step_after(failed.outcome, self._repeat)
-        throttled = failed.outcome is Outcome.THROTTLED
         if step is Step.UNKNOWN:
             return Decision(step, None, "a repeat could take effect twice")
         if step is Step.RECONCILE and self._policy.max_attempts == 1:
             return Decision(Step.UNKNOWN, None, "no retry is allowed")
-        if not failed.transient:
+        if step is Step.RAISE or not failed.transient:
             return Decision(step, None)
-        self.uncounted += throttled and others_admitted
-        self._lost += step is Step.RETRY_ONCE
-        if step is Step.RETRY_ONCE and self._lost > 1:
-            return Decision(step, None, "the response was lost twice")
-        attempt = max(1, self.attempts - self.uncounted)
-        # The rate limiter spreads the calls that wait for it.
-        spread = bool(throttled and failed.retry_after and attempt == 1)
+        if step is Step.RETRY_ONCE:
+            self._lost += 1
+            if self._lost > 1:
+                return Decision(step, None, "the response was lost twice")
+        chance = random.random() if chance is None else chance
+        if failed.outcome is Outcome.THROTTLED:
+            self.uncounted += others_admitted
+            return self._decide_after_429(step, failed.retry_after, remaining, chance)
         at_least = settle_time(self._policy, failed.outcome) if step is Step.RECONCILE else 0.0
-        delay, reason = self._delay(
-            attempt,
-            max(failed.retry_after or 0.0, at_least),
-            failed.retry_after,
-            remaining,
-            0.0 if spread else random.random() if chance is None else chance,
-        )
-        if throttled:
-            # A longer wait may concern this endpoint only: then the limiter slows down as after any 429.
-            pause = delay if delay is not None else failed.retry_after or 0.0
-            return Decision(step, delay, reason, pause if pause <= self._policy.max_retry_after else 0.0)
+        delay, reason = self._delay(failed.retry_after, remaining, chance, at_least)
         if delay is not None and not self._withdraw():
             return Decision(step, None, "too many calls are failing: the retry budget is used up")
         return Decision(step, delay, reason)
 
+    def _decide_after_429(self, step: Step, retry_after: float | None, remaining: float, chance: float) -> Decision:
+        # A rate limiter spreads the calls that wait for it; the token endpoint has only a pause.
+        has_limiter = self._repeat is not Repeat.TOKEN
+        if has_limiter and retry_after and self._counted_attempts == 1:
+            chance = 0.0
+        delay, reason = self._delay(retry_after, remaining, chance)
+        pause, longest = (retry_after or 0.0) if delay is None else delay, self._policy.max_retry_after
+        if pause > longest:
+            # So long a wait may concern this endpoint only: then the limiter just slows down, as after any 429.
+            pause = 0.0 if has_limiter else longest
+        return Decision(step, delay, reason, pause)
+
+    @property
+    def _counted_attempts(self) -> int:
+        return max(1, self.attempts - self.uncounted)
+
     def _delay(
-        self, attempt: int, at_least: float, retry_after: float | None, remaining: float, chance: float
+        self, retry_after: float | None, remaining: float, chance: float, at_least: float = 0.0
     ) -> tuple[float | None, str]:
-        policy = self._policy
-        if attempt >= policy.max_attempts:
-            return None, f"{attempt} attempts were made" if attempt > 1 else "no retry is allowed"
+        """Return the delay, or None and the reason."""
+        policy, attempts = self._policy, self._counted_attempts
+        if attempts >= policy.max_attempts:
+            return None, f"{attempts} attempts were made" if attempts > 1 else "no retry is allowed"
         if retry_after is not None and retry_after > policy.max_retry_after:
             return None, f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
         # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
-        ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempt - 1, 60))
-        delay = max(chance * ceiling, at_least)
+        ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
+        delay = max(chance * ceiling, retry_after or 0.0, at_least)
         return (delay, "") if delay < remaining else (None, "its deadline leaves no time to wait")
 
     def _withdraw(self) -> bool:

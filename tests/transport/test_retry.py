@@ -53,16 +53,16 @@ def _retries(
 @pytest.mark.parametrize(
     ("outcome", "row"),
     [
-        (Outcome.UNSENT, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.THROTTLED, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.FAILED, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.GATEWAY, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.CUT, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE]),
-        (Outcome.LOST, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE]),
+        (Outcome.UNSENT, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
+        (Outcome.THROTTLED, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
+        (Outcome.FAILED, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
+        (Outcome.GATEWAY, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
+        (Outcome.CUT, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE]),
+        (Outcome.LOST, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE]),
     ],
 )
 def test_step_after_each_outcome_is_that_of_the_table(outcome: Outcome, row: list[Step]) -> None:
-    kinds = [Repeat.READ, Repeat.RECONCILED, Repeat.CREATE, Repeat.REMIND, Repeat.TOKEN]
+    kinds = [Repeat.READ, Repeat.RECONCILED, Repeat.CREATE, Repeat.REMIND, Repeat.TOKEN, Repeat.PROBE]
     assert [step_after(outcome, kind) for kind in kinds] == row
 
 
@@ -211,6 +211,15 @@ def test_rate_limiter_pauses_although_the_call_cannot_wait() -> None:
 def test_wait_beyond_the_cap_does_not_pause_other_calls() -> None:
     decision = _retries().decide(_throttled(86_400.0), remaining=600)
     assert (decision.delay, decision.pause) == (None, 0.0)
+
+
+def test_token_endpoint_pauses_for_the_cap_at_most() -> None:
+    decision = _retries(repeat=Repeat.TOKEN).decide(_throttled(86_400.0), remaining=600)
+    assert (decision.delay, decision.pause) == (None, 60.0)
+
+
+def test_failed_probe_is_not_repeated() -> None:
+    assert _retries(repeat=Repeat.PROBE).decide(_failed(), remaining=60) == Decision(Step.RAISE, None)
 
 
 def test_429_does_not_count_while_other_requests_are_admitted() -> None:
