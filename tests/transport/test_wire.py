@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import importlib.metadata
 import json
 import logging
@@ -10,7 +11,8 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,14 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from signing_async import InvalidRequest, RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
 from signing_async.transport import wire
 from signing_async.transport.retry import Outcome
 from tests.pdfs import make_pdf
-from tests.servers import serving
+from tests.servers import serving, talking
 
 # Bodies
 
@@ -272,3 +275,133 @@ async def test_an_answer_may_be_as_large_as_allowed() -> None:
         assert caught.value.failure == wire.Failure(
             Outcome.LOST, "the response is larger than 4 bytes", transient=False
         )
+
+
+# Desynchronized connections
+
+
+@asynccontextmanager
+async def _talkative() -> AsyncIterator[str]:
+    """A server that responds correctly, and a moment later sends a response that nobody asked for."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "right"}')
+            await asyncio.sleep(0.02)
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "wrong"}')
+
+    async with talking(talk) as origin:
+        yield origin
+
+
+async def _desynchronized(session: aiohttp.ClientSession) -> None:
+    """Wait until every idle connection has foreign bytes."""
+    assert session.connector is not None
+    for _ in range(500):
+        waiting = [protocol for each in session.connector._conns.values() for protocol, _ in each]
+        if waiting and all(protocol.should_close for protocol in waiting):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("no foreign bytes arrived")
+
+
+OTHER_SETTINGS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no check of certificates": {"ssl": False},
+    "another name in the certificate": {"server_hostname": "other.example.com"},
+    "a proxy": {"proxy": "{origin}"},
+}
+
+
+@pytest.mark.parametrize("odd", OTHER_SETTINGS)
+async def test_desynchronized_connection_is_not_reused_whatever_else_uses_the_session(odd: str) -> None:
+    """The caller's own requests to the service, with other settings, do not hide the client's connections."""
+    async with _talkative() as origin, aiohttp.ClientSession() as session:
+        client = SigningClient(origin, "token", session=session)
+        settings: dict[str, Any] = {
+            key: origin if value == "{origin}" else value for key, value in OTHER_SETTINGS[odd].items()
+        }
+        async with session.get(origin, **settings) as response:
+            await response.read()
+        await _desynchronized(session)
+        for _ in range(3):
+            assert (await client.me()).id == "right"
+            await _desynchronized(session)
+
+
+async def test_desynchronized_connection_to_the_sessions_proxy_is_not_reused() -> None:
+    async with _talkative() as proxy, aiohttp.ClientSession(proxy=proxy) as session:
+        client = SigningClient("http://127.0.0.9:9", "token", session=session)
+        for _ in range(3):
+            assert (await client.me()).id == "right"
+            await _desynchronized(session)
+
+
+class _Pool(collections.defaultdict[Any, Any]):
+    """Counts its iterations."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.looks += 1
+        return super().__iter__()
+
+
+async def test_call_checks_only_its_own_hosts_connections() -> None:
+    """A session with connections to many hosts costs a call no more."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"id": "right"})
+
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(answer)) for _ in range(20)]
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        assert isinstance(session.connector, aiohttp.TCPConnector)
+        pool = session.connector._conns = _Pool(collections.deque, session.connector._conns)
+        clients = [SigningClient(server.origin, "token", session=session) for server in servers]
+        for _ in range(2):
+            for client in clients:
+                await client.me()
+        assert len(pool) == len(clients)
+        pool.looks = 0
+        for client in clients:
+            await client.me()
+        assert pool.looks == 0
+        assert len(pool) == len(clients)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"host": "other.example.com"},
+        {"port": 8443},
+        {"is_ssl": False},
+        {"ssl": False},
+        {"proxy": URL("http://proxy.example.com")},
+        {"server_hostname": "other.example.com"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+async def test_pool_key_is_that_of_the_clients_own_connections(other: dict[str, Any]) -> None:
+    url = URL("https://tenant.example.com/api")
+    own = aiohttp.ClientRequest("GET", url, loop=asyncio.get_running_loop()).connection_key
+    closed: list[str] = []
+
+    def desynchronized(name: str) -> tuple[Any, float]:
+        return SimpleNamespace(should_close=True, close=lambda: closed.append(name)), 0.0
+
+    pool = {own._replace(**other): [desynchronized("other")]}
+    session: Any = SimpleNamespace(connector=SimpleNamespace(_conns=pool))
+    sessions = wire.Sessions(session)
+    sessions.drop_desynchronized(session, url)
+    pool[own] = [desynchronized("own")]
+    closed.clear()
+    sessions.drop_desynchronized(session, url)
+    assert "own" in closed
+    closed.clear()
+    sessions.drop_desynchronized(session, url)
+    assert closed == ["own"]
+    del pool[own]  # while all of them are in use
+    sessions.drop_desynchronized(session, url)
+    assert own not in pool
