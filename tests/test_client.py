@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
+import pydoc
 import re
 import warnings
 from collections.abc import Awaitable, Callable
@@ -134,11 +136,11 @@ def test_tokens_of_another_origin_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"retry": None}, "retry: must be RetryPolicy, not None"),
-        ({"retry": 3}, "retry: must be RetryPolicy, not 3"),
-        ({"assumptions": {}}, "assumptions: must be Assumptions, not {}"),
-        ({"on_attempt": 5}, "on_attempt: must be callable, not 5"),
-        ({"session": "x"}, "session: must be an aiohttp.ClientSession, not str"),
+        ({"retry": None}, "retry: must be RetryPolicy, got None"),
+        ({"retry": 3}, "retry: must be RetryPolicy, got 3"),
+        ({"assumptions": {}}, "assumptions: must be Assumptions, got {}"),
+        ({"on_attempt": 5}, "on_attempt: must be callable, got 5"),
+        ({"session": "x"}, "session: must be an aiohttp.ClientSession, got str"),
         ({"timeout": "5"}, "timeout.call: must be a number above 0, got '5'"),
     ],
 )
@@ -195,6 +197,20 @@ def test_from_env_says_what_is_missing(given: dict[str, str], said: str, monkeyp
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=said):
         SigningClient.from_env()
+
+
+def test_help_shows_the_resources_with_their_docs() -> None:
+    shown = pydoc.render_doc(SigningClient, renderer=pydoc.plaintext)
+    for resource in ("signings", "documents", "recipients"):
+        prop = getattr(SigningClient, resource)
+        assert re.search(rf"^ \|  {resource}\n \|      {re.escape(prop.__doc__)}$", shown, re.MULTILINE)
+
+
+def test_from_env_takes_the_constructors_options() -> None:
+    constructor = inspect.signature(SigningClient).parameters
+    options = inspect.signature(SigningClient.from_env).parameters
+    assert list(options) == list(constructor)[2:]
+    assert {parameter.kind for parameter in options.values()} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 # The session

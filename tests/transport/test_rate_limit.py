@@ -281,7 +281,7 @@ async def test_a_gate_without_calls_does_nothing() -> None:
 @pytest.mark.parametrize("gate", [LocalGate, 5, object()])
 def test_what_is_no_gate_is_refused(gate: object) -> None:
     """A class is not taken for a gate either."""
-    with pytest.raises(ConfigurationError, match=r"gate: must be a Gate, such as LocalGate\(\), not"):
+    with pytest.raises(ConfigurationError, match=r"gate: must be a Gate, such as LocalGate\(\), got"):
         SigningClient("https://tenant.example.com", "token", gate=gate)  # type: ignore[arg-type]  # that is the test
 
 
