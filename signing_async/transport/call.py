@@ -11,6 +11,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from .. import errors
 from ..reconcile import Found, Reconciler, Undecidable
 from . import retry
+from .deadlines import Deadline
 from .exchange import Exchange, TokenReplaced
 from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log, report
 from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
@@ -182,13 +183,13 @@ class _Call(Generic[T]):
             # If no response comes, there must be time to read what the request did.
             limit -= min((limit - since) * _RESERVED_SHARE, self.options.retry.settle + self._reading_time())
         try:
-            async with asyncio.timeout_at(limit) as timeout:
+            with Deadline(limit) as attempt_deadline:
                 result = await exchange.send(limit, may_refresh=self.may_refresh)
                 if exchange.status is not None and not (operation.transfer or isinstance(result, TokenReplaced)):
                     shared.response_times.note(operation.name, loop.time() - exchange.sent_at)
                 return result
         except TimeoutError:
-            if not timeout.expired():
+            if not attempt_deadline.expired:
                 raise
         finally:
             was_admitted = None if exchange.status is None else exchange.status != 429
