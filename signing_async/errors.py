@@ -241,9 +241,9 @@ class APIError(SigningError):
 
     def __str__(self) -> str:
         where = f" on {self.operation}" if self.operation else ""
-        told = {text for texts in self.messages.values() for text in texts}
-        said = [self.message] if self.message and self.message not in told else []
-        said += [f"{field}: {text}" if field else text for field, texts in self.messages.items() for text in texts]
+        details = {text for texts in self.messages.values() for text in texts}
+        parts = [self.message] if self.message and self.message not in details else []
+        parts += [f"{field}: {text}" if field else text for field, texts in self.messages.items() for text in texts]
         facts = []
         if self.code:
             facts.append(f"code {self.code}")
@@ -252,8 +252,8 @@ class APIError(SigningError):
         if self.retry_after is not None:
             facts.append(f"retry after {self.retry_after:g} s")
         text = f"HTTP {self.status}{where}"
-        if said:
-            text += ": " + "; ".join(dict.fromkeys(part.rstrip(".") for part in said))
+        if parts:
+            text += ": " + "; ".join(dict.fromkeys(part.rstrip(".") for part in parts))
         return f"{text} ({', '.join(facts)})" if facts else text
 
     def _state(self) -> dict[str, Any]:

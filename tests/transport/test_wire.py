@@ -60,9 +60,7 @@ def _writer(error: BaseException | None = None, transport: object = None) -> Any
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_connection_that_fails_while_a_body_is_written(broken: BaseException) -> None:
-    """It is no fault of the body's source, and neither is a call that is cancelled."""
-
+async def test_connection_error_or_cancellation_during_a_body_is_not_the_sources_failure(broken: BaseException) -> None:
     async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
         await write(b"some")
 
@@ -74,8 +72,8 @@ async def test_a_connection_that_fails_while_a_body_is_written(broken: BaseExcep
 @pytest.mark.parametrize(
     "fault", [InvalidRequest("source: it was changed"), ValueError(), MemoryError()], ids=lambda e: type(e).__name__
 )
-async def test_a_source_that_fails_while_a_body_is_written(fault: Exception) -> None:
-    """Its own error is kept, to be raised in place of aiohttp's: nothing is wrong with the connection."""
+async def test_failure_of_a_body_source_is_kept(fault: Exception) -> None:
+    """It is raised in place of aiohttp's connection error."""
 
     async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
         await write(b"so")
@@ -86,8 +84,7 @@ async def test_a_source_that_fails_while_a_body_is_written(fault: Exception) -> 
     assert body.failure is fault
 
 
-async def test_what_still_waits_to_be_sent() -> None:
-    """A body is told how much of it the connection holds back, and of a connection that is gone nothing."""
+async def test_body_source_is_told_the_number_of_buffered_bytes() -> None:
     told: list[int] = []
 
     async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
@@ -98,8 +95,7 @@ async def test_what_still_waits_to_be_sent() -> None:
     assert told == [3, 0]
 
 
-async def test_a_hook_of_the_callers_session_that_fails(sandbox: Sandbox) -> None:
-    """What it raises while a body is sent is the caller's own error: nothing arrives, nothing is sent again."""
+async def test_exception_of_the_sessions_trace_hook_is_raised_and_nothing_is_sent_again(sandbox: Sandbox) -> None:
     trace = aiohttp.TraceConfig()
 
     async def fail(session: object, context: object, params: aiohttp.TraceRequestChunkSentParams) -> None:
@@ -121,7 +117,7 @@ async def test_a_hook_of_the_callers_session_that_fails(sandbox: Sandbox) -> Non
 
 
 async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
-    """A canary: it fails if a release of aiohttp keeps its connections in another way than the client expects."""
+    """A canary: it fails if a release of aiohttp keeps its connections differently."""
     used: list[Any] = []
     headers: list[str | None] = []
 
@@ -146,7 +142,7 @@ async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCapture
 async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
     pool: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With an unforeseen aiohttp calls go on, no connection waits for foreign bytes, and one warning says so."""
+    """With an unknown aiohttp, calls succeed without reusing connections, and one warning is logged."""
     used: list[Any] = []
     headers: list[str | None] = []
 
@@ -173,7 +169,7 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
 
 
 def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
-    """What is loaded for the first request and the first preflight is loaded in threads."""
+    """The modules for the first request and the first preflight are imported in threads."""
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     (tmp_path / "large.pdf").write_bytes(make_pdf(1_000_000))
     # What measures the tests imports by itself.
@@ -197,8 +193,7 @@ def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
     assert {"cattrs", "signing_async.documents.preflight"} <= set(facts["in threads"])
 
 
-def test_the_version_is_the_distributions() -> None:
-    """It is known without looking for the installed distribution, and sent with each request."""
+def test_user_agent_has_the_version_of_the_distribution() -> None:
     assert (
         wire._headers(wire.JSON, close=False)["User-Agent"]
         == f"signing-async/{importlib.metadata.version('signing-async')}"
@@ -209,8 +204,7 @@ def test_the_version_is_the_distributions() -> None:
 
 
 @pytest.mark.parametrize("framing", ["sized", "chunked", "until it closes"])
-async def test_an_answer_that_comes_in_pieces(framing: str) -> None:
-    """It is read to its end however that is told, and its connection is used again if it may be."""
+async def test_response_in_pieces_is_read_to_its_end_and_its_connection_reused(framing: str) -> None:
     connections = set()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -255,8 +249,7 @@ def _response(content: _Content) -> wire.Response:
     return wire.Response(inner)
 
 
-async def test_nothing_is_asked_for_after_the_end() -> None:
-    """Where the end came with the last bytes these are all that is waited for; where it did not, it is waited for."""
+async def test_response_is_not_awaited_after_its_end() -> None:
     for told, asked in ((True, 2), (False, 3)):
         content = _Content(b"ab", b"cd", told=told)
         assert await _response(content).read(100) == b"abcd"
@@ -266,8 +259,7 @@ async def test_nothing_is_asked_for_after_the_end() -> None:
     assert await _response(_Content(only, told=True)).read(100) is only
 
 
-async def test_an_answer_may_be_as_large_as_allowed() -> None:
-    """And not larger by a byte, in one piece or in several."""
+async def test_response_may_be_as_large_as_the_limit_but_no_byte_larger() -> None:
     assert await _response(_Content(b"ab", b"cd", told=True)).read(4) == b"abcd"
     for parts in ((b"abcde",), (b"ab", b"cde")):
         with pytest.raises(wire.BrokenResponse) as caught:
