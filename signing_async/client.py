@@ -1,4 +1,4 @@
-"""`SigningClient`: settings, who owns the session, the resources; nothing else."""
+"""`SigningClient`: options, ownership of the session, and the resources."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class SigningClient:
     """A client for one user of one tenant of the service.
 
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
-    number of clients may share and which is never closed here; without it the client makes one. ``timeout`` is the
-    seconds that a whole call may take, its waits and repeats included, or `Timeouts`. ``on_attempt`` is told of every
-    attempt. If the service counts the requests of several clients together, give them one ``rate_limiter``: a
-    `LocalRateLimiter`, or a `redis.RedisGate` for many machines. By default, a client has its own. ::
+    number of clients may share and which the client never closes; by default the client makes one. ``timeout`` is
+    `Timeouts`, or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called
+    after every attempt. By default each client has a ``rate_limiter`` of its own; if the service counts the requests of
+    several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisGate` for many machines. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -70,13 +70,15 @@ class SigningClient:
         elif isinstance(auth, OAuth):
             bearer = auth
             if bearer.origin != origin:
-                raise ConfigurationError(f"auth: its tokens are for {bearer.origin}, not for {origin}")
+                raise ConfigurationError(
+                    f"auth: its tokens are for {bearer.origin}, not for {origin}: use that base_url"
+                )
         else:
-            raise ConfigurationError(f"auth: must be an access token or an OAuth, not {type(auth).__name__}")
-        # Variables are shown in some tracebacks.
+            raise ConfigurationError(f"auth: must be an access token or an OAuth, got {type(auth).__name__}")
+        # Some tracebacks show variables.
         del auth
         if session is not None and not isinstance(session, aiohttp.ClientSession):
-            raise ConfigurationError(f"session: must be an aiohttp.ClientSession, not {type(session).__name__}")
+            raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
         if rate_limiter is not None and gate is not None:
             raise ConfigurationError("gate: the old name of rate_limiter; give one of them")
         given = gate if rate_limiter is None else rate_limiter
@@ -92,27 +94,60 @@ class SigningClient:
         self._shared = shared
         self._tracker = tracker
         self._transport = Transport(shared, options)
-        self.signings: Signings = Signings(self._transport, tracker)
-        self.documents: Documents = Documents(self._transport, tracker)
-        self.recipients: Recipients = Recipients(self._transport, tracker)
+        self._signings = Signings(self._transport, tracker)
+        self._documents = Documents(self._transport, tracker)
+        self._recipients = Recipients(self._transport, tracker)
+
+    @property
+    def signings(self) -> Signings:
+        """Create drafts, read and list signings, send them, and wait until they are completed."""
+        return self._signings
+
+    @property
+    def documents(self) -> Documents:
+        """Upload PDFs to a draft, one or many, and download the sealed ones."""
+        return self._documents
+
+    @property
+    def recipients(self) -> Recipients:
+        """Add recipients to a draft, list and remind them."""
+        return self._recipients
 
     @classmethod
-    def from_env(cls, **options: Any) -> Self:
-        """A client by the environment and the configuration file, of which the environment wins.
+    def from_env(
+        cls,
+        *,
+        session: aiohttp.ClientSession | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | Timeouts | None = None,
+        assumptions: Assumptions | None = None,
+        on_attempt: Callable[[Attempt], None] | None = None,
+        rate_limiter: RateLimiter | Gate | None = None,
+        gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
+    ) -> Self:
+        """Return a client with the settings of the environment and of the configuration file, in this order.
 
-        ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
-        ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE`` (which may be left out where
-        ``signing-async login`` has made the token); for the rest see `signing_async.settings`. ``options`` are the
-        constructor's, and win over both.
+        Required are ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
+        ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE`` (not required after
+        ``signing-async login``). `signing_async.settings` lists the others. The arguments are the constructor's, and
+        take precedence.
         """
-        # For those who want it.
+        # Imported here: most clients are made without it.
         from .settings import Settings
 
         settings = Settings.load()
-        found = {"retry": settings.retry, "timeout": settings.timeouts, "assumptions": settings.assumptions}
-        chosen = {**found, **options}
-        auth = attrs.evolve(settings, assumptions=chosen["assumptions"]).auth()
-        return cls(settings.origin, auth, **chosen)
+        if assumptions is not None:
+            settings = attrs.evolve(settings, assumptions=assumptions)
+        return cls(
+            settings.origin,
+            settings.auth(),
+            session=session,
+            retry=settings.retry if retry is None else retry,
+            timeout=settings.timeouts if timeout is None else timeout,
+            assumptions=settings.assumptions,
+            on_attempt=on_attempt,
+            gate=gate,
+        )
 
     def with_options(
         self,
@@ -122,27 +157,27 @@ class SigningClient:
         assumptions: Assumptions | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
     ) -> Self:
-        """Return a cheap view of this client with other options; both end together. ::
+        """Return a view with other options on the same session, rate limiter and tokens; it need not be closed. ::
 
         await client.with_options(timeout=5, retry=RetryPolicy.none()).me()
         """
-        now = self._transport.options
+        current = self._transport.options
         view = object.__new__(type(self))
         view._set_up(
             self._shared,
             self._tracker,
             _options(
-                now.retry if retry is None else retry,
-                now.timeouts if timeout is None else timeout,
-                now.assumptions if assumptions is None else assumptions,
-                now.on_attempt if on_attempt is None else on_attempt,
+                current.retry if retry is None else retry,
+                current.timeouts if timeout is None else timeout,
+                current.assumptions if assumptions is None else assumptions,
+                current.on_attempt if on_attempt is None else on_attempt,
             ),
         )
         view._owns = False
         return view
 
     async def me(self) -> User:
-        """Who the token belongs to; a cheap way to check that it works."""
+        """Return the user whom the token belongs to; a cheap check of the token."""
 
         def decode(data: Any, response: wire.Response) -> User:
             return structure(record(data, self._transport.options.assumptions), User)
@@ -152,12 +187,12 @@ class SigningClient:
     async def dispatch(
         self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None
     ) -> Signing:
-        """Create a signing, upload its documents, add its recipients and send it, in one call; the signing as sent.
+        """Create a signing, upload its documents, add its recipients and send it; return the signing as sent.
 
-        All that is wrong with the package is found before the first request, and told in one `InvalidRequest`. With a
-        journal, a file or a `Journal` of yours, the call may be made again after whatever ended it, be it a crash: the
-        package is sent once, and each call gives its signing. Where something went wrong, a note of the exception names
-        the draft. While another run is at work on the package, it is waited for. ::
+        An invalid package is one `InvalidRequest` with all its problems, before the first request. With a journal (a
+        file, or a `Journal` of yours) the call may be repeated after any failure, even a crash: the package is sent
+        once, and every call returns its signing. If a call fails, a note of the exception names the draft. If another
+        run is working on the package, the call waits for it. ::
 
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
             signing = await client.dispatch(package, journal="leases.journal")
@@ -171,13 +206,13 @@ class SigningClient:
         concurrency: int = 8,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Results[DispatchResult]:
-        """Send packages, as many at a time as ``concurrency`` says: an async iterator of results as they come.
+        """Send packages, ``concurrency`` at a time; return an async iterator of results in completion order.
 
-        Packages are pulled as they are needed from any iterable or async iterable. A package that fails is a result
-        with an error, and the others go on. Run it again with the same journal, after a crash or for those that failed:
-        each package is sent once, with just its documents and recipients, and what cannot be told is an
-        `OutcomeUnknown`. Any number of runs may share a journal and the work. Where the journal itself fails, the run
-        stops with a `JournalError`. ::
+        Packages are pulled from any iterable or async iterable as workers become free. A package that fails is a result
+        with an error; the others go on. After a crash or failures, run it again with the same journal: each package is
+        sent once, with exactly its documents and recipients. If the outcome of one cannot be determined, its error is
+        `OutcomeUnknown`. Any number of runs may share a journal. If the journal itself fails, the run stops with a
+        `JournalError`. ::
 
             async for result in client.dispatch_many(packages, journal="leases.journal"):
                 print(result.package.name, result.error or result.signing.id)
@@ -185,21 +220,21 @@ class SigningClient:
         return self._dispatcher().many(packages, journal, concurrency, on_progress)
 
     def _dispatcher(self) -> Dispatcher:
-        # Imported by those who dispatch: it takes a tenth of the time that all the rest does, and needs SQLite.
+        # Imported here: it takes a tenth of the time of the whole import, and needs SQLite.
         from .dispatch.run import Dispatcher
 
         return Dispatcher(self._transport, self._tracker)
 
     @property
     def closed(self) -> bool:
-        """Whether the client, or the one that it is a view of, was closed."""
+        """Whether the client was closed, by itself or through a view."""
         return self._shared.sessions.closed
 
     async def aclose(self) -> None:
-        """Close the client, every view of it, and the session if it is the client's own.
+        """Close the client, its views, and the session unless it is the caller's.
 
-        A token refresh that is under way is let finish first, so that its token is not lost. A token that could not be
-        saved is saved now; if that fails again, an `AuthError` says so, and the client is closed all the same.
+        A pending token refresh finishes first, so its token is not lost. A token that could not be saved is saved now;
+        if that fails again, the client is closed and an `AuthError` is raised.
         """
         try:
             if isinstance(self._shared.auth, OAuth):
@@ -221,7 +256,7 @@ class SigningClient:
         return f"SigningClient({self._shared.origin!r})"
 
     def __del__(self) -> None:
-        # A constructor that raised leaves nothing to close; a view closes nothing.
+        # If the constructor raised, there is nothing to close; a view closes nothing.
         if getattr(self, "_owns", False):
             self._shared.sessions.warn_if_open(self)
 
@@ -234,9 +269,9 @@ def _options(
 ) -> Options:
     for name, value, kind in (("retry", retry, RetryPolicy), ("assumptions", assumptions, Assumptions)):
         if not isinstance(value, kind):
-            raise ConfigurationError(f"{name}: must be {kind.__name__}, not {value!r}")
+            raise ConfigurationError(f"{name}: must be {kind.__name__}, got {value!r}")
     if on_attempt is not None and not callable(on_attempt):
-        raise ConfigurationError(f"on_attempt: must be callable, not {on_attempt!r}")
+        raise ConfigurationError(f"on_attempt: must be callable, got {on_attempt!r}")
     if not isinstance(timeout, Timeouts):
         timeout = attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
     return Options(retry, timeout, assumptions, on_attempt)

@@ -1,16 +1,16 @@
-"""Everything that can go wrong, as one tree of exceptions.
+"""The exceptions of the package, as one tree.
 
 ::
 
     SigningError
     ├── ConfigurationError       a setting is missing or unusable (also a ValueError)
     ├── InvalidRequest           refused before anything was sent (also a ValueError)
-    │   └── PdfRejected          the file is no PDF, too large, protected, or signed already
-    ├── TransportError           no usable answer came
-    │   ├── RequestTimeout       the call's deadline passed (also a TimeoutError)
-    │   └── OutcomeUnknown       it may or may not have taken effect, and cannot be told
-    │       └── OutcomeUnknownTimeout   the same, at the deadline (also a RequestTimeout)
-    ├── APIError                 the service answered with an error status
+    │   └── PdfRejected          the file is not a PDF, too large, protected, or signed already
+    ├── TransportError           no usable response
+    │   └── RequestTimeout       the call's deadline passed (also a TimeoutError)
+    ├── OutcomeUnknown           the request may or may not have taken effect
+    │   └── OutcomeUnknownTimeout   the same, at the call's deadline (also a TimeoutError)
+    ├── APIError                 a response with an error status
     │   ├── BadRequest           400
     │   │   └── CannotBeSent     400 with code cannot_be_sent
     │   ├── Unauthorized         401
@@ -20,24 +20,23 @@
     │   ├── DocumentRejected     422: protected, too large, or signed already
     │   ├── RateLimited          429
     │   └── ServerError          5xx
-    ├── AuthError                no token could be had
-    │   ├── StateMismatch        the callback's state is not the one that was sent
-    │   ├── RefreshRejected      the refresh token is not valid any more
-    │   └── TokenSuperseded      a store did not save a token, since it holds a newer one
-    ├── DecodeError              a success status with an answer that cannot be read
-    ├── NotSound                 a downloaded PDF is not as it was when it was signed, or not trusted
+    ├── AuthError                could not obtain a token
+    │   ├── StateMismatch        the callback's state is not that of the authorization request
+    │   ├── RefreshRejected      the refresh token is no longer valid
+    │   └── TokenSuperseded      a store refused a token, because it holds a newer one
+    ├── DecodeError              a successful response that cannot be decoded
+    ├── NotSound                 a downloaded PDF was changed after it was signed, or is not trusted
     ├── ClientClosed             a call after aclose()
     ├── JournalError             the journal of a dispatch cannot be read or written
     ├── DraftChanged             a dispatch's draft was changed by somebody else; nothing was sent
     ├── SigningCancelled         waited for a signing that was cancelled
-    ├── WaitTimeout              waited, and it did not happen in time (also a TimeoutError)
+    ├── WaitTimeout              waited in vain for a signing to be completed (also a TimeoutError)
     └── WebhookError             a delivery that must not be acted on
-        ├── InvalidSignature     the delivery is not from the holder of the secret
-        └── MalformedEvent       the delivery is genuine, and no event can be read from it
+        ├── InvalidSignature     the delivery has no valid signature
+        └── MalformedEvent       the delivery is genuine, but its body is not an event
 
-Every error knows whether repeating the call may help (``error.transient``), and whether the request may have taken
-effect (``error.effect``). Each of them survives ``pickle`` and ``copy``, and none of them keeps a token, a secret or a
-code in its text.
+``error.transient`` says whether repeating the call may help, ``error.effect`` whether it may have taken effect.
+Every error survives ``pickle`` and ``copy``, and no text of one contains a token, a secret or an authorization code.
 """
 
 from __future__ import annotations
@@ -93,17 +92,14 @@ def _revive(cls: type[E], args: tuple[object, ...], state: dict[str, Any]) -> E:
 
 
 class SigningError(Exception):
-    """Base of every exception that this package raises on purpose.
-
-    ``str(error)`` is a sentence for a person; the attributes are for code.
-    """
+    """Base class of the package's exceptions. ``str(error)`` is for people, the attributes are for code."""
 
     transient: bool = False
     """Whether the same call may succeed later: after a network failure, a 429, a 5xx, or a failing token endpoint."""
     effect: Literal["none", "unknown"] = "none"
-    """``"unknown"`` if the request may have taken effect: repeating the call could do the same thing twice.
+    """``"unknown"`` if the request may have taken effect, so that repeating the call could do the same thing twice.
 
-    A spare draft that a retried `create` may have left behind does not count: it notifies nobody.
+    A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
     """Whether the client's other calls fail in the same way: it is closed, or its token is not accepted."""
@@ -118,14 +114,14 @@ class SigningError(Exception):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
-    # Exception's own pickling calls the class with ``args``, which forgets keyword arguments.
+    # Exception's own pickling calls the class with ``args``, without keyword arguments.
     def __reduce__(self) -> tuple[Any, ...]:
         return _revive, (type(self), self.args, self._state())
 
     def _state(self) -> dict[str, Any]:
         return self.__dict__
 
-    # A copy stays in the process, and so keeps also what a pickle leaves out.
+    # A copy stays in the process, so it keeps what a pickle leaves out.
     def __copy__(self) -> Self:
         return _revive(type(self), self.args, self.__dict__)
 
@@ -134,13 +130,13 @@ class SigningError(Exception):
 
 
 class ConfigurationError(SigningError, ValueError):
-    """A setting is missing or cannot work."""
+    """A setting is missing or invalid."""
 
 
 class InvalidRequest(SigningError, ValueError):
-    """The arguments break a documented limit; nothing was sent.
+    """The arguments violate a documented limit; nothing was sent.
 
-    ``problems`` holds one sentence for each thing that is wrong, each naming the field, the limit and the value.
+    ``problems`` holds a sentence for each problem, which names the field, the limit and the value.
     """
 
     def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
@@ -161,9 +157,10 @@ class PdfRejected(InvalidRequest):
 
 
 class TransportError(SigningError):
-    """No usable answer came: the connection failed, or broke, or what came back was cut short.
+    """There is no usable response: the connection failed, or the response was cut off.
 
-    ``attempts`` counts the requests that were tried; ``status`` and ``request_id`` belong to an answer that broke off.
+    ``attempts`` counts the requests that were made; ``status`` and ``request_id`` are those of a response that was cut
+    off.
     """
 
     transient: bool = True
@@ -185,16 +182,16 @@ class TransportError(SigningError):
 
 
 class RequestTimeout(TransportError, TimeoutError):
-    """The call's deadline passed."""
+    """The call's deadline passed, and nothing changed: the request was not sent, or may be repeated without harm."""
 
 
-class OutcomeUnknown(TransportError):
+class OutcomeUnknown(SigningError):
     """The request may or may not have taken effect, and reading the service could not tell.
 
-    ``known`` holds the records that were found, for a person to decide by.
+    It is not a `TransportError`, so a retry of those sends nothing twice. ``attempts`` counts the requests that were
+    made; ``known`` holds the records that were found, for a person to decide by.
     """
 
-    transient: bool = False
     effect: Literal["none", "unknown"] = "unknown"
 
     def __init__(
@@ -205,20 +202,22 @@ class OutcomeUnknown(TransportError):
         attempts: int = 1,
         known: Iterable[object] = (),
     ) -> None:
-        super().__init__(message, operation=operation, attempts=attempts)
+        super().__init__(message)
+        self.operation = operation
+        self.attempts = attempts
         self.known: tuple[object, ...] = tuple(known)
 
 
-class OutcomeUnknownTimeout(OutcomeUnknown, RequestTimeout):
+class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
     """The call's deadline passed after the request was sent: it may yet take effect."""
 
 
 class APIError(SigningError):
-    """The service answered with an error.
+    """A response with an error status.
 
-    ``messages`` maps a field's name to what the service says of it (``""`` for what belongs to no field). ``body`` is
-    the start of the answer as received; since a server may echo a secret in it, it is shown nowhere, and a pickle holds
-    it redacted.
+    ``messages`` maps the name of a field to the service's messages about it; those under ``""`` concern no field.
+    ``body`` is the start of the response as received. A server may echo a secret in it, so no text shows it, and a
+    pickle holds it redacted.
     """
 
     def __init__(
@@ -246,9 +245,9 @@ class APIError(SigningError):
 
     def __str__(self) -> str:
         where = f" on {self.operation}" if self.operation else ""
-        told = {text for texts in self.messages.values() for text in texts}
-        said = [self.message] if self.message and self.message not in told else []
-        said += [f"{field}: {text}" if field else text for field, texts in self.messages.items() for text in texts]
+        details = {text for texts in self.messages.values() for text in texts}
+        parts = [self.message] if self.message and self.message not in details else []
+        parts += [f"{field}: {text}" if field else text for field, texts in self.messages.items() for text in texts]
         facts = []
         if self.code:
             facts.append(f"code {self.code}")
@@ -257,8 +256,8 @@ class APIError(SigningError):
         if self.retry_after is not None:
             facts.append(f"retry after {self.retry_after:g} s")
         text = f"HTTP {self.status}{where}"
-        if said:
-            text += ": " + "; ".join(dict.fromkeys(part.rstrip(".") for part in said))
+        if parts:
+            text += ": " + "; ".join(dict.fromkeys(part.rstrip(".") for part in parts))
         return f"{text} ({', '.join(facts)})" if facts else text
 
     def _state(self) -> dict[str, Any]:
@@ -266,25 +265,25 @@ class APIError(SigningError):
 
 
 class BadRequest(APIError):
-    """400: the service found the request invalid; see ``messages``."""
+    """400: the request is invalid; see ``messages``."""
 
 
 class CannotBeSent(BadRequest):
-    """400 ``cannot_be_sent``: no document, no recipient, or not editable any more."""
+    """400 ``cannot_be_sent``: the signing has no document, no recipient, or is no longer a draft."""
 
 
 class Unauthorized(APIError):
-    """401: the access token is not accepted, and refreshing it did not help or was not possible."""
+    """401: the access token was rejected, and refreshing it did not help or was not possible."""
 
     client_wide: bool = True
 
 
 class Forbidden(APIError):
-    """403: the token is good, and does not allow this."""
+    """403: the token is valid, but does not allow this."""
 
 
 class NotFound(APIError):
-    """404: there is no such record for this token."""
+    """404: no such record exists for this token."""
 
 
 class NotYetSigned(NotFound):
@@ -296,24 +295,24 @@ class DocumentRejected(APIError):
 
 
 class RateLimited(APIError):
-    """429: too many requests, and waiting longer was not possible within the call's deadline or the policy.
+    """429: too many requests, and the call's deadline or the policy did not allow to wait longer.
 
-    ``retry_after`` says in how many seconds it makes sense to come back, when the service told.
+    ``retry_after`` is the number of seconds after which to try again, if the service named it.
     """
 
     transient: bool = True
 
 
 class ServerError(APIError):
-    """5xx: the service failed, and went on failing for as long as the retry policy allowed."""
+    """5xx: the service failed, in every attempt that the retry policy allowed."""
 
     transient: bool = True
 
 
 class AuthError(SigningError):
-    """No usable token could be had.
+    """Could not obtain a token.
 
-    ``code`` is the OAuth error (``access_denied``, ``invalid_grant``, ...) when the service named one.
+    ``code`` is the OAuth error code (``access_denied``, ``invalid_grant``, ...), if the service named one.
     """
 
     client_wide: bool = True
@@ -336,22 +335,22 @@ class AuthError(SigningError):
 
 
 class StateMismatch(AuthError):
-    """The callback's ``state`` is missing or is not the one of the authorization request: drop the callback."""
+    """The callback's ``state`` is missing or not that of the authorization request: ignore the callback."""
 
 
 class RefreshRejected(AuthError):
-    """The service refused the refresh token: the user has to authorize again."""
+    """The service refused the refresh token: the user must authorize again."""
 
 
 class TokenSuperseded(AuthError):
-    """A token store refused to save: its lock was lost, and another worker has saved a newer token, which stays."""
+    """A token store refused to save a token: the lock was lost, and another worker saved a newer token."""
 
 
 class DecodeError(SigningError):
-    """The service answered with success, and the answer cannot be read as what the specification promises.
+    """A successful response does not have the shape that the specification promises.
 
-    ``body`` is the parsed JSON of the response, with secrets redacted; None if it is not JSON. It holds, for example,
-    the id of a signing that was created. It is not part of the error's text.
+    ``body`` is the parsed JSON of the response, with secrets redacted; None if it is not JSON. It contains, for
+    example, the id of a signing that was created. The error's text does not show it.
     """
 
     def __init__(
@@ -371,9 +370,9 @@ class DecodeError(SigningError):
 
 
 class NotSound(SigningError):
-    """A PDF that was downloaded with ``verify=True`` is not sound, or not trusted; it was not kept.
+    """A PDF that was downloaded with ``verify=True`` is not sound or not trusted, and was not kept.
 
-    ``problems`` are sentences, each on one thing that is wrong.
+    ``problems`` holds a sentence for each problem.
     """
 
     def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
@@ -388,9 +387,9 @@ class ClientClosed(SigningError):
 
 
 class JournalError(SigningError):
-    """The journal cannot be read or written. A run stops at it, since nothing may be sent without being written down.
+    """The journal cannot be read or written. The run stops, since nothing may be sent without a journal entry.
 
-    What the journal holds stays true: the next run goes on from there.
+    The entries remain valid: the next run continues from them.
     """
 
     transient: bool = True
@@ -408,7 +407,7 @@ class DraftChanged(SigningError):
 
 
 class SigningCancelled(SigningError):
-    """The signing was cancelled while it was waited for; ``signing`` is its last state."""
+    """The signing was cancelled during a wait for its completion; ``signing`` is its last state."""
 
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)
@@ -416,7 +415,7 @@ class SigningCancelled(SigningError):
 
 
 class WaitTimeout(SigningError, TimeoutError):
-    """The time to wait was up; ``signing`` is the last state seen, or None."""
+    """The signing was not completed within the timeout; ``signing`` is its last known state, or None."""
 
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)
@@ -428,7 +427,7 @@ class WebhookError(SigningError):
 
 
 class InvalidSignature(WebhookError):
-    """The delivery carries no valid signature; ``reason`` names the kind of fault."""
+    """The delivery has no valid signature; ``reason`` is a code for the cause."""
 
     def __init__(self, message: str, *, reason: str = "mismatch") -> None:
         super().__init__(message)
@@ -436,4 +435,4 @@ class InvalidSignature(WebhookError):
 
 
 class MalformedEvent(WebhookError):
-    """The delivery is genuine, and its body is no event."""
+    """The delivery is genuine, but its body is not an event."""

@@ -173,7 +173,7 @@ class Pager(Generic[T]):
         except Unreadable as error:
             problem = str(error.under(parsed.found))
         identity = None if parsed.request_id is None else self._transport.redacted(parsed.request_id)
-        raise self._transport.unreadable(self._name, problem, parsed.status, identity)
+        raise self._transport.shared.decode_error(self._name, problem, parsed.status, identity)
 
     def _is_address(self, cursor: str) -> bool:
         return _ADDRESS.match(cursor) is not None or cursor.startswith(self._path)

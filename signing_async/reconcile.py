@@ -21,8 +21,6 @@ import attrs
 from .assumptions import Assumptions
 from .errors import CannotBeSent, RequestTimeout, SigningError
 from .models import Document, Recipient, Signing, SigningState
-from .transport.deadlines import until
-from .transport.retry import Outcome, is_final
 
 __all__ = [
     "Creation",
@@ -78,8 +76,8 @@ class Undecidable(Exception):  # stays inside the package: callers see OutcomeUn
 class Effect(Protocol[T]):
     """Recognizes the effect of one call."""
 
-    ambiguities: Counter[Outcome]
-    """Ambiguous attempts of such calls on the signing whose effect was not found, by how they ended."""
+    ambiguities: Counter[bool]
+    """Ambiguous attempts of such calls on the signing whose effect was not found, by whether it may still show."""
     reading: str
     """The operation that `find` reads with."""
     adds_up: bool
@@ -110,17 +108,17 @@ class Reconciler(Generic[T]):
         self._read = read
         self._deadline = deadline
         self._settled_at = _NEVER
-        self._outcomes: list[Outcome] = []
-        """How attempts ended whose effect was not found."""
+        self._late: list[bool] = []
+        """For each ambiguous attempt whose effect was not found: whether it may still show after the settle time."""
         self.ambiguous: bool = False
         self.was_ambiguous: bool = False
 
-    def note(self, outcome: Outcome, settle: float) -> None:
-        """Record an ambiguous attempt, whose effect may take ``settle`` seconds to show."""
+    def note(self, settle: float, *, may_be_late: bool) -> None:
+        """Record an ambiguous attempt, whose effect may take ``settle`` seconds to show, or even longer."""
         self.ambiguous = self.was_ambiguous = True
         self.wait(settle)
-        self._outcomes.append(outcome)
-        self._effect.ambiguities[outcome] += 1
+        self._late.append(may_be_late)
+        self._effect.ambiguities[may_be_late] += 1
 
     def may_cause(self, error: SigningError) -> bool:
         """Return whether the call may have taken effect although it ended with this error."""
@@ -140,8 +138,7 @@ class Reconciler(Generic[T]):
         due = loop.time() if self.ambiguous else retry_at
         self.ambiguous = True
         # Several attempts may have several effects: the first one that shows does not settle the others.
-        lost = sum(not is_final(outcome) for outcome in self._outcomes)
-        found_at = self._settled_at if self._effect.adds_up and lost > 1 else _NEVER
+        found_at = self._settled_at if self._effect.adds_up and sum(self._late) > 1 else _NEVER
         found = await self._poll(self._effect.find, due, max(self._settled_at, retry_at), found_at, reading_time)
         self._resolve(is_found=found is not None)
         return found
@@ -193,11 +190,11 @@ class Reconciler(Generic[T]):
 
     def _resolve(self, *, is_found: bool) -> None:
         self.ambiguous = False
-        if is_found and self._outcomes:
+        if is_found and self._late:
             # One attempt is accounted for: the one that would be missed most.
-            lost = next((each for each in self._outcomes if not is_final(each)), self._outcomes[0])
-            self._outcomes.remove(lost)
-            self._effect.ambiguities[lost] -= 1
+            late = any(self._late)
+            self._late.remove(late)
+            self._effect.ambiguities[late] -= 1
 
     def note_unresolved(self) -> None:
         """Record that the call ended, and that its effect may still show."""
@@ -273,15 +270,15 @@ class TrackedSigning:
         self.documents: _Collection = _Collection(documents)
         self.recipients: _Collection = _Collection(set())
         self.state: _SharedReading[Signing] = _SharedReading()
-        self.ambiguities: Counter[Outcome] = Counter()
-        """Ambiguous attempts to add to this signing whose effect was not found, by how they ended."""
-        self.ambiguous_sends: Counter[Outcome] = Counter()
+        self.ambiguities: Counter[bool] = Counter()
+        """Ambiguous attempts to add to this signing whose effect was not found, by whether it may still show."""
+        self.ambiguous_sends: Counter[bool] = Counter()
         """Ambiguous attempts to send it, likewise."""
 
     @property
     def may_change_late(self) -> bool:
         """Whether a lost request may still add to it."""
-        return any(count and not is_final(outcome) for outcome, count in self.ambiguities.items())
+        return self.ambiguities[True] > 0
 
     @property
     def may_have_been_sent(self) -> bool:
@@ -360,7 +357,7 @@ class Sent:
     def __init__(
         self, signing: TrackedSigning, get: Callable[[Read], Awaitable[Signing]], *, is_own: bool = False
     ) -> None:
-        self.ambiguities: Counter[Outcome] = signing.ambiguous_sends
+        self.ambiguities: Counter[bool] = signing.ambiguous_sends
         self._state = signing.state
         self._get = get
         self._is_own = is_own
@@ -426,7 +423,7 @@ class Creation(Generic[Record]):
         list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
         read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
     ) -> None:
-        self.ambiguities: Counter[Outcome] = signing.ambiguities
+        self.ambiguities: Counter[bool] = signing.ambiguities
         self.reading: str = reading
         self._operation = operation
         self._deadline = deadline
@@ -438,11 +435,11 @@ class Creation(Generic[Record]):
     async def __aenter__(self) -> None:
         """Wait until it is this call's turn; raise `RequestTimeout` if the deadline passes before."""
         try:
-            with until(self._deadline) as waiting:
+            async with asyncio.timeout_at(self._deadline) as waiting:
                 await self._wait_for_turn()
                 return
         except TimeoutError:
-            if not waiting.expired:
+            if not waiting.expired():
                 raise
         # Out here the exception that ended the wait is not the context of this one.
         text = f"{self._operation}: its deadline passed before anything was sent"

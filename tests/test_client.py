@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
+import pydoc
 import re
 import warnings
 from collections.abc import Awaitable, Callable
@@ -79,17 +81,16 @@ _NO_HOST = (
         ("https://tenant.example.com?x=1", "without path"),
         ("https://me:secret@tenant.example.com", "user name or a password"),
         ("https://me:secret@[", "user name or a password"),
-        ("https://tenant.example.com:port", "not a URL"),
-        ("https://[", "not a URL"),
+        ("https://tenant.example.com:port", "must be a URL"),
+        ("https://[", "must be a URL"),
         ("http://127.0.0.1.example.com", "must be https"),
         *((address, "white space, backslashes or control") for address in _STRAY),
-        *((address, "no usable host and port") for address in _NO_HOST),
-        (None, "not a URL"),
-        (5, "not a URL"),
+        *((address, "must have a valid host and port") for address in _NO_HOST),
+        (None, "must be a URL"),
+        (5, "must be a URL"),
     ],
 )
-def test_base_urls_that_are_refused(base_url: str, said: str) -> None:
-    """The error names base_url, and never shows a password in it."""
+def test_invalid_base_url_is_refused_without_showing_a_password(base_url: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"base_url.*{said}") as caught:
         SigningClient(base_url, "token")
     assert "secret" not in str(caught.value)
@@ -109,23 +110,20 @@ def test_base_urls_that_are_refused(base_url: str, said: str) -> None:
         "https://å_ä-ö.example.com:",
     ],
 )
-def test_base_urls_that_are_taken(base_url: str) -> None:
-    """HTTPS anywhere, plain HTTP on loopback."""
+def test_base_url_is_https_or_http_on_loopback(base_url: str) -> None:
     assert "example.com" in repr(SigningClient(base_url, "token")) or "http://" in repr(
         SigningClient(base_url, "token")
     )
 
 
 @pytest.mark.parametrize("auth", ["", "with space", "line\nbreak", "ünicode", None, 5, b"bytes"])
-def test_auth_that_is_refused(auth: str) -> None:
-    """A token that cannot be sent is refused when the client is made, without showing it."""
+def test_token_that_cannot_be_sent_is_refused_without_showing_it(auth: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         SigningClient("https://tenant.example.com", auth)
     assert not auth or str(auth) not in str(caught.value)
 
 
-def test_tokens_of_another_origin_are_refused() -> None:
-    """A token goes to the tenant that it is for, and nowhere else."""
+def test_oauth_of_another_origin_is_refused() -> None:
     oauth = OAuth("https://one.example.com", client_id="x", client_secret="y", redirect_uri="z")
     with pytest.raises(ConfigurationError, match=r"for https://one\.example\.com, not for https://two\.example\.com"):
         SigningClient("https://two.example.com", oauth)
@@ -134,35 +132,33 @@ def test_tokens_of_another_origin_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"retry": None}, "retry: must be RetryPolicy, not None"),
-        ({"retry": 3}, "retry: must be RetryPolicy, not 3"),
-        ({"assumptions": {}}, "assumptions: must be Assumptions, not {}"),
-        ({"on_attempt": 5}, "on_attempt: must be callable, not 5"),
-        ({"session": "x"}, "session: must be an aiohttp.ClientSession, not str"),
-        ({"timeout": "5"}, "timeout: call must be seconds above 0, not '5'"),
+        ({"retry": None}, "retry: must be RetryPolicy, got None"),
+        ({"retry": 3}, "retry: must be RetryPolicy, got 3"),
+        ({"assumptions": {}}, "assumptions: must be Assumptions, got {}"),
+        ({"on_attempt": 5}, "on_attempt: must be callable, got 5"),
+        ({"session": "x"}, "session: must be an aiohttp.ClientSession, got str"),
+        ({"timeout": "5"}, "timeout.call: must be a number above 0, got '5'"),
     ],
 )
-def test_settings_are_checked_at_once(settings: dict[str, object], said: str) -> None:
-    """When the client is made, and not at the first call, and by name."""
+def test_invalid_option_is_refused_by_name_when_the_client_is_made(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         SigningClient("https://tenant.example.com", "token", **settings)  # type: ignore[arg-type]  # the point
 
 
-def test_timeout_is_a_number_or_timeouts() -> None:
-    """A number bounds every call; the error names what is wrong."""
-    with pytest.raises(ConfigurationError, match="timeout: call must be seconds above 0, not -1"):
+def test_invalid_timeout_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"timeout\.call: must be a number above 0, got -1"):
         SigningClient("https://tenant.example.com", "token", timeout=-1)
 
 
-def test_from_env_with_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two variables are enough."""
+def test_from_env_needs_a_base_url_and_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGNING_BASE_URL", "https://tenant.example.com")
     monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "token")
     assert repr(SigningClient.from_env()) == "SigningClient('https://tenant.example.com')"
 
 
-async def test_from_env_with_an_app(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Client id and secret, and the file that holds the token."""
+async def test_from_env_takes_an_app_and_its_token_file(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     app = sandbox.register_app(redirect_uri="http://127.0.0.1:1/cb")
     store = FileTokenStore(tmp_path / "token.json")
     await store.save(Token(sandbox.access_token()))
@@ -187,8 +183,7 @@ async def test_from_env_with_an_app(sandbox: Sandbox, monkeypatch: pytest.Monkey
         ({"SIGNING_BASE_URL": "https://t.example.com", "SIGNING_CLIENT_ID": "x"}, "SIGNING_CLIENT_SECRET is not set"),
     ],
 )
-def test_from_env_says_what_is_missing(given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its name."""
+def test_from_env_names_the_missing_variable(given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("SIGNING_")]:
         monkeypatch.delenv(name)
     for name, value in given.items():
@@ -197,11 +192,24 @@ def test_from_env_says_what_is_missing(given: dict[str, str], said: str, monkeyp
         SigningClient.from_env()
 
 
+def test_help_shows_the_resources_with_their_docs() -> None:
+    shown = pydoc.render_doc(SigningClient, renderer=pydoc.plaintext)
+    for resource in ("signings", "documents", "recipients"):
+        prop = getattr(SigningClient, resource)
+        assert re.search(rf"^ \|  {resource}\n \|      {re.escape(prop.__doc__)}$", shown, re.MULTILINE)
+
+
+def test_from_env_takes_the_constructors_options() -> None:
+    constructor = inspect.signature(SigningClient).parameters
+    options = inspect.signature(SigningClient.from_env).parameters
+    assert list(options) == list(constructor)[2:]
+    assert {parameter.kind for parameter in options.values()} == {inspect.Parameter.KEYWORD_ONLY}
+
+
 # The session
 
 
-async def test_a_given_session_is_shared_and_stays_open(sandbox: Sandbox) -> None:
-    """Many clients use it, none closes it, and each sends its own token."""
+async def test_callers_session_is_shared_by_clients_and_stays_open(sandbox: Sandbox) -> None:
     async with aiohttp.ClientSession() as session:
         for number in range(3):
             user = sandbox.add_user(f"User {number}", f"u{number}@example.com", tenant=f"tenant {number}")
@@ -212,8 +220,7 @@ async def test_a_given_session_is_shared_and_stays_open(sandbox: Sandbox) -> Non
         await SigningClient(sandbox.base_url, "token", session=session).me()
 
 
-async def test_thousands_of_clients_on_one_session(sandbox: Sandbox) -> None:
-    """They cost no connections, and nothing complains when they are dropped unclosed."""
+async def test_thousands_of_clients_share_one_session_and_need_no_closing(sandbox: Sandbox) -> None:
     async with aiohttp.ClientSession() as session:
         token = sandbox.access_token()
         clients = [SigningClient(sandbox.base_url, token, session=session) for _ in range(3000)]
@@ -222,8 +229,8 @@ async def test_thousands_of_clients_on_one_session(sandbox: Sandbox) -> None:
         gc.collect()
 
 
-async def test_settings_of_a_given_session_do_no_harm(sandbox: Sandbox) -> None:
-    """raise_for_status, a time-out and headers of its own do not change what the client does."""
+async def test_settings_of_the_callers_session_do_not_change_the_client(sandbox: Sandbox) -> None:
+    """raise_for_status, a timeout and headers."""
     async with aiohttp.ClientSession(
         raise_for_status=True, timeout=aiohttp.ClientTimeout(total=60), headers={"Authorization": "Bearer other"}
     ) as session:
@@ -232,8 +239,7 @@ async def test_settings_of_a_given_session_do_no_harm(sandbox: Sandbox) -> None:
         assert (await client.me()).email
 
 
-async def test_traces_see_the_requests(sandbox: Sandbox) -> None:
-    """trace_configs of the caller's session work."""
+async def test_trace_configs_of_the_callers_session_see_every_request(sandbox: Sandbox) -> None:
     seen: list[str] = []
     trace = aiohttp.TraceConfig()
 
@@ -248,8 +254,7 @@ async def test_traces_see_the_requests(sandbox: Sandbox) -> None:
     assert seen == ["POST /api/1.0/signings 201", f"POST /api/1.0/signings/{signing.id}/documents 201"]
 
 
-async def test_opentelemetry_sees_the_requests(sandbox: Sandbox) -> None:
-    """OpenTelemetry's instrumentation of aiohttp gives a span for each request of the client's own session."""
+async def test_opentelemetry_makes_a_span_for_every_request(sandbox: Sandbox) -> None:
     from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -270,8 +275,8 @@ async def test_opentelemetry_sees_the_requests(sandbox: Sandbox) -> None:
     assert all(span.name == "GET" for span in spans)
 
 
-async def test_a_client_that_is_forgotten_is_told_of(sandbox: Sandbox) -> None:
-    """ResourceWarning, with the client's name; a view says nothing."""
+async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox) -> None:
+    """A view is not."""
     client = SigningClient(sandbox.base_url, sandbox.access_token())
     await client.me()
     view = client.with_options(timeout=5)
@@ -287,17 +292,14 @@ async def test_a_client_that_is_forgotten_is_told_of(sandbox: Sandbox) -> None:
     await session.close()
 
 
-async def test_a_client_that_was_never_used_needs_no_closing() -> None:
-    """No session was made, so there is nothing to warn of."""
+async def test_unused_client_needs_no_closing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SigningClient("https://tenant.example.com", "token")
         gc.collect()
 
 
-def test_a_client_belongs_to_one_loop() -> None:
-    """Used in a second event loop, its own session cannot serve: that is said, not hung on."""
-
+def test_client_in_a_second_event_loop_is_a_configuration_error() -> None:
     async def first() -> SigningClient:
         client = SigningClient("http://127.0.0.1:9", "token", retry=RetryPolicy.none())
         client._shared.sessions.get()
@@ -315,8 +317,7 @@ def test_a_client_belongs_to_one_loop() -> None:
 # Views and the end
 
 
-async def test_views_share_all_but_their_options(sandbox: Sandbox, client: SigningClient) -> None:
-    """A view has its own time-outs, retries and assumptions; the session is the client's."""
+async def test_view_shares_all_but_its_options(sandbox: Sandbox, client: SigningClient) -> None:
     view = client.with_options(
         timeout=Timeouts(call=5), retry=RetryPolicy.none(), assumptions=Assumptions(limit_param="limit")
     )
@@ -328,8 +329,8 @@ async def test_views_share_all_but_their_options(sandbox: Sandbox, client: Signi
         await client.me()
 
 
-async def test_after_aclose(sandbox: Sandbox, client: SigningClient) -> None:
-    """Every operation raises ClientClosed; closing again is fine."""
+async def test_operations_after_aclose_raise_client_closed(sandbox: Sandbox, client: SigningClient) -> None:
+    """On a view too. Closing again is allowed."""
     view = client.with_options(timeout=5)
     await client.me()
     await client.aclose()
@@ -364,18 +365,16 @@ async def test_after_aclose(sandbox: Sandbox, client: SigningClient) -> None:
         ),
     ],
 )
-async def test_limits_of_create_are_checked_before_sending(
+async def test_all_problems_of_create_are_raised_before_sending(
     sandbox: Sandbox, client: SigningClient, arguments: dict[str, object], problems: list[str]
 ) -> None:
-    """All problems at once, each naming the field, the limit and the value; nothing is sent."""
     with pytest.raises(InvalidRequest) as caught:
         await client.signings.create(**{"name": "x", "language": "EN", **arguments})  # type: ignore[arg-type]  # the point
     assert list(caught.value.problems) == problems
     assert sandbox.requests == []
 
 
-async def test_limits_are_not_checked_too_strictly(client: SigningClient) -> None:
-    """What the service takes is let through: exactly 400 characters, of any kind."""
+async def test_message_of_exactly_400_characters_is_accepted(client: SigningClient) -> None:
     signing = await client.signings.create(name="x", language="SV", signing_order="sequential", message="å" * 400)
     assert signing.message == "å" * 400
 
@@ -397,10 +396,9 @@ async def test_limits_are_not_checked_too_strictly(client: SigningClient) -> Non
         ({"extra": {"phone": float("nan")}}, "extra: cannot be sent as JSON"),
     ],
 )
-async def test_recipients_are_checked_before_sending(
+async def test_invalid_recipient_is_refused_before_sending(
     sandbox: Sandbox, client: SigningClient, arguments: dict[str, object], problem: str
 ) -> None:
-    """The error names the field and the value; nothing is sent."""
     with pytest.raises(InvalidRequest) as caught:
         await client.recipients.add("id", **{"email": "a@example.com", **arguments})  # type: ignore[arg-type]  # the point
     assert str(caught.value).startswith(problem)
@@ -408,8 +406,7 @@ async def test_recipients_are_checked_before_sending(
 
 
 @pytest.mark.parametrize("bad", ["", " ", ".", "..", None, 5, "\ud800"])
-async def test_ids_are_checked(sandbox: Sandbox, client: SigningClient, bad: str) -> None:
-    """An id that would lead elsewhere, or nowhere, is refused by its name."""
+async def test_unusable_id_is_refused_by_name(sandbox: Sandbox, client: SigningClient, bad: str) -> None:
     with pytest.raises(InvalidRequest, match="signing_id"):
         await client.signings.get(bad)
     with pytest.raises(InvalidRequest, match="recipient_id"):
@@ -419,8 +416,7 @@ async def test_ids_are_checked(sandbox: Sandbox, client: SigningClient, bad: str
     assert sandbox.requests == []
 
 
-async def test_ids_are_encoded(sandbox: Sandbox, client: SigningClient) -> None:
-    """A slash or a question mark in an id stays in its segment."""
+async def test_id_is_percent_encoded(sandbox: Sandbox, client: SigningClient) -> None:
     with pytest.raises(Exception, match="404"):
         await client.signings.get("../me?x=/#")
     assert [record.operation for record in sandbox.requests] == ["signings.get"]
@@ -429,8 +425,7 @@ async def test_ids_are_encoded(sandbox: Sandbox, client: SigningClient) -> None:
 # Reminders and waiting
 
 
-async def test_remind_pending(sandbox: Sandbox, client: SigningClient) -> None:
-    """Those who have not finished are reminded; one failure does not stop the rest."""
+async def test_remind_pending_continues_after_a_failure(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="x", language="EN", signing_order="parallel")
     await client.documents.upload(signing, make_pdf(), "a.pdf")
     people = [await client.recipients.add(signing, email=f"p{n}@example.com", order=n) for n in (1, 2, 3)]
@@ -444,8 +439,7 @@ async def test_remind_pending(sandbox: Sandbox, client: SigningClient) -> None:
     assert reminded == [people[2].id]
 
 
-async def test_who_is_pending_can_be_told() -> None:
-    """The field of completion is an assumption."""
+async def test_field_of_completion_is_an_assumption() -> None:
     async with Sandbox(profile=Profile(recipient_completed_field="signed_at")) as sandbox:
         for fields, expected in ((("signed_at",), 1), (("no_such_field",), 2)):
             assumptions = Assumptions(recipient_done_fields=fields)
@@ -458,8 +452,7 @@ async def test_who_is_pending_can_be_told() -> None:
                 assert len(await client.recipients.remind_pending(signing)) == expected
 
 
-async def test_waiting_for_completion(sandbox: Sandbox, client: SigningClient) -> None:
-    """It ends when everyone has signed, an outage on the way notwithstanding."""
+async def test_waiting_for_completion_survives_an_outage(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="x", language="EN")
     await client.documents.upload(signing, make_pdf(), "a.pdf")
     await client.recipients.add(signing, email="a@example.com", order=1)
@@ -475,8 +468,7 @@ async def test_waiting_for_completion(sandbox: Sandbox, client: SigningClient) -
 
 
 @pytest.mark.parametrize("status", [503, 429, 400])
-async def test_waiting_while_no_token_can_be_had(status: int) -> None:
-    """An outage of the token endpoint is waited out like any other; a refresh token that is refused ends the wait."""
+async def test_waiting_survives_an_outage_of_the_token_endpoint_but_not_a_rejected_refresh_token(status: int) -> None:
     statuses = [status, 200]
 
     async def answer(request: web.Request) -> web.Response:
@@ -506,8 +498,7 @@ async def test_waiting_while_no_token_can_be_had(status: int) -> None:
             assert (await waiting).state is SigningState.COMPLETED
 
 
-async def test_a_webhook_wakes_who_waits(unused_tcp_port: int) -> None:
-    """Completion is seen when its event comes, long before the next poll."""
+async def test_webhook_event_ends_the_wait_before_the_next_poll(unused_tcp_port: int) -> None:
     wakeups = Wakeups()
     receiver = Receiver(WebhookVerifier("whsec"), wakeups.publish)
     app = web.Application()
@@ -533,8 +524,7 @@ async def test_a_webhook_wakes_who_waits(unused_tcp_port: int) -> None:
     await runner.cleanup()
 
 
-async def test_waiting_for_what_is_cancelled(sandbox: Sandbox, client: SigningClient) -> None:
-    """SigningCancelled carries the signing."""
+async def test_waiting_for_a_cancelled_signing_raises_it(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="x", language="EN")
     await sandbox.cancel(signing.id)
     with pytest.raises(SigningCancelled) as caught:
@@ -542,16 +532,14 @@ async def test_waiting_for_what_is_cancelled(sandbox: Sandbox, client: SigningCl
     assert caught.value.signing.id == signing.id
 
 
-async def test_a_signing_whose_id_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    """An id comes from the service: no line of a log or of an error begins inside of it."""
+async def test_id_with_line_breaks_stays_on_one_line_of_error_and_log(caplog: pytest.LogCaptureFixture) -> None:
     async with SigningClient("http://127.0.0.1:1", "token", retry=RetryPolicy.none()) as client:
         with pytest.raises(WaitTimeout, match=r"^the signing a b was not completed within 0.1 s$"):
             await client.signings.wait_until_completed("a\n\x1b[b".replace("[", ""), timeout=0.1, poll=0.02)
     assert "waiting for signing a b goes on" in caplog.text
 
 
-async def test_tenants_on_one_session_keep_their_connections() -> None:
-    """Calls to one tenant leave the connections alone that wait for another."""
+async def test_clients_of_two_tenants_keep_their_connections_in_a_shared_session() -> None:
     ports: list[object] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -566,8 +554,7 @@ async def test_tenants_on_one_session_keep_their_connections() -> None:
     assert len(set(ports)) == 2
 
 
-async def test_waiting_in_vain(sandbox: Sandbox, client: SigningClient) -> None:
-    """WaitTimeout is a TimeoutError, and carries the last state seen."""
+async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="x", language="EN")
     with pytest.raises(WaitTimeout, match=r"not completed within 0\.15 s") as caught:
         await client.signings.wait_until_completed(signing.id, timeout=0.15, poll=0.03)
@@ -618,10 +605,9 @@ async def _wait(client: SigningClient, signing: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("operate", [_draft_and_send, _page_through, _stream, _download, _wait])
 @pytest.mark.parametrize("trouble", [None, "503", "drop-after-commit"])
-async def test_cancelled_anywhere_nothing_leaks(
+async def test_cancellation_anywhere_leaks_no_connection_task_or_file(
     sandbox: Sandbox, tmp_path: Path, operate: Operate, trouble: str | None
 ) -> None:
-    """Cancelled at many points, no operation leaves a connection in use, a task, an open file or a temporary one."""
     (tmp_path / "source.pdf").write_bytes(make_pdf(50_000))
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK) as client:
         signing = await client.signings.create(name="x", language="EN")

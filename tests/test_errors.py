@@ -63,7 +63,7 @@ def test_errors_that_every_call_of_the_client_would_meet_say_so() -> None:
 @pytest.mark.parametrize("cls", _ALL)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_error_survives_pickle(cls: type[SigningError], protocol: int) -> None:
-    """A worker's error arrives with its class, words and attributes; of a body what may be kept."""
+    """With its class, texts and attributes; of a body, the redacted bytes."""
     error = _made(cls)
     error.add_note("while testing")
     back = pickle.loads(pickle.dumps(error, protocol))
@@ -76,7 +76,7 @@ def test_every_error_survives_pickle(cls: type[SigningError], protocol: int) -> 
 
 @pytest.mark.parametrize("cls", _ALL)
 def test_every_error_survives_copying(cls: type[SigningError]) -> None:
-    """A copy is the same in everything; a deep one shares nothing that can change."""
+    """A deep copy shares nothing mutable."""
     error = _made(cls)
     for other in (copy.copy(error), copy.deepcopy(error)):
         assert other is not error
@@ -88,8 +88,7 @@ def test_every_error_survives_copying(cls: type[SigningError]) -> None:
 
 
 @pytest.mark.parametrize("cls", _ALL)
-def test_every_error_prints(cls: type[SigningError]) -> None:
-    """Its text is the sentence, its repr the class around it, and the message alone is enough to make most."""
+def test_text_and_repr_of_every_error_hold_its_message(cls: type[SigningError]) -> None:
     error = _made(cls)
     assert "It went wrong" in str(error)
     assert repr(error) == f"{cls.__name__}({str(error)!r})"
@@ -105,15 +104,14 @@ def test_every_error_prints(cls: type[SigningError]) -> None:
 
 
 @pytest.mark.parametrize("cls", _ALL)
-def test_every_error_can_be_raised_and_caught(cls: type[SigningError]) -> None:
-    """One `except SigningError` catches them all, with a traceback and a cause."""
+def test_except_signing_error_catches_every_error(cls: type[SigningError]) -> None:
     with pytest.raises(SigningError) as caught:
         raise _made(cls) from OSError("x")
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_the_tree_is_the_one_that_is_drawn() -> None:
-    """The drawing at the top of the module, its builtin parents included, is true and complete."""
+def test_tree_in_the_docstring_is_complete_and_true() -> None:
+    """Including the builtin base classes."""
     drawn: dict[str, tuple[str | None, str | None]] = {}
     above: dict[int, str] = {}
     for line in (errors.__doc__ or "").splitlines():
@@ -133,8 +131,15 @@ def test_the_tree_is_the_one_that_is_drawn() -> None:
             assert issubclass(cls, getattr(errors, other, None) or getattr(builtins, other))
 
 
-def test_the_text_of_an_api_error() -> None:
-    """It reads like a sentence, with what a support request needs at its end; nothing is said twice."""
+def test_outcome_unknown_is_not_caught_by_a_retry_of_transport_errors() -> None:
+    """Only the timeouts have a common class: `TimeoutError`."""
+    assert not issubclass(errors.OutcomeUnknown, errors.TransportError)
+    assert not issubclass(errors.OutcomeUnknownTimeout, errors.RequestTimeout)
+    assert issubclass(errors.OutcomeUnknownTimeout, TimeoutError)
+    assert issubclass(errors.RequestTimeout, TimeoutError)
+
+
+def test_text_of_an_api_error_names_each_message_once() -> None:
     error = APIError(
         "The data is invalid.",
         status=400,
@@ -152,8 +157,7 @@ def test_the_text_of_an_api_error() -> None:
     assert str(APIError("No.", status=418, retry_after=0.0)) == "HTTP 418: No (retry after 0 s)"
 
 
-def test_the_messages_are_the_errors_own() -> None:
-    """What is done to the mapping afterwards does not change the error."""
+def test_messages_of_an_error_are_a_copy() -> None:
     given = {"name": ["short"]}
     error = APIError("No.", status=400, messages=given)
     given["name"].append("x")
@@ -162,7 +166,6 @@ def test_the_messages_are_the_errors_own() -> None:
     assert (APIError("No.", status=400, body=b"x").body, APIError("No.", status=400).body) == (b"x", b"")
 
 
-def test_an_invalid_request_lists_its_problems() -> None:
-    """One sentence for each thing that is wrong; one alone is the message."""
+def test_invalid_request_lists_its_problems() -> None:
     assert InvalidRequest("a; b", problems=["a", "b"]).problems == ("a", "b")
     assert InvalidRequest("a").problems == ("a",)

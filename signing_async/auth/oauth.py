@@ -11,7 +11,6 @@ import hmac
 import json
 import logging
 import math
-import random
 import re
 import secrets as random_secrets
 import time
@@ -47,7 +46,7 @@ from ..transport.decode import Unreadable, parse
 from ..transport.error_response import error_from, look_up, one_line, request_id
 from ..transport.rate_limit import Pause
 from ..transport.redaction import redact
-from ..transport.retry import Outcome, Repeat, RetryPolicy, Step, Trouble
+from ..transport.retry import FailedAttempt, Outcome, Repeat, Retries, RetryPolicy
 from .token_stores import MemoryTokenStore, TokenStore
 
 __all__ = ["AuthorizationRequest", "OAuth", "leave"]
@@ -495,43 +494,29 @@ class _TokenRequest:
         self._form = form
         self._operation = operation
         self._deadline = asyncio.get_running_loop().time() + oauth._timeout
-        self._attempts = 0
-        self._lost = 0
+        self._retries = Retries(oauth._retry, Repeat.TOKEN)
 
     async def attempt(self) -> Token:
-        self._attempts += 1
+        self._retries.attempts += 1
         result = await self._exchange()
         if isinstance(result, Token):
-            log.debug("%s attempt %d: a token came", self._operation, self._attempts)
+            log.debug("%s attempt %d: a token came", self._operation, self._retries.attempts)
             return result
         decision = self._decide(result)
         again = "" if decision.delay is None else f"; again in {decision.delay:.3f} s"
-        log.debug("%s attempt %d: %s%s", self._operation, self._attempts, result.error, again)
+        log.debug("%s attempt %d: %s%s", self._operation, self._retries.attempts, result.error, again)
         if decision.delay is None:
             raise result.error
-        raise retry.Again(decision.delay)
+        raise retry.RetryRequested(decision.delay)
 
-    def _decide(self, trouble: Trouble) -> retry.Decision:
-        if not trouble.passing:
-            return retry.Decision(None)
-        following = retry.step(trouble.outcome, Repeat.TOKEN)
-        self._lost += following is Step.RETRY_ONCE
-        if self._lost > 1 and following is Step.RETRY_ONCE:
-            return retry.Decision(None)
-        policy = self._oauth._retry
-        decision = retry.decide(
-            policy,
-            attempt=self._attempts,
-            retry_after=trouble.retry_after,
-            remaining=self._deadline - asyncio.get_running_loop().time(),
-            chance=random.random(),
-        )
-        if trouble.outcome is Outcome.THROTTLED:
-            wait = decision.delay if decision.delay is not None else trouble.retry_after
-            self._oauth._pause.pause(min(wait or 0.0, policy.max_retry_after))
+    def _decide(self, failed: FailedAttempt) -> retry.Decision:
+        remaining = self._deadline - asyncio.get_running_loop().time()
+        decision = self._retries.decide(failed, remaining=remaining)
+        if decision.pause is not None:
+            self._oauth._pause.pause(decision.pause)
         return decision
 
-    async def _exchange(self) -> Token | Trouble:
+    async def _exchange(self) -> Token | FailedAttempt:
         oauth = self._oauth
         if not await oauth._pause.acquire(self._deadline):
             return self._gated()
@@ -546,37 +531,37 @@ class _TokenRequest:
             if not bound.expired():
                 raise
         words = f"{self._operation}: no answer came within {oauth._timeout:g} s"
-        error = RequestTimeout(words, operation=self._operation, attempts=self._attempts)
-        return Trouble(Outcome.LOST, error, passing=False)
+        error = RequestTimeout(words, operation=self._operation, attempts=self._retries.attempts)
+        return FailedAttempt(Outcome.LOST, error, transient=False)
 
-    async def _receive(self, response: wire.Response | wire.Failure, began: float) -> Token | Trouble:
+    async def _receive(self, response: wire.Response | wire.Failure, began: float) -> Token | FailedAttempt:
         if isinstance(response, wire.Failure):
             return self._failed(response)
         try:
-            body = await (response.read(_LARGEST_ANSWER) if response.ok else response.start())
+            body = await (response.read(_LARGEST_ANSWER) if response.ok else response.read_start())
             return self._understand(response, body, began)
-        except wire.Broken as broken:
+        except wire.BrokenResponse as broken:
             return self._failed(broken.failure, response)
         finally:
             response.close()
 
-    def _gated(self) -> Trouble:
+    def _gated(self) -> FailedAttempt:
         wait = self._oauth._pause.next_at - asyncio.get_running_loop().time()
         words = f"{self._operation}: the service asked to wait for {wait:.0f} s; nothing was sent (HTTP 429)"
-        return Trouble(Outcome.THROTTLED, AuthError(words, status=429, retry_after=wait), passing=False)
+        return FailedAttempt(Outcome.THROTTLED, AuthError(words, status=429, retry_after=wait), transient=False)
 
-    def _failed(self, failure: wire.Failure, response: wire.Response | None = None) -> Trouble:
+    def _failed(self, failure: wire.Failure, response: wire.Response | None = None) -> FailedAttempt:
         identity = None if response is None else self._identity(response, None)
         error = TransportError(
-            f"{self._operation}: {failure.words}" + (f" (request id {identity})" if identity else ""),
+            f"{self._operation}: {failure.message}" + (f" (request id {identity})" if identity else ""),
             operation=self._operation,
-            attempts=self._attempts,
+            attempts=self._retries.attempts,
             status=None if response is None else response.status,
             request_id=identity,
         )
-        return Trouble(failure.outcome, error, passing=failure.passing)
+        return FailedAttempt(failure.outcome, error, transient=failure.transient)
 
-    def _understand(self, response: wire.Response, text: bytes, began: float) -> Token | Trouble:
+    def _understand(self, response: wire.Response, text: bytes, began: float) -> Token | FailedAttempt:
         try:
             data = parse(text)
         except Unreadable:
@@ -586,14 +571,16 @@ class _TokenRequest:
             return self._unusable(response, data) if token is None else token
         error = self._refusal(response, text, data)
         if response.status == 429:
-            return Trouble(Outcome.THROTTLED, error, error.retry_after)
-        return Trouble(Outcome.FAILED, error, error.retry_after, passing=error.transient)
+            return FailedAttempt(Outcome.THROTTLED, error, error.retry_after)
+        return FailedAttempt(Outcome.FAILED, error, error.retry_after, transient=response.status >= 500)
 
-    def _unusable(self, response: wire.Response, data: Any) -> Trouble:
+    def _unusable(self, response: wire.Response, data: Any) -> FailedAttempt:
         identity = self._identity(response, data)
         facts = f"HTTP {response.status}" + (f", request id {identity}" if identity else "")
         words = f"{self._operation}: the answer holds no token ({facts})"
-        return Trouble(Outcome.FAILED, AuthError(words, status=response.status, request_id=identity), passing=False)
+        return FailedAttempt(
+            Outcome.FAILED, AuthError(words, status=response.status, request_id=identity), transient=False
+        )
 
     def _refusal(self, response: wire.Response, text: bytes, data: Any) -> AuthError:
         secrets = (*self._oauth.secrets(), *self._form.secrets())
@@ -614,7 +601,8 @@ class _TokenRequest:
         named = look_up(data, "error")
         code = one_line(redact(named, secrets))[:100] if isinstance(named, str) and named else said.code
         # What a failing or busy endpoint says of the refresh token is not final.
-        refused = not said.transient and code == "invalid_grant" and "refresh_token" in self._form.fields
+        final = response.status < 500 and response.status != 429
+        refused = final and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
             str(said), code=code, status=said.status, request_id=said.request_id, retry_after=said.retry_after
         )

@@ -171,13 +171,13 @@ class Probe:
         began = time.time()
         response = await wire.send(self._shared.sessions, request, token, connect=self._options.timeouts.connect)
         if isinstance(response, wire.Failure):
-            raise TransportError(f"GET {path}: {response.words}")
+            raise TransportError(f"GET {path}: {response.message}")
         try:
             ended = time.time()
             body = await response.read(self._assumptions.max_answer_bytes)
             return Answer(response.status, response.headers, body, began, ended)
-        except wire.Broken as broken:
-            words = broken.failure.words
+        except wire.BrokenResponse as broken:
+            words = broken.failure.message
         finally:
             response.close()
         raise TransportError(f"GET {path}: {words}")

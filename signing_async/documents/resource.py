@@ -42,7 +42,6 @@ from ..reconcile import Creation, DocumentMatch, Listed, Tracker
 from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport
-from ..transport.deadlines import until
 from ..transport.decode import Unreadable, structure
 from ..transport.error_response import record, request_id
 from ..transport.retry import Repeat
@@ -118,15 +117,15 @@ class Documents:
         transport, most = self._transport, self._transport.options.assumptions.max_pdf_bytes
         deadline = transport.deadline(transfer=True)
         try:
-            with (
-                until(deadline) as preparing,
-                await PdfSource(source, filename).open(most if preflight else None) as pdf,
-            ):
-                # From here on the call keeps the deadline itself, and its errors say what was sent.
-                preparing.lift()
-                return await self._send(path, pdf, _Sending(pdf, teller), deadline)
+            async with asyncio.timeout_at(deadline) as preparing:
+                with await PdfSource(source, filename).open(most if preflight else None) as pdf:
+                    if preparing.expired():
+                        raise TimeoutError  # the source swallowed its cancellation
+                    # From here on the call keeps the deadline itself, and its errors say what was sent.
+                    preparing.reschedule(None)
+                    return await self._send(path, pdf, _Sending(pdf, teller), deadline)
         except TimeoutError:
-            if not preparing.expired:
+            if not preparing.expired():
                 raise
         # Out here the exception that ended the wait, with all that it has seen, is not the context of this one.
         raise RequestTimeout(f"{_UPLOAD}: its deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
@@ -277,7 +276,7 @@ class Documents:
         """
 
         async def receive(response: wire.Response) -> wire.Response:
-            return response.kept()
+            return response.detach()
 
         response = await self._transport.call(self._sealed(signing_id, document_id, receive))
         try:
@@ -299,9 +298,9 @@ class Documents:
                         return
                     left -= loop.time() - began
                     yield chunk
-        except wire.Broken as broken:
+        except wire.BrokenResponse as broken:
             kind: type[TransportError | DecodeError] = TransportError
-            problem = broken.failure.words
+            problem = broken.failure.message
         except Unreadable as unreadable:
             kind, problem = DecodeError, f"the answer cannot be read: {unreadable}"
         except TimeoutError:

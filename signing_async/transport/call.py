@@ -1,31 +1,23 @@
-"""One call: rate limiter, token, attempts, reconciliation, errors."""
+"""One call: rate limiter, attempts, deadline, reconciliation."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
-import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast
-
-import attrs
+from collections.abc import Awaitable, Iterable
+from typing import Any, Generic, NoReturn, TypeVar
 
 from .. import errors
-from ..assumptions import Assumptions
-from ..models import Token
-from ..reconcile import Effect, Found, Reconciler, Undecidable
-from . import retry, wire
-from .deadlines import until
-from .decode import Unreadable, parse
-from .error_response import error_from, request_id
-from .rate_limit import Budget, LocalRateLimiter, RateLimiter, ResponseTimes
-from .redaction import redact, redact_data
-from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
+from ..reconcile import Found, Reconciler, Undecidable
+from . import retry
+from .deadlines import Deadline
+from .exchange import Exchange, TokenReplaced
+from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log, report
+from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
 
 __all__ = [
+    "Anonymous",
     "Attempt",
     "Auth",
     "Bearer",
@@ -40,513 +32,211 @@ __all__ = [
 T = TypeVar("T")
 R = TypeVar("R")
 
-log: logging.Logger = logging.getLogger("signing_async")
-
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_MOST_REDIRECTS = 5
-_BUDGET_SPENT = "too many calls are failing: the retry budget is used up"
-# Of the time that is left, at most this share is kept for readings and for the response.
+# At most this share of the remaining time is kept for readings and for the response.
 _RESERVED_SHARE = 0.25
 
 
-def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise errors.ConfigurationError(f"timeout: {attribute.name} must be seconds above 0, not {value!r}")
-
-
-@attrs.frozen
-class Timeouts:
-    """Seconds for a whole call, its waits and repeats included; for one that moves a file; for making a connection.
-
-    A download is also given up, and begun again, when nothing of it has arrived for ``call`` seconds.
-    """
-
-    call: float = attrs.field(default=60.0, validator=_check_seconds)
-    transfer: float = attrs.field(default=300.0, validator=_check_seconds)
-    connect: float = attrs.field(default=10.0, validator=_check_seconds)
-
-
-@attrs.frozen
-class Attempt:
-    """What the ``on_attempt`` hook is told of each attempt, after it."""
-
-    operation: str
-    """Such as ``"signings.send"``."""
-    attempt: int
-    """From 1."""
-    status: int | None
-    """None when no answer came."""
-    seconds: float
-    """Of the whole attempt, waiting for the rate limiter and for a token included."""
-    request_id: str | None
-    delay: float | None
-    """Seconds until the next attempt; None when there is none."""
-    error: str | None
-    """What went wrong, in words without secrets; None when nothing did."""
-    in_doubt: bool = False
-    """Whether it may have taken effect all the same, or still may."""
-
-
-class Auth(Protocol):
-    """Where the bearer token comes from."""
-
-    async def token(self) -> Token:
-        """A token to use now."""
-
-    async def renewed(self, rejected: Token) -> bool:
-        """Whether a token that the service rejected could be replaced."""
-
-    def secrets(self) -> Iterable[str]:
-        """What must appear in no text."""
-
-
-class Bearer:
-    """A fixed access token."""
-
-    def __init__(self, access_token: str) -> None:
-        self._token = Token(access_token)
-
-    async def token(self) -> Token:
-        return self._token
-
-    async def renewed(self, rejected: Token) -> bool:
-        return False
-
-    def secrets(self) -> Iterable[str]:
-        return (self._token.access_token,)
-
-
-# Not frozen, as the request is not: to make frozen ones would take a fortieth of a small call's time.
-@attrs.define(eq=False)
-class Operation(Generic[T]):
-    """One operation of the service: what is sent, what a repeat would do, and how its answer is read."""
-
-    name: str
-    method: str
-    path: str
-    repeat: Repeat
-    decode: Callable[[Any, wire.Response], T] | None = None
-    """From the parsed answer, and the response for its headers; without it the answer's body does not matter."""
-    receive: Callable[[wire.Response], Awaitable[T]] | None = None
-    """Reads the answer's body itself, for what is no JSON."""
-    effect: Effect[T] | None = None
-    """For `Repeat.RECONCILED`: how the effect is recognized."""
-    params: Mapping[str, str] = {}
-    body: Callable[[], wire.Body] | None = None
-    """Makes the body anew for each attempt."""
-    not_found: type[errors.NotFound] = errors.NotFound
-    transfer: bool = False
-    accept: str = wire.JSON
-
-
-@attrs.frozen
-class Options:
-    """What a view of a client may have of its own."""
-
-    retry: RetryPolicy
-    timeouts: Timeouts
-    assumptions: Assumptions
-    on_attempt: Callable[[Attempt], None] | None
-
-
-class Shared:
-    """What all views of a client share."""
-
-    def __init__(
-        self, origin: str, auth: Auth, sessions: wire.Sessions, rate_limiter: RateLimiter | None = None
-    ) -> None:
-        self.origin = origin
-        self.auth = auth
-        self.sessions = sessions
-        self.rate_limiter: RateLimiter = LocalRateLimiter() if rate_limiter is None else rate_limiter
-        self.let_through = 0
-        """How many requests were answered otherwise than with a 429."""
-        self.budget: Budget = Budget()
-        self.response_times: ResponseTimes = ResponseTimes()
-
-
 class Transport:
-    """Makes calls: `call` is the way of every operation."""
+    """Makes calls for one view of a client: every operation goes through `call`."""
 
     def __init__(self, shared: Shared, options: Options) -> None:
         self.shared = shared
         self.options = options
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
-        """Carry out an operation, within the call's deadline, as often as the retry table allows."""
+        """Carry out an operation within the call's deadline, with as many attempts as the retry table allows."""
         self.shared.sessions.get()
         if deadline is None:
             deadline = self.deadline(transfer=operation.transfer)
-        self.shared.budget.bring()
-        call = _Call(self, operation, deadline)
+        budget = self.shared.budget
+        budget.deposit()
+        call = _Call(self.shared, self.options, operation, deadline, budget)
         try:
             return await retry.run(call.attempt)
         except BaseException as error:
             call.abandon(error)
             raise
         finally:
-            self.shared.budget.leave()
+            budget.end_call()
 
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
         """Return the effect of this operation if an earlier process had it carried out; None if it had no effect.
 
-        Nothing is sent. Raises `OutcomeUnknown` if the service cannot be read, or does not tell.
+        Nothing is sent. Raises `OutcomeUnknown` if the service can't be read or doesn't tell.
         """
-        return await _Call(self, operation, self.deadline(), only_reads=True).find_effect()
+        return await self._reading_call(operation).find_effect()
 
     async def verify_effect(self, operation: Operation[T], value: T) -> T:
         """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if it does not show."""
-        return await _Call(self, operation, self.deadline(), only_reads=True).verify(value)
+        return await self._reading_call(operation).verify(value)
+
+    def _reading_call(self, operation: Operation[T]) -> _Call[T]:
+        return _Call(self.shared, self.options, operation, self.deadline(), None, only_reads=True)
 
     def deadline(self, *, transfer: bool = False) -> float:
-        """When a call that begins now has to end, by the loop's clock."""
+        """Return the deadline of a call that begins now, in loop time."""
         timeouts = self.options.timeouts
         return asyncio.get_running_loop().time() + (timeouts.transfer if transfer else timeouts.call)
 
     def redacted(self, text: str) -> str:
-        return redact(text, self.shared.auth.secrets())
-
-    def unreadable(
-        self, operation: str, problem: str, status: int, identity: str | None, answer: bytes = b""
-    ) -> errors.DecodeError:
-        """The error for an answer of success that cannot be read."""
-        body = None
-        with contextlib.suppress(Unreadable):
-            body = redact_data(parse(answer), self.shared.auth.secrets())
-        known = f", request id {identity}" if identity else ""
-        text = f"{operation}: the answer cannot be read: {problem} (HTTP {status}{known})"
-        return errors.DecodeError(
-            self.redacted(text), operation=operation, status=status, request_id=identity, body=body
-        )
-
-
-class _Renewed:
-    """The token was rejected and there is a new one: the same request again."""
+        return self.shared.redact(text)
 
 
 class _Call(Generic[T]):
-    """The attempts of one call, and what they have in common."""
+    """The attempts of one call, and their common state."""
 
-    attempts = 0
-    spared = 0
-    """Attempts that do not count, since others were let through meanwhile: the service is there, and busy."""
-    let_through = 0
-    trouble: Trouble | None = None
     retry_at = 0.0
-    may_have_reminded = False
-    may_renew = True
-    taken = 0
-    # Of the last answer:
-    body: wire.Body | None = None
-    status: int | None = None
-    headers: Mapping[str, str] = {}
-    answer: bytes = b""
-    data: Any = None
-    rejected_as: str | None = None
+    admitted = 0
+    """What `Shared.admitted` was when the last request was sent."""
+    last_failure: errors.SigningError | None = None
+    may_have_taken_effect = False
+    may_refresh = True
+    reconciler: Reconciler[T] | None = None
+    """Set from the first ambiguous attempt on."""
 
     def __init__(
         self,
-        transport: Transport,
+        shared: Shared,
+        options: Options,
         operation: Operation[T],
         deadline: float,
-        payer: _Call[Any] | None = None,
+        budget: RetryBudget | None,
         *,
         only_reads: bool = False,
     ) -> None:
-        self.transport = transport
-        self.shared = transport.shared
-        self.options = transport.options
+        self.shared = shared
+        self.options = options
         self.operation = operation
         self.deadline = deadline
-        # A reading is no call of its own: its requests belong to the call that is reconciled.
-        self.payer = payer
+        self.retries = Retries(options.retry, operation.repeat, budget)
+        self.exchange: Exchange[T] = Exchange(operation, shared, options)
         self.only_reads = only_reads
-        self.reconciler: Reconciler[T] | None = None
-        if operation.effect is not None:
-            self.reconciler = Reconciler(operation.effect, self._read, deadline)
         self.started = asyncio.get_running_loop().time()
 
-    @property
-    def request_id(self) -> str | None:
-        """That of the last answer. A call that goes well is seldom asked for it, so it is looked for only then."""
-        found = request_id(self.headers, self.data, self.options.assumptions)
-        # A server may echo anything in it.
-        return self.rejected_as or (None if found is None else self.transport.redacted(found))
-
-    @property
-    def was_ambiguous(self) -> bool:
-        return self.reconciler is not None and self.reconciler.was_ambiguous
-
     async def attempt(self) -> T:
-        if self.was_ambiguous and (found := await self._reconcile(self.retry_at)) is not None:
+        """Make one attempt; raise `RetryRequested` if another is to follow."""
+        if self.reconciler is not None and (found := await self._reconcile(self.reconciler, self.retry_at)) is not None:
             return self._succeed(found.value)
-        self._pay()
-        self.attempts += 1
+        self.retries.attempts += 1
         began = time.perf_counter()
         try:
-            answer = await self._exchange()
+            result = await self._request()
         except errors.SigningError as error:
-            self._report(began, None, str(error))
-            if self.reconciler is not None and self.reconciler.may_cause(error):
-                if self.status is not None:
-                    # A response may be a refusal because an earlier attempt took effect late: give that time to show.
-                    self.reconciler.wait(retry.settle_time(self.options.retry, Outcome.FAILED))
-                return await self._reconcile_or_raise(error)
+            self._report(began, str(error))
+            if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
+                if self.exchange.status is not None:
+                    # It may be a refusal because an earlier attempt took effect late: give that time to show.
+                    reconciler.wait(retry.settle_time(self.options.retry, Outcome.FAILED))
+                return await self._reconcile_or_raise(reconciler, error)
             raise
-        if isinstance(answer, Trouble):
-            return await self._go_on(answer, began)
-        if isinstance(answer, Found):
-            return self._succeed(answer.value)
-        self._report(began, None, None)
-        return self._succeed(await self.verify(answer) if self.was_ambiguous else answer)
+        if isinstance(result, TokenReplaced):
+            self._retry_with_new_token(began)
+        if isinstance(result, FailedAttempt):
+            return await self._follow(result, began)
+        self._report(began)
+        return self._succeed(result if self.reconciler is None else await self.verify(result))
 
-    async def _go_on(self, trouble: Trouble, began: float) -> T:
-        """After a failed attempt: ask for another one, find that it took effect after all, or raise."""
-        policy = self.options.retry
-        following = retry.step(trouble.outcome, self.operation.repeat)
-        self.may_have_reminded |= trouble.outcome in retry.AMBIGUOUS
-        decision = self._decide(trouble, following)
-        self._report(began, decision.delay, str(trouble.error), in_doubt=following in (Step.RECONCILE, Step.UNKNOWN))
-        self.trouble = trouble
-        if following is Step.UNKNOWN:
-            raise self._unknown(f"{trouble.error}; {decision.why}")
-        if following is Step.RECONCILE:
-            assert self.reconciler is not None
-            self.reconciler.note(trouble.outcome, retry.settle_time(policy, trouble.outcome))
-            if policy.max_attempts == 1:
-                raise self._unknown(trouble.error)
+    def _retry_with_new_token(self, began: float) -> NoReturn:
+        self.may_refresh = False
+        self.retries.uncounted += 1
+        self._report(began, "the token was rejected and has been refreshed", delay=0.0, level=logging.DEBUG)
+        self.retry_at = asyncio.get_running_loop().time()
+        raise RetryRequested(0.0)
+
+    async def _follow(self, failed: FailedAttempt, began: float) -> T:
+        """Do what follows a failed attempt: request another one, find its effect after all, or raise."""
+        now = asyncio.get_running_loop().time()
+        decision = self.retries.decide(
+            failed, remaining=self._last_start() - now, others_admitted=self.shared.admitted > self.admitted
+        )
+        if decision.pause is not None:
+            self.shared.rate_limiter.pause(decision.pause)
+        is_ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
+        self._report(began, str(failed.error), delay=decision.delay, in_doubt=is_ambiguous)
+        self.last_failure = failed.error
+        self.may_have_taken_effect |= failed.outcome.is_ambiguous
+        if self.operation.effect is not None and is_ambiguous:
+            self._note_ambiguous(failed.outcome)
+        if decision.step is Step.UNKNOWN:
+            text = f"{failed.error}; {decision.reason}"
+            raise self._unknown(text, timed_out=isinstance(failed.error, errors.RequestTimeout))
         # From here on the reconciler knows what the attempt may have done.
-        self.body = None
+        self.exchange.body = None
         if decision.delay is not None:
-            self.retry_at = asyncio.get_running_loop().time() + decision.delay
+            self.retry_at = now + decision.delay
             # An ambiguous call spends the delay on readings.
-            raise retry.Again(0.0 if following is Step.RECONCILE else decision.delay)
-        error = self._finally(trouble.error, decision.why)
-        if self.operation.repeat is Repeat.REMIND and self.may_have_reminded:
-            error.effect = "unknown"
-        if self.was_ambiguous:
-            return await self._reconcile_or_raise(error)
+            raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
+        error = self._finish_error(failed.error, decision.reason)
+        if self.reconciler is not None:
+            return await self._reconcile_or_raise(self.reconciler, error)
         raise error
 
-    async def find_effect(self) -> Found[T] | None:
-        """Read what an earlier process's request did."""
-        assert self.reconciler is not None
-        self.reconciler.note(Outcome.LOST, retry.settle_time(self.options.retry, Outcome.LOST))
-        return await self._reconcile(asyncio.get_running_loop().time())
-
     def abandon(self, error: BaseException) -> None:
-        """The call ends with an exception: the effect that it may have had stays unresolved."""
-        if self.reconciler is None:
+        """The call ends with an exception: note that its effect may still show, unless nothing is ambiguous."""
+        effect = self.operation.effect
+        if effect is None:
             return
         if isinstance(error, errors.SigningError):
             is_unknown = error.effect == "unknown"
         else:
             # The call was cancelled, or the caller's own source failed.
-            is_unknown = self.reconciler.ambiguous or (self.body is not None and self.body.started)
+            body, reconciler = self.exchange.body, self.reconciler
+            is_unknown = (reconciler is not None and reconciler.ambiguous) or (body is not None and body.started)
         if is_unknown:
-            self.reconciler.note_unresolved()
+            effect.note_unresolved()
 
     def _succeed(self, value: T) -> T:
-        if self.taken:
-            self.shared.budget.give_back(self.taken)
+        self.retries.succeed()
         return value
-
-    # What comes next, and whether it can be afforded
-
-    def _decide(self, trouble: Trouble, following: Step) -> retry.Decision:
-        if following is Step.UNKNOWN:
-            return retry.Decision(None, "a repeat could take effect twice")
-        if not trouble.passing:
-            return retry.Decision(None)
-        throttled = trouble.outcome is Outcome.THROTTLED
-        if throttled:
-            self.spared += self.shared.let_through > self.let_through
-        attempt = max(1, self.attempts - self.spared)
-        # The limiter spreads the calls that wait for it.
-        spread = throttled and trouble.retry_after and attempt == 1
-        reconciles = following is Step.RECONCILE
-        decision = retry.decide(
-            self.options.retry,
-            attempt=attempt,
-            retry_after=trouble.retry_after,
-            remaining=self._last_start() - asyncio.get_running_loop().time(),
-            chance=0.0 if spread else random.random(),
-            at_least=retry.settle_time(self.options.retry, trouble.outcome) if reconciles else 0.0,
-        )
-        if throttled:
-            # Every call of the client waits, this one's own delay included. A wait beyond the policy's cap may be of
-            # this endpoint alone: then the limiter slows down as after any 429.
-            wait = decision.delay if decision.delay is not None else trouble.retry_after or 0.0
-            self.shared.rate_limiter.pause(wait if wait <= self.options.retry.max_retry_after else 0.0)
-        elif decision.delay is not None and self.payer is None and not self.shared.budget.any_left:
-            return retry.Decision(None, _BUDGET_SPENT)
-        return decision
-
-    def _pay(self) -> None:
-        """Withdraw from the retry budget for a repeat, but not after a 429, which the rate limiter holds.
-
-        A reading is free: it is what makes the repeat safe, or needless.
-        """
-        if self.trouble is None or self.trouble.outcome is Outcome.THROTTLED or self.payer is not None:
-            return
-        if not self.shared.budget.take():
-            raise self._finally(self.trouble.error, _BUDGET_SPENT)
-        self.taken += 1
-
-    # Reconciling
-
-    async def _reconcile(self, retry_at: float) -> Found[T] | None:
-        """Return the effect of an earlier attempt; None if a repeat is safe."""
-        assert self.reconciler is not None
-        late = "no response came" if self.trouble is None else str(self.trouble.error)
-        return await self._decide_by(self.reconciler.settle(retry_at, reading_time=self._reading_time()), late)
-
-    async def _reconcile_or_raise(self, error: errors.SigningError) -> T:
-        """No attempt follows: return the effect of an earlier one, or raise the error if there is none."""
-        found = await self._reconcile(asyncio.get_running_loop().time())
-        if found is not None:
-            return self._succeed(found.value)
-        raise error
-
-    async def verify(self, value: T) -> T:
-        """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless the service shows it once."""
-        assert self.reconciler is not None
-        unverified = "the request succeeded, and could not be verified"
-        verifying = self.reconciler.verify(value, self.options.retry.settle, reading_time=self._reading_time())
-        return await self._decide_by(verifying, unverified, f"{unverified}: ", () if value is None else (value,))
-
-    async def _decide_by(
-        self, reading: Awaitable[R], late: str, unknown_because: str = "", known: Iterable[object] = ()
-    ) -> R:
-        """Return what the reconciler finds; raise `OutcomeUnknown` if it cannot tell."""
-        transient = False
-        try:
-            with until(self.deadline):
-                return await reading
-        except Undecidable as error:
-            unknown = self._unknown(f"{unknown_because}{error}", known=(*known, *error.known))
-        except TimeoutError:
-            unknown = self._unknown(f"{late}; its deadline left no time to find out", known=known, timed_out=True)
-            transient = True
-        except errors.SigningError as error:
-            unknown = self._unknown(f"{unknown_because}the service could not be read: {error}", known=known)
-            transient = error.transient
-        except Exception as error:
-            # A token store may raise anything.
-            name = type(error).__name__
-            unknown = self._unknown(f"{unknown_because}the service could not be read ({name})", known=known)
-        # A call that sends nothing may be repeated.
-        unknown.transient = self.only_reads and transient
-        raise unknown
-
-    async def _read(self, operation: Operation[Any]) -> Any:
-        # A reading that hangs leaves time for others.
-        now = asyncio.get_running_loop().time()
-        deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
-        return await retry.run(_Call(self.transport, operation, deadline, payer=self).attempt)
-
-    def _reading_time(self) -> float:
-        """The time to keep for one reading."""
-        assert self.operation.effect is not None
-        left = max(0.0, self.deadline - asyncio.get_running_loop().time())
-        return min(self.shared.response_times.expected(self.operation.effect.reading), _RESERVED_SHARE * left)
-
-    def _last_start(self) -> float:
-        """The time until which a request may start, so that its response and one reading are back at the deadline."""
-        needed = self.shared.response_times.expected(self.operation.name)
-        if self.operation.effect is not None:
-            needed += self._reading_time()
-        return self.deadline - min(needed, _RESERVED_SHARE * max(0.0, self.deadline - self.started))
-
-    def _unknown(
-        self, said: errors.SigningError | str, known: Iterable[object] = (), *, timed_out: bool = False
-    ) -> errors.OutcomeUnknown:
-        text = str(said).removeprefix(f"{self.operation.name}: ")
-        timed_out |= isinstance(said, errors.RequestTimeout) or asyncio.get_running_loop().time() >= self.deadline
-        kind = errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown
-        return kind(
-            f"{self.operation.name}: it is not known whether this took effect: {text}",
-            operation=self.operation.name,
-            attempts=self.attempts,
-            known=known,
-        )
-
-    def _finally(self, error: errors.SigningError, why: str) -> errors.SigningError:
-        if why and isinstance(error, errors.APIError | errors.TransportError):
-            error.message = f"{error.message} ({why})" if error.message else why
-            error.args = (error.message,)
-        if isinstance(error, errors.TransportError):
-            error.attempts = self.attempts
-        return error
 
     # One attempt
 
-    async def _exchange(self) -> T | Trouble | Found[T]:
-        """Make one attempt; once more if the token was rejected and could be renewed."""
-        while True:
-            result = await self._request()
-            if not isinstance(result, _Renewed):
-                return result
-            if self.was_ambiguous and (found := await self._reconcile(asyncio.get_running_loop().time())) is not None:
-                return found
-
-    async def _request(self) -> T | Trouble | _Renewed:
-        """Send the request and read its response, within what is left of the deadline."""
-        self._forget_answer()
-        self.body = None
-        if not await self.shared.rate_limiter.acquire(self._last_start()):
+    async def _request(self) -> T | FailedAttempt | TokenReplaced:
+        """Acquire from the rate limiter, send the request and read its response, within the deadline."""
+        shared, operation = self.shared, self.operation
+        exchange = self.exchange = Exchange(operation, shared, self.options)
+        if not await shared.rate_limiter.acquire(self._last_start()):
             return self._gated()
         loop = asyncio.get_running_loop()
         since = loop.time()
-        self.let_through = self.shared.let_through
+        self.admitted = shared.admitted
         limit = self.deadline
-        if self.operation.effect is not None and self.options.retry.max_attempts > 1:
-            # If no response comes there must be time to see what the request did.
+        if operation.effect is not None and self.options.retry.max_attempts > 1:
+            # If no response comes, there must be time to read what the request did.
             limit -= min((limit - since) * _RESERVED_SHARE, self.options.retry.settle + self._reading_time())
         try:
-            with until(limit) as bound:
-                token = await self.shared.auth.token()
-                self.body = self.operation.body() if self.operation.body is not None else None
-                sent_at = loop.time()
-                result = await self._once(token, limit)
-                if self.status is not None and not (self.operation.transfer or isinstance(result, _Renewed)):
-                    self.shared.response_times.note(self.operation.name, loop.time() - sent_at)
+            with Deadline(limit) as attempt_deadline:
+                result = await exchange.send(limit, may_refresh=self.may_refresh)
+                if exchange.status is not None and not (operation.transfer or isinstance(result, TokenReplaced)):
+                    shared.response_times.note(operation.name, loop.time() - exchange.sent_at)
                 return result
         except TimeoutError:
-            if not bound.expired:
+            if not attempt_deadline.expired:
                 raise
         finally:
-            self._leave(since)
+            was_admitted = None if exchange.status is None else exchange.status != 429
+            shared.admitted += was_admitted is True
+            shared.rate_limiter.release(since, was_admitted)
         return self._timed_out()
 
-    def _leave(self, since: float) -> None:
-        admitted = None if self.status is None else self.status != 429
-        if admitted:
-            self.shared.let_through += 1
-        self.shared.rate_limiter.release(since, admitted)
-
-    def _forget_answer(self) -> None:
-        self.status = self.data = self.rejected_as = None
-        self.headers = {}
-
-    def _timed_out(self) -> Trouble:
-        timeouts = self.options.timeouts
+    def _timed_out(self) -> FailedAttempt:
+        timeouts, exchange = self.options.timeouts, self.exchange
         seconds = timeouts.transfer if self.operation.transfer else timeouts.call
         error = errors.RequestTimeout(
-            f"{self.operation.name}: no answer came within its deadline of {seconds:g} s",
+            f"{self.operation.name}: no response within its timeout of {seconds:g} s",
             operation=self.operation.name,
-            attempts=self.attempts,
-            status=self.status,
-            request_id=self.request_id,
+            status=exchange.status,
+            request_id=exchange.request_id,
         )
-        # What changes something has a body, and sends nothing before its first bytes.
-        lost = self.body is not None and self.body.started
-        return Trouble(Outcome.LOST if lost else Outcome.UNSENT, error, passing=False)
+        # A request that changes something has a body, and sends nothing before the body's first bytes.
+        was_sent = exchange.body is not None and exchange.body.started
+        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, error, transient=False)
 
-    def _gated(self) -> Trouble:
+    def _gated(self) -> FailedAttempt:
+        """Return the failure of an attempt that the rate limiter did not let start in time."""
         wait = self.shared.rate_limiter.next_at - asyncio.get_running_loop().time()
         if wait <= 0:
-            # No limit is known of: those that went out before are not answered.
+            # No limit is known: the service has not responded to the requests before.
             return self._timed_out()
         error = errors.RateLimited(
             "the service asked all calls to wait for longer than this call may take; nothing was sent",
@@ -554,156 +244,133 @@ class _Call(Generic[T]):
             operation=self.operation.name,
             retry_after=wait,
         )
-        return Trouble(Outcome.THROTTLED, error, wait, passing=False)
+        return FailedAttempt(Outcome.THROTTLED, self.operation.error_from(error, {}), wait, transient=False)
 
-    async def _once(self, token: Token, limit: float) -> T | Trouble | _Renewed:
-        """One request with this token."""
-        operation = self.operation
-        request = wire.Request(
-            operation.method, self.shared.origin, operation.path, operation.params, self.body, operation.accept
-        )
-        for _ in range(_MOST_REDIRECTS + 1):
-            remaining = limit - asyncio.get_running_loop().time()
-            connect = max(min(self.options.timeouts.connect, 0.9 * remaining), 0.001)
-            # While an upload is worked on there is silence; it must not be taken for a lost answer.
-            silence = self.options.timeouts.call if operation.receive is not None else None
-            response = await wire.send(self.shared.sessions, request, token, connect=connect, silence=silence)
-            if isinstance(response, wire.Failure):
-                return self._failed(response)
-            try:
-                self.status = response.status
-                self.headers = response.headers
-                if response.status in _REDIRECTS and operation.method == "GET":
-                    request = self._redirected(request, response)
-                    self._forget_answer()
-                    continue
-                if self.may_renew and response.status in self.options.assumptions.expired_token_statuses:
-                    self.may_renew = False
-                    rejection = await self._rejection(response)
-                    response.close()
-                    # It was refused: nothing is ambiguous while the token is renewed.
-                    self.body = None
-                    if await self.shared.auth.renewed(token):
-                        return _Renewed()
-                    raise rejection
-                return await self._receive(response)
-            except wire.Broken as broken:
-                failure = broken.failure
-            finally:
-                response.finish()
-            return self._failed(failure)
-        raise self._refused_redirect(f"more than {_MOST_REDIRECTS} redirects")
+    def _last_start(self) -> float:
+        """Return the loop time until which a request may start, so that its response and one reading come in time."""
+        needed = self.shared.response_times.expected(self.operation.name)
+        if self.operation.effect is not None:
+            needed += self._reading_time()
+        return self.deadline - min(needed, _RESERVED_SHARE * max(0.0, self.deadline - self.started))
 
-    def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
-        """The request that a redirect asks for: on the same origin, or an error."""
-        target = wire.resolve(request, response.headers.get("Location", ""))
-        if target is None:
-            raise self._refused_redirect("a redirect to another origin is not followed")
-        return attrs.evolve(request, path=target, params={})
+    # Reconciliation
 
-    def _refused_redirect(self, why: str) -> errors.APIError:
-        return errors.APIError(
-            why, status=self.status or 302, operation=self.operation.name, request_id=self.request_id
-        )
+    async def find_effect(self) -> Found[T] | None:
+        """Return the effect of an earlier process's request; None if it had none."""
+        self._note_ambiguous(Outcome.LOST)
+        return await self._reconcile(self._reconciler(), asyncio.get_running_loop().time())
 
-    def _failed(self, failure: wire.Failure) -> Trouble:
-        error = errors.TransportError(
-            f"{self.operation.name}: {failure.words}",
-            operation=self.operation.name,
-            attempts=self.attempts,
-            status=self.status,
-            request_id=self.request_id,
-        )
-        error.transient = failure.passing
-        return Trouble(failure.outcome, error, passing=failure.passing)
+    async def verify(self, value: T) -> T:
+        """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless the service shows it once."""
+        unverified = "the request succeeded, and could not be verified"
+        verifying = self._reconciler().verify(value, self.options.retry.settle, reading_time=self._reading_time())
+        return await self._decide_by(verifying, unverified, f"{unverified}: ", () if value is None else (value,))
 
-    async def _receive(self, response: wire.Response) -> T | Trouble:
-        operation, assumptions = self.operation, self.options.assumptions
-        if not response.ok:
-            error = await self._rejection(response)
-            self.rejected_as = error.request_id
-            if response.status == 429:
-                return Trouble(Outcome.THROTTLED, error, error.retry_after)
-            if 500 <= response.status < 600:
-                # A 502 or 504, and any page of a proxy, says nothing of the service behind it.
-                own = response.status in (500, 503) and error.code is not None
-                return Trouble(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
-            if response.status < 400 and operation.method != "GET":
-                # Somebody has taken the request, and where it went is not known.
-                return Trouble(Outcome.LOST, error, passing=False)
-            raise error
-        if operation.decode is None and operation.receive is None:
-            # The status says it all: an answer that breaks off or hangs after it changes nothing.
-            if not _is_page(await response.start(), response):
-                return cast("T", None)
-            words = "it is a page of HTML"
-            return self._unreadable(self.transport.unreadable(operation.name, words, response.status, self.request_id))
+    def _reconciler(self) -> Reconciler[T]:
+        if self.reconciler is None:
+            assert self.operation.effect is not None
+            self.reconciler = Reconciler(self.operation.effect, self._read, self.deadline)
+        return self.reconciler
+
+    def _note_ambiguous(self, outcome: Outcome) -> None:
+        settle = retry.settle_time(self.options.retry, outcome)
+        self._reconciler().note(settle, may_be_late=outcome.may_be_late)
+
+    async def _reconcile(self, reconciler: Reconciler[T], retry_at: float) -> Found[T] | None:
+        """Return the effect of an earlier attempt; None if a repeat is safe."""
+        settling = reconciler.settle(retry_at, reading_time=self._reading_time())
+        return await self._decide_by(settling, str(self.last_failure or "no response came"))
+
+    async def _reconcile_or_raise(self, reconciler: Reconciler[T], error: errors.SigningError) -> T:
+        """No attempt follows: return the effect of an earlier one, or raise the error if there is none."""
+        found = await self._reconcile(reconciler, asyncio.get_running_loop().time())
+        if found is not None:
+            return self._succeed(found.value)
+        raise error
+
+    async def _decide_by(self, reading: Awaitable[R], late: str, cause: str = "", known: Iterable[object] = ()) -> R:
+        """Return what the reconciler finds; raise `OutcomeUnknown` if it cannot tell."""
+        transient = False
         try:
-            if operation.receive is not None:
-                return await operation.receive(response)
-            assert operation.decode is not None
-            # No variables of this frame: some tracebacks show those. Decoding uses up the data, and an error needs it.
-            self.answer = await response.read(assumptions.max_answer_bytes)
-            self.data = parse(self.answer)
-            return operation.decode(self.data, response)
-        except Unreadable as error:
-            problem = str(error)
-        identity = self.request_id
-        unreadable = self.transport.unreadable(operation.name, problem, response.status, identity, self.answer)
-        if operation.repeat is Repeat.READ:
-            raise unreadable
-        return self._unreadable(unreadable)
+            async with asyncio.timeout_at(self.deadline):
+                return await reading
+        except Undecidable as error:
+            unknown = self._unknown(f"{cause}{error}", known=(*known, *error.known))
+        except TimeoutError:
+            unknown = self._unknown(f"{late}; its deadline left no time to find out", known=known, timed_out=True)
+            transient = True
+        except errors.SigningError as error:
+            unknown = self._unknown(f"{cause}the service could not be read: {error}", known=known)
+            transient = error.transient
+        except Exception as error:
+            # A token store may raise anything.
+            unknown = self._unknown(f"{cause}the service could not be read ({type(error).__name__})", known=known)
+        # A call that only reads may be repeated.
+        unknown.transient = self.only_reads and transient
+        raise unknown
 
-    def _unreadable(self, error: errors.DecodeError) -> Trouble:
-        """A success that cannot be read: if no effect shows either, the service contradicts itself."""
-        error.effect = "unknown"
-        if self.operation.repeat is Repeat.CREATE:
-            raise error
-        return Trouble(Outcome.LOST, error, passing=False)
+    async def _read(self, operation: Operation[Any]) -> Any:
+        """Carry out a reading as a part of this call."""
+        # A reading that hangs leaves time for others.
+        now = asyncio.get_running_loop().time()
+        deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
+        return await retry.run(_Call(self.shared, self.options, operation, deadline, None).attempt)
 
-    async def _rejection(self, response: wire.Response) -> errors.APIError:
-        headers = response.headers
-        return error_from(
-            response.status,
-            headers,
-            await response.start(),
-            reason=response.reason,
-            operation=self.operation.name,
-            not_found=self.operation.not_found,
-            retry_after=retry.read_retry_after(headers.get("Retry-After"), date=headers.get("Date"), now=time.time),
-            secrets=self.shared.auth.secrets(),
-            assumptions=self.options.assumptions,
-        )
+    def _reading_time(self) -> float:
+        """Return the seconds to reserve for one reading."""
+        assert self.operation.effect is not None
+        remaining = max(0.0, self.deadline - asyncio.get_running_loop().time())
+        return min(self.shared.response_times.expected(self.operation.effect.reading), _RESERVED_SHARE * remaining)
 
-    # Telling
+    # Errors and reports
 
-    def _report(self, began: float, delay: float | None, error: str | None, *, in_doubt: bool = False) -> None:
-        """Tell the hook and the log of an attempt that is over."""
-        hook = self.options.on_attempt
-        if hook is None and not log.isEnabledFor(logging.DEBUG):
-            return
-        seconds = time.perf_counter() - began
+    def _unknown(self, cause: str, known: Iterable[object] = (), *, timed_out: bool = False) -> errors.OutcomeUnknown:
+        timed_out |= asyncio.get_running_loop().time() >= self.deadline
         name = self.operation.name
-        told = Attempt(name, self.attempts, self.status, seconds, self.request_id, delay, error, in_doubt)
-        log.debug(
-            "%s attempt %d: %s in %.3f s%s%s",
-            told.operation,
-            told.attempt,
-            told.status or "no answer",
-            told.seconds,
-            f", request id {told.request_id}" if told.request_id else "",
-            (f": {error}" if error else "") + (f"; again in {delay:.3f} s" if delay is not None else ""),
+        unknown = (errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown)(
+            f"{name}: the outcome is unknown: {cause.removeprefix(f'{name}: ')}",
+            operation=name,
+            attempts=self.retries.attempts,
+            known=known,
         )
-        if hook is not None:
-            try:
-                hook(told)
-            except Exception:
-                log.exception("the on_attempt hook failed")
+        log.warning("%s", unknown)
+        return unknown
 
+    def _finish_error(self, error: errors.SigningError, reason: str) -> errors.SigningError:
+        """Complete the error of the last attempt with what only the call knows."""
+        if reason and isinstance(error, errors.APIError | errors.TransportError):
+            error.message = f"{error.message} ({reason})" if error.message else reason
+            error.args = (error.message,)
+        if isinstance(error, errors.TransportError):
+            error.attempts = self.retries.attempts
+        if self.operation.repeat is Repeat.REMIND and self.may_have_taken_effect:
+            error.effect = "unknown"
+        return error
 
-def _is_page(body: bytes, response: wire.Response) -> bool:
-    """Whether somebody in the way has answered in the service's place, such as a proxy that wants a login.
-
-    Not by the type alone: some frameworks give it to an empty answer.
-    """
-    return body.lstrip().startswith(b"<") and "html" in response.headers.get("Content-Type", "").lower()
+    def _report(
+        self,
+        began: float,
+        error: str | None = None,
+        *,
+        delay: float | None = None,
+        in_doubt: bool = False,
+        level: int | None = None,
+    ) -> None:
+        """Tell the log and the ``on_attempt`` hook about an attempt."""
+        hook = self.options.on_attempt
+        if level is None:
+            level = logging.DEBUG if delay is None else logging.INFO
+        if hook is None and not log.isEnabledFor(level):
+            return
+        seconds, exchange = time.perf_counter() - began, self.exchange
+        attempt = Attempt(
+            self.operation.name,
+            self.retries.attempts,
+            exchange.status,
+            seconds,
+            exchange.request_id,
+            delay,
+            error,
+            in_doubt,
+        )
+        report(attempt, hook, level=level)

@@ -10,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 from ..errors import ConfigurationError
 
 __all__ = [
-    "Budget",
     "Gate",
     "LocalGate",
     "LocalRateLimiter",
@@ -328,53 +327,6 @@ class _SlowStart:
             self._responses += 1
             self._size += self.GROWTH if self._responses > 2 * self.FIRST else 0.0
         self._in_flight -= 1
-
-
-class Budget:
-    """Keeps the load in an outage at no more than two requests a call on average.
-
-    Every call brings half a credit, and every request beyond a call's first takes one; a call that succeeds after all
-    gives back what it took. The purse begins with 20 credits, so that a few calls in trouble can make all of their
-    attempts; it holds 40 at most, and what the calls under way have brought.
-    """
-
-    _FIRST, _MOST = 20.0, 40.0
-    _BROUGHT = 0.5
-
-    def __init__(self) -> None:
-        self._credits = self._FIRST
-        self._under_way = 0
-
-    def bring(self) -> None:
-        """A call begins."""
-        self._under_way += 1
-        self._credits += self._BROUGHT
-
-    def leave(self) -> None:
-        """A call has ended, however it did."""
-        self._under_way -= 1
-        if self._credits > self._MOST:
-            self._credits = min(self._credits, self._room)
-
-    @property
-    def any_left(self) -> bool:
-        """Whether one more request could be made."""
-        return self._credits >= 1.0
-
-    def take(self) -> bool:
-        """Whether one more request may be made; if so, it is paid for."""
-        if not self.any_left:
-            return False
-        self._credits -= 1.0
-        return True
-
-    def give_back(self, taken: int) -> None:
-        """A call that had taken this many has succeeded."""
-        self._credits = min(self._credits + taken, self._room)
-
-    @property
-    def _room(self) -> float:
-        return self._MOST + self._BROUGHT * self._under_way
 
 
 class ResponseTimes:

@@ -1,4 +1,4 @@
-"""Takes secrets out of text before anybody sees it."""
+"""Redacts secrets in texts, parsed JSON and bytes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from urllib.parse import quote, quote_plus
 
 __all__ = ["redact", "redact_bytes", "redact_data"]
 
-_HIDDEN = "[redacted]"
-_SHORTEST_CUT = 4  # so few characters give nothing away
-_MARK = "\ufdd0"  # stands for it meanwhile, so that a secret such as "red" is not found in it
-# As html.escape does it, whose module takes a twentieth of the time that importing a client does.
-_IN_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
-# A word of plain letters after "bearer" belongs to a sentence: "Bearer authentication is required".
+_REDACTED = "[redacted]"
+_HARMLESS_LENGTH = 4  # a prefix this short reveals nothing
+_PLACEHOLDER = "\ufdd0"  # replaced by _REDACTED at the end, in which a secret such as "red" would be found
+# The same as html.escape, whose module takes a twentieth of the time of importing a client.
+_HTML_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
+# A word of plain letters after "bearer" is part of a sentence: "Bearer authentication is required".
 _BEARER = re.compile(r"(\bbearer[ +])(?=[a-z._~+/=-]*\d|[\w.~+/=-]{20})[\w.~+/=-]{8,}", re.ASCII | re.IGNORECASE)
 
 
 def _spellings(secrets: Iterable[str]) -> list[str]:
-    """Each secret as it is, as in JSON, HTML, and a URL; longest first, since one may hold another."""
+    """Return each secret as it is and as escaped in JSON, HTML and URLs; longest first: one may contain another."""
     found = set()
     for secret in filter(None, secrets):
         encoded = {quote(secret, safe=kept, errors="replace") for kept in ("", "/")}
@@ -31,7 +31,7 @@ def _spellings(secrets: Iterable[str]) -> list[str]:
             secret.replace("/", "\\/"),
             in_json,
             in_json.replace("/", "\\/"),
-            secret.translate(_IN_HTML),
+            secret.translate(_HTML_ESCAPES),
             *encoded,
         }
         found |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in encoded}
@@ -39,44 +39,48 @@ def _spellings(secrets: Iterable[str]) -> list[str]:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """``text`` without the secrets, and printable anywhere: what no encoding can hold is replaced."""
-    return _without(text, _spellings(secrets))
+    """Return the text with the secrets redacted, and lone surrogates replaced."""
+    return _redact_spellings(text, _spellings(secrets))
 
 
 def redact_data(data: Any, secrets: Iterable[str]) -> Any:
     """Return a copy of parsed JSON with the secrets redacted in every string and key."""
     spellings = _spellings(secrets)
 
-    def copied(value: Any) -> Any:
+    def redacted(value: Any) -> Any:
         if isinstance(value, str):
-            return _without(value, spellings)
+            return _redact_spellings(value, spellings)
         if isinstance(value, list):
-            return [copied(each) for each in value]
+            return [redacted(each) for each in value]
         if isinstance(value, dict):
-            return {copied(name): copied(each) for name, each in value.items()}
+            return {redacted(name): redacted(each) for name, each in value.items()}
         return value
 
-    return copied(data)
+    return redacted(data)
 
 
-def _without(text: str, spellings: Iterable[str]) -> str:
+def _redact_spellings(text: str, spellings: Iterable[str]) -> str:
     for spelling in spellings:
-        text = text.replace(spelling, _MARK)
-    text = _BEARER.sub(rf"\1{_MARK}", text).replace(_MARK, _HIDDEN)
+        text = text.replace(spelling, _PLACEHOLDER)
+    text = _BEARER.sub(rf"\1{_PLACEHOLDER}", text).replace(_PLACEHOLDER, _REDACTED)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def redact_bytes(body: bytes, secrets: Iterable[str]) -> bytes:
-    """The same for bytes, in UTF-8 or any encoding that holds ASCII, or in UTF-16, perhaps cut off in a secret."""
+    """Return the bytes with the secrets redacted, in UTF-16 and in every superset of ASCII.
+
+    A secret that is cut off at the end of the body is removed.
+    """
     spellings = _spellings(secrets)
     for spelling in spellings:
         whole = spelling.encode("utf-8", "replace")
-        cut = next((size for size in range(len(whole) - 1, _SHORTEST_CUT, -1) if body.endswith(whole[:size])), 0)
-        body = body[: len(body) - cut]
+        sizes = range(len(whole) - 1, _HARMLESS_LENGTH, -1)
+        cut_off = next((size for size in sizes if body.endswith(whole[:size])), 0)
+        body = body[: len(body) - cut_off]
     for encoding in ("utf-16-le", "utf-16-be"):
         for spelling in spellings:
-            body = body.replace(spelling.encode(encoding, "replace"), _HIDDEN.encode(encoding))
-    # Every byte is a character of Latin-1, and comes back as it was.
+            body = body.replace(spelling.encode(encoding, "replace"), _REDACTED.encode(encoding))
+    # Latin-1 maps every byte to a character and back.
     text = redact(
         body.decode("latin-1"), [spelling.encode("utf-8", "replace").decode("latin-1") for spelling in spellings]
     )

@@ -1,13 +1,13 @@
-"""What is retried, when, and how often: pure decisions, and the one runner that carries them out.
+"""All retry decisions: what is retried, when, how often, and the runner that carries the decisions out.
 
-======================================  =======  ================  ========  ========  =============
-outcome                                 reads    reconciled        create    remind    token request
-======================================  =======  ================  ========  ========  =============
-nothing was sent                        retry    retry             retry     retry     retry
-429                                     retry    retry             retry     retry     retry
-5xx                                     retry    reconcile, retry  retry     retry     retry
-the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once
-======================================  =======  ================  ========  ========  =============
+======================================  =======  ================  ========  ========  =============  =======
+outcome                                 reads    reconciled        create    remind    token request  probes
+======================================  =======  ================  ========  ========  =============  =======
+nothing was sent                        retry    retry             retry     retry     retry          raise
+429                                     retry    retry             retry     retry     retry          retry
+5xx                                     retry    reconcile, retry  retry     retry     retry          raise
+the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once     raise
+======================================  =======  ================  ========  ========  =============  =======
 
 `send`, `upload` and `add` are reconciled: the service has no idempotency keys, so its state is read before a retry.
 """
@@ -15,7 +15,7 @@ the response was lost after sending     retry    reconcile, retry  retry     unk
 from __future__ import annotations
 
 import email.utils
-import math
+import random
 import re
 import sys
 from collections.abc import Awaitable, Callable, Generator
@@ -26,23 +26,23 @@ from typing import Any, TypeVar
 import attrs
 import backoff
 
-from ..errors import ConfigurationError, SigningError
+from .. import _checks
+from ..errors import SigningError
 
 __all__ = [
-    "AMBIGUOUS",
-    "Again",
     "Decision",
+    "FailedAttempt",
     "Outcome",
     "Repeat",
+    "Retries",
+    "RetryBudget",
     "RetryPolicy",
+    "RetryRequested",
     "Step",
-    "Trouble",
-    "decide",
-    "is_final",
     "read_retry_after",
     "run",
     "settle_time",
-    "step",
+    "step_after",
 ]
 
 T = TypeVar("T")
@@ -51,13 +51,11 @@ _MAX_DATE = 64
 
 
 def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigurationError(f"RetryPolicy.{attribute.name} must be seconds, 0 or more, not {value!r}")
+    _checks.number(f"RetryPolicy.{attribute.name}", value, at_least=0)
 
 
 def _check_attempts(instance: object, attribute: attrs.Attribute[int], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"RetryPolicy.{attribute.name} must be a whole number from 1, not {value!r}")
+    _checks.integer(f"RetryPolicy.{attribute.name}", value)
 
 
 @attrs.frozen
@@ -66,8 +64,8 @@ class RetryPolicy:
 
     A delay is random between 0 and ``base_delay`` doubled for each attempt, at most ``max_delay``, and never shorter
     than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends the call
-    with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if nothing of the
-    client's was let through since the call's last attempt: a busy service is waited for until the deadline.
+    with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if the service admitted
+    none of the client's requests since the call's last attempt: a busy service is waited for until the deadline.
 
     ``settle`` is how long an ambiguous `send`, `upload` or `add` is read before it is repeated: so many seconds after a
     502, a 504 or a lost response, where a backend may still carry the request out, and a tenth of that after a 500 or
@@ -86,8 +84,11 @@ class RetryPolicy:
         return cls(max_attempts=1)
 
 
+# The table
+
+
 class Outcome(Enum):
-    """How an attempt failed for a reason that may be transient."""
+    """How an attempt failed."""
 
     UNSENT = "nothing was sent"
     THROTTLED = "429"
@@ -96,26 +97,40 @@ class Outcome(Enum):
     CUT = "an idle connection was closed as the request went out"
     LOST = "the response was lost after sending"
 
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the request may have taken effect."""
+        return self not in (Outcome.UNSENT, Outcome.THROTTLED)
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether the effect of an ambiguous attempt may show even after its settle time.
+
+        A service that reports an error of its own is done with the request. A closed idle connection settles as fast,
+        since it is common and its request is hardly ever carried out, but nobody said that this one was not.
+        """
+        return self is not Outcome.FAILED
+
 
 @attrs.frozen
-class Trouble:
-    """A failed attempt: what it was, and the error to raise if nothing better follows."""
+class FailedAttempt:
+    """How an attempt failed, and the error to raise if no attempt follows."""
 
     outcome: Outcome
     error: SigningError
     retry_after: float | None = None
-    passing: bool = True
-    """Whether another attempt makes sense."""
+    transient: bool = True
 
 
 class Repeat(Enum):
-    """What repeating an operation would do if the first attempt took effect."""
+    """What repeating an operation does if the first attempt took effect."""
 
     READ = "nothing"
     RECONCILED = "harm, so the service is read first"
     CREATE = "leave a spare draft"
     REMIND = "remind twice"
     TOKEN = "use a refresh token twice"
+    PROBE = "nothing, but a failure is a finding"
 
 
 class Step(Enum):
@@ -124,23 +139,26 @@ class Step(Enum):
     RETRY = "retry"
     RECONCILE = "reconcile, then retry"
     RETRY_ONCE = "retry once"
+    RAISE = "raise the error"
     UNKNOWN = "give up: the outcome is unknown"
 
 
-AMBIGUOUS = frozenset({Outcome.FAILED, Outcome.GATEWAY, Outcome.CUT, Outcome.LOST})
 _NO_RESPONSE = frozenset({Outcome.CUT, Outcome.LOST})
+# The effect of these shows at once, or hardly ever.
 _PROMPT = frozenset({Outcome.FAILED, Outcome.CUT})
 _PROMPT_SHARE = 0.1
 
 
-def step(outcome: Outcome, repeat: Repeat) -> Step:
+def step_after(outcome: Outcome, repeat: Repeat) -> Step:
     """Return the entry of the table above."""
-    if repeat is Repeat.RECONCILED and outcome in AMBIGUOUS:
+    if repeat is Repeat.RECONCILED and outcome.is_ambiguous:
         return Step.RECONCILE
     if outcome in _NO_RESPONSE and repeat is Repeat.REMIND:
         return Step.UNKNOWN
     if outcome in _NO_RESPONSE and repeat is Repeat.TOKEN:
         return Step.RETRY_ONCE
+    if repeat is Repeat.PROBE and outcome is not Outcome.THROTTLED:
+        return Step.RAISE
     return Step.RETRY
 
 
@@ -149,64 +167,171 @@ def settle_time(policy: RetryPolicy, outcome: Outcome) -> float:
     return policy.settle * (_PROMPT_SHARE if outcome in _PROMPT else 1.0)
 
 
-def is_final(outcome: Outcome) -> bool:
-    """Return whether an ambiguous attempt whose effect did not show in its settle time will never have one.
-
-    A service that reports an error of its own is done with the request. A closed idle connection is not final, although
-    its settle time is as short: such connections are common and their requests are hardly ever carried out, but nobody
-    said that this one was not.
-    """
-    return outcome is Outcome.FAILED
+# The decisions of one call
 
 
 @attrs.frozen
 class Decision:
-    """Wait ``delay`` seconds and go on; or, where that is None, stop, because of ``why``."""
+    """What follows a failed attempt: the next one after ``delay`` seconds, or none, for ``reason``."""
 
+    step: Step
     delay: float | None
-    why: str = ""
+    reason: str = ""
+    pause: float | None = None
+    """After a 429: the seconds for which the rate limiter holds back every call."""
 
 
-def decide(
-    policy: RetryPolicy,
-    *,
-    attempt: int,
-    retry_after: float | None,
-    remaining: float,
-    chance: float,
-    at_least: float = 0.0,
-) -> Decision:
-    """Decide whether the ``attempt``-th failure is followed by another attempt.
+class Retries:
+    """Decides after each failed attempt of one call what follows.
 
-    ``chance`` is a random number from 0 to 1; ``at_least`` is the shortest delay besides the Retry-After.
+    Without a ``budget`` retries are free: a reading belongs to the call that it reconciles.
     """
-    if attempt >= policy.max_attempts:
-        return Decision(None, f"{attempt} attempts were made" if attempt > 1 else "no retry is allowed")
-    if retry_after is not None and retry_after > policy.max_retry_after:
-        return Decision(None, f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s")
-    # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
-    ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempt - 1, 60))
-    delay = max(chance * ceiling, retry_after or 0.0, at_least)
-    if delay >= remaining:
-        return Decision(None, "its deadline leaves no time to wait")
-    return Decision(delay)
+
+    def __init__(self, policy: RetryPolicy, repeat: Repeat, budget: RetryBudget | None = None) -> None:
+        self._policy = policy
+        self._repeat = repeat
+        self._budget = budget
+        self._withdrawn = 0
+        self._lost = 0
+        self.attempts = 0
+        """The attempts that were begun."""
+        self.uncounted = 0
+        """Those that do not count towards the policy's maximum."""
+
+    def decide(
+        self,
+        failed: FailedAttempt,
+        *,
+        remaining: float,
+        others_admitted: bool = False,
+        chance: float | None = None,
+    ) -> Decision:
+        """Decide what follows a failed attempt; withdraw from the budget for a retry.
+
+        ``remaining`` is the seconds in which another attempt may start. ``others_admitted``: the service admitted
+        other requests of the client since the attempt began. ``chance`` is a random number from 0 to 1.
+        """
+        step = step_after(failed.outcome, self._repeat)
+        if step is Step.UNKNOWN:
+            return Decision(step, None, "a repeat could take effect twice")
+        if step is Step.RECONCILE and self._policy.max_attempts == 1:
+            return Decision(Step.UNKNOWN, None, "no retry is allowed")
+        if step is Step.RAISE or not failed.transient:
+            return Decision(step, None)
+        if step is Step.RETRY_ONCE:
+            self._lost += 1
+            if self._lost > 1:
+                return Decision(step, None, "the response was lost twice")
+        chance = random.random() if chance is None else chance
+        if failed.outcome is Outcome.THROTTLED:
+            self.uncounted += others_admitted
+            return self._decide_after_429(step, failed.retry_after, remaining, chance)
+        at_least = settle_time(self._policy, failed.outcome) if step is Step.RECONCILE else 0.0
+        delay, reason = self._delay(failed.retry_after, remaining, chance, at_least)
+        if delay is not None and not self._withdraw():
+            return Decision(step, None, "too many calls are failing: the retry budget is used up")
+        return Decision(step, delay, reason)
+
+    def _decide_after_429(self, step: Step, retry_after: float | None, remaining: float, chance: float) -> Decision:
+        # A rate limiter spreads the calls that wait for it; the token endpoint has only a pause.
+        has_limiter = self._repeat is not Repeat.TOKEN
+        if has_limiter and retry_after and self._counted_attempts == 1:
+            chance = 0.0
+        delay, reason = self._delay(retry_after, remaining, chance)
+        pause, longest = (retry_after or 0.0) if delay is None else delay, self._policy.max_retry_after
+        if pause > longest:
+            # So long a wait may concern this endpoint only: then the limiter just slows down, as after any 429.
+            pause = 0.0 if has_limiter else longest
+        return Decision(step, delay, reason, pause)
+
+    @property
+    def _counted_attempts(self) -> int:
+        return max(1, self.attempts - self.uncounted)
+
+    def _delay(
+        self, retry_after: float | None, remaining: float, chance: float, at_least: float = 0.0
+    ) -> tuple[float | None, str]:
+        """Return the delay, or None and the reason."""
+        policy, attempts = self._policy, self._counted_attempts
+        if attempts >= policy.max_attempts:
+            return None, f"{attempts} attempts were made" if attempts > 1 else "no retry is allowed"
+        if retry_after is not None and retry_after > policy.max_retry_after:
+            return None, f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
+        # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
+        ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
+        delay = max(chance * ceiling, retry_after or 0.0, at_least)
+        return (delay, "") if delay < remaining else (None, "its deadline leaves no time to wait")
+
+    def _withdraw(self) -> bool:
+        if self._budget is None:
+            return True
+        withdrawn = self._budget.withdraw()
+        self._withdrawn += withdrawn
+        return withdrawn
+
+    def succeed(self) -> None:
+        """Refund the budget: the call succeeded after all."""
+        if self._budget is not None and self._withdrawn:
+            self._budget.refund(self._withdrawn)
+
+
+class RetryBudget:
+    """Keeps the load in an outage at no more than two requests a call on average.
+
+    Every call deposits half a credit, and every request beyond a call's first withdraws one; a call that succeeds after
+    all gets a refund. The budget starts with 20 credits, so that a few failing calls can make all of their attempts;
+    it holds at most 40, and what the pending calls deposited. A retry after a 429 is free: the rate limiter delays it.
+    """
+
+    _INITIAL, _MAX = 20.0, 40.0
+    _DEPOSIT = 0.5
+
+    def __init__(self) -> None:
+        self._credits = self._INITIAL
+        self._pending = 0
+
+    def deposit(self) -> None:
+        """A call begins."""
+        self._pending += 1
+        self._credits += self._DEPOSIT
+
+    def end_call(self) -> None:
+        """A call that deposited has ended, in whatever way."""
+        self._pending -= 1
+        if self._credits > self._MAX:
+            self._credits = min(self._credits, self._capacity)
+
+    def withdraw(self) -> bool:
+        """Withdraw the credit for one more request; return whether there was one."""
+        if self._credits < 1.0:
+            return False
+        self._credits -= 1.0
+        return True
+
+    def refund(self, withdrawn: int) -> None:
+        """Return the credits of a call that succeeded."""
+        self._credits = min(self._credits + withdrawn, self._capacity)
+
+    @property
+    def _capacity(self) -> float:
+        return self._MAX + self._DEPOSIT * self._pending
 
 
 def read_retry_after(value: str | None, *, date: str | None = None, now: Callable[[], float]) -> float | None:
-    """Seconds to wait, from a Retry-After header: a number or an HTTP date; None for what is neither.
+    """Return the seconds to wait, from a Retry-After header: a number or an HTTP date; None if it is neither.
 
-    A date is taken against the answer's own ``Date`` where it has one, so that a wrong clock on this side does no harm.
+    A date is compared with the response's own ``Date`` if there is one, so a wrong local clock does no harm.
     """
     if value is None:
         return None
     text = value.strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         return min(float(text), sys.float_info.max)
-    when = _read_date(text)
-    if when is None:
+    retry_at = _read_date(text)
+    if retry_at is None:
         return None
-    asked_at = _read_date(date or "")
-    return max(0.0, when - (now() if asked_at is None else asked_at))
+    responded_at = _read_date(date or "")
+    return max(0.0, retry_at - (now() if responded_at is None else responded_at))
 
 
 def _read_date(text: str) -> float | None:
@@ -219,8 +344,11 @@ def _read_date(text: str) -> float | None:
         return None
 
 
-class Again(Exception):  # no error: it asks the runner below for another attempt
-    """Raised by an attempt that wants to be made again after ``delay`` seconds."""
+# The runner
+
+
+class RetryRequested(Exception):  # no error: it asks the runner below for another attempt
+    """Raised by an attempt to be made again after ``delay`` seconds."""
 
     def __init__(self, delay: float) -> None:
         super().__init__(delay)
@@ -228,25 +356,25 @@ class Again(Exception):  # no error: it asks the runner below for another attemp
 
 
 def _delays() -> Generator[float, Any, None]:
-    again = yield 0.0
+    requested = yield 0.0
     while True:
-        again = yield again.delay
+        requested = yield requested.delay
 
 
 async def run(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Make attempts until one returns, or raises anything but `Again`."""
+    """Make attempts until one returns, or raises anything but `RetryRequested`."""
     try:
-        # Most calls need no more than this, and the runner would be a tenth of a small call's cost.
+        # Most calls need no more than this, and backoff would be a tenth of a small call's cost.
         return await attempt()
-    except Again as error:
-        again = [error]
-    return await _go_on(attempt, again)
+    except RetryRequested as error:
+        first = [error]
+    return await _run_again(attempt, first)
 
 
 # Without jitter and max_time, which would shorten the delay; without logger, which would print the exception.
-@backoff.on_exception(_delays, Again, jitter=None, logger=None)
-async def _go_on(attempt: Callable[[], Awaitable[T]], again: list[Again]) -> T:
-    """Begin with the first wait, and make attempts."""
-    if again:
-        raise again.pop()
+@backoff.on_exception(_delays, RetryRequested, jitter=None, logger=None)
+async def _run_again(attempt: Callable[[], Awaitable[T]], first: list[RetryRequested]) -> T:
+    """Wait for the first delay, then make attempts."""
+    if first:
+        raise first.pop()
     return await attempt()

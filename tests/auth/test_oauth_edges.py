@@ -199,7 +199,7 @@ async def test_the_words_of_a_failure() -> None:
     async with Scripted(drops) as server, oauth_for(server.base_url) as oauth:
         with pytest.raises(TransportError) as lost:
             await oauth.exchange("a-code")
-        assert str(lost.value).startswith("oauth.exchange: the connection was closed before an answer came (")
+        assert str(lost.value).startswith("oauth.exchange: the connection was closed before a response came (")
         assert "request id" not in str(lost.value)
         assert str(lost.value).endswith(")")
         assert len(server.token_requests) == 2

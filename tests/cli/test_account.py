@@ -382,7 +382,7 @@ def test_what_is_not_set_is_asked_for(
     terminal = Terminal("login", environment={"BROWSER": BROWSER})
     for words, answer in (
         ("The tenant's address", "tenant.example.com"),
-        ("Error: base_url must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
+        ("Error: base_url: must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
         ("client id", app["SIGNING_CLIENT_ID"]),
         ("client secret", " "),
         ("that is nothing\r\nThe app's client secret: ", app["SIGNING_CLIENT_SECRET"]),

@@ -237,7 +237,7 @@ def test_a_tenant_that_cannot_be_reached(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")
     ran = run("doctor")
     assert ran.code == 1
-    assert "Error: GET /me: no connection could be made" in ran.err
+    assert "Error: GET /me: could not connect" in ran.err
     assert not Path("assumptions.toml").exists()
 
 
@@ -559,14 +559,14 @@ async def test_an_answer_that_is_too_large() -> None:
     async with serving(canned({"/me": {"name": "x" * 5000}})) as server:
         small = Assumptions(max_answer_bytes=1000)
         async with SigningClient(server.origin, "t", assumptions=small) as client:
-            with pytest.raises(SigningError, match="GET /me: the answer is larger than 1000 bytes"):
+            with pytest.raises(SigningError, match="GET /me: the response is larger than 1000 bytes"):
                 [finding async for finding in Probe(client).findings()]
 
 
 async def test_a_connection_that_breaks() -> None:
     """It is told, with nothing of aiohttp's errors, which hold the token."""
     async with answering(b"") as origin, SigningClient(origin, "t0ken") as client:
-        with pytest.raises(SigningError, match=r"GET /me: the connection was closed before an answer came") as caught:
+        with pytest.raises(SigningError, match=r"GET /me: the connection was closed before a response came") as caught:
             [finding async for finding in Probe(client).findings()]
     assert caught.value.__context__ is None
 

@@ -103,7 +103,7 @@ def test_common_options_stand_before_and_after(run: Run, tmp_path: Path) -> None
         ["me", "--base-url", "x"],
         ["--base-url", "y", "me", "--base-url", "x"],
     ):
-        assert "not 'x' (--base-url)" in run(*arguments).err
+        assert "got 'x' (--base-url)" in run(*arguments).err
     (tmp_path / "settings.toml").write_text('base_url = "z"')
     assert "settings.toml" in run("me", "--config", "settings.toml", "--base-url", "https://x.example.com").err
     assert run("--json", "me").lines[0]["email"]

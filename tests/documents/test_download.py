@@ -309,7 +309,7 @@ async def test_what_is_no_sealed_pdf(target: Path, read: Read, data: bytes, said
             await read(client, target)
         assert len(server.requests) == 1
     assert said in str(caught.value)
-    assert str(caught.value).startswith("documents.download_signed: the answer cannot be read: ")
+    assert str(caught.value).startswith("documents.download_signed: the response cannot be read: ")
     assert (caught.value.status, caught.value.request_id) == (200, "r-77")
     assert caught.value.operation == "documents.download_signed"
     assert untouched(target)
@@ -404,7 +404,7 @@ async def test_a_drop_every_time(target: Path, read: Read) -> None:
         serving(sending_part(make_pdf(LARGE), 1)) as server,
         SigningClient(server.origin, "token", retry=RetryPolicy(max_attempts=3, base_delay=0.01)) as client,
     ):
-        with pytest.raises(TransportError, match="the answer broke off") as caught:
+        with pytest.raises(TransportError, match="the response was cut off") as caught:
             await read(client, target)
         assert len(server.requests) == (1 if read is streamed else 3)
     assert caught.value.status == 200

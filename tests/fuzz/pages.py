@@ -46,7 +46,7 @@ def attacking() -> Iterator[Attack]:
                 assert operation.decode is not None
                 return operation.decode(parse(body), _Answer(pairs))  # type: ignore[arg-type]  # enough of a response
             except Unreadable as error:
-                raise client._transport.unreadable(operation.name, str(error), 200, None) from None
+                raise client._transport.shared.decode_error(operation.name, str(error), 200, None) from None
 
         async def page_through() -> None:
             pages = client.signings.list().through(read).pages()

@@ -6,8 +6,9 @@ import json
 import math
 from contextlib import nullcontext
 
+from signing_async.errors import ServerError
 from signing_async.transport.decode import Unreadable, timestamp
-from signing_async.transport.retry import RetryPolicy, decide, read_retry_after
+from signing_async.transport.retry import FailedAttempt, Outcome, Repeat, Retries, RetryPolicy, read_retry_after
 from tests.fuzz.promises import check_text
 from tests.fuzz.running import Target
 
@@ -26,7 +27,8 @@ def attack(data: bytes) -> None:
     if waited is not None:
         assert math.isfinite(waited)
         assert waited >= 0
-        decision = decide(RetryPolicy(), attempt=1, retry_after=waited, remaining=60.0, chance=0.5)
+        failed = FailedAttempt(Outcome.FAILED, ServerError("x", status=503), waited)
+        decision = Retries(RetryPolicy(), Repeat.READ).decide(failed, remaining=60.0)
         assert decision.delay is None or waited <= decision.delay < 60
 
 

@@ -229,7 +229,7 @@ async def test_a_check_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "500")
     sandbox.faults.add("signings.get", "503", times=None)
-    with pytest.raises(OutcomeUnknown, match=r"not known whether this took effect.*503"):
+    with pytest.raises(OutcomeUnknown, match=r"the outcome is unknown.*503"):
         await client.signings.send(signing)
     assert len(sandbox.requests_of("signings.send")) == 1
 

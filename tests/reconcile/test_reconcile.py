@@ -487,7 +487,7 @@ async def test_effect_that_shows_at_once_costs_one_reading(clock: _Clock) -> Non
     """The ordinary lost response is not slowed down."""
     effect = _Readings("done")
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.LOST, 5.0)
+    reconciler.note(5.0, may_be_late=True)
     assert await reconciler.settle(0.0, reading_time=0.1) == Found("done")
     assert len(effect.at) == 1
     assert not reconciler.ambiguous
@@ -498,7 +498,7 @@ async def test_nothing_is_settled_before_the_settle_time_is_over(clock: _Clock) 
     """Readings with growing pauses; the last one begins when the time is over."""
     effect = _Readings(None)
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.GATEWAY, 0.7)
+    reconciler.note(0.7, may_be_late=True)
     settled_at = clock.now + 0.7
     assert await reconciler.settle(0.0, reading_time=0.1) is None
     assert len(effect.at) == 4
@@ -511,7 +511,7 @@ async def test_retry_is_preceded_by_a_reading_though_the_settle_time_is_over(clo
     """After a 429 in between, say; one reading is enough."""
     effect = _Readings(None)
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.LOST, 0.0)
+    reconciler.note(0.0, may_be_late=True)
     assert await reconciler.settle(clock.now, reading_time=0.1) is None
     effect.results = ["late"]
     assert await reconciler.settle(clock.now, reading_time=0.1) == Found("late")
@@ -522,7 +522,7 @@ async def test_long_delay_after_the_settle_time_is_not_filled_with_readings(cloc
     """A Retry-After, say: the service is read over the settle time, and once before the retry."""
     effect = _Readings(None)
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.FAILED, 0.1)
+    reconciler.note(0.1, may_be_late=False)
     retry_at = clock.now + 1.0
     assert await reconciler.settle(retry_at, reading_time=0.1) is None
     assert len(effect.at) == 3
@@ -533,7 +533,7 @@ async def test_deadline_before_the_settle_time_leaves_the_call_ambiguous(clock: 
     """It is used up for readings all the same."""
     effect = _Readings(None)
     reconciler = _reconciler(effect, clock, seconds=0.3)
-    reconciler.note(Outcome.LOST, 5.0)
+    reconciler.note(5.0, may_be_late=True)
     with pytest.raises(TimeoutError):
         await reconciler.settle(0.0, reading_time=0.05)
     assert reconciler.ambiguous
@@ -544,11 +544,11 @@ async def test_reading_that_fails_for_a_transient_reason_is_repeated(clock: _Clo
     """The last one counts; an error that is not transient ends it at once."""
     effect = _Readings(ServerError("x", status=503), "done")
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.LOST, 5.0)
+    reconciler.note(5.0, may_be_late=True)
     assert await reconciler.settle(0.0, reading_time=0.1) == Found("done")
     effect = _Readings(ServerError("x", status=503))
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.FAILED, 0.01)
+    reconciler.note(0.01, may_be_late=False)
     with pytest.raises(ServerError):
         await reconciler.settle(0.0, reading_time=0.1)
     assert len(effect.at) == 2
@@ -577,7 +577,7 @@ async def test_signing_may_change_late_if_a_lost_request_is_not_accounted_for(
     effect.ambiguities = signing.ambiguities
     reconciler = _reconciler(effect, clock)
     for outcome in outcomes:
-        reconciler.note(outcome, 0.0)
+        reconciler.note(0.0, may_be_late=outcome.may_be_late)
     await reconciler.settle(0.0, reading_time=0.0)
     assert signing.may_change_late is late
 
@@ -587,8 +587,8 @@ async def test_first_effect_does_not_settle_two_ambiguous_attempts(clock: _Clock
     both = Undecidable("more than one request", ["d1", "d2"])
     effect = _Readings("d1", both)
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.LOST, 0.0)
-    reconciler.note(Outcome.LOST, 0.3)
+    reconciler.note(0.0, may_be_late=True)
+    reconciler.note(0.3, may_be_late=True)
     with pytest.raises(Undecidable, match="more than one"):
         await reconciler.settle(0.0, reading_time=0.1)
     assert reconciler.ambiguous
@@ -598,11 +598,11 @@ async def test_what_another_client_does_may_clear_up(clock: _Clock) -> None:
     """A record that looks odd does not end the readings, unless the service can never tell."""
     effect = _Readings(Undecidable("another name", may_clear=True), "done")
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.LOST, 5.0)
+    reconciler.note(5.0, may_be_late=True)
     assert await reconciler.settle(0.0, reading_time=0.1) == Found("done")
     effect = _Readings(Undecidable("another name", may_clear=True))
     reconciler = _reconciler(effect, clock)
-    reconciler.note(Outcome.LOST, 0.1)
+    reconciler.note(0.1, may_be_late=True)
     with pytest.raises(Undecidable):
         await reconciler.settle(0.0, reading_time=0.1)
     assert len(effect.at) == 2

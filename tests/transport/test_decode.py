@@ -686,7 +686,7 @@ async def test_decode_error_of_what_is_not_json_has_no_body() -> None:
             b'{"items": [{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4, "documents": [{"id": 1, "name": false}]}]}',
             r"items\[3\]\.documents\[0\]\.name: expected a text, got false \(HTTP 200, request id req-1\)$",
         ),
-        (b'[{"id": "a"}, 5]', r"signings\.list: the answer cannot be read: \[1\]: expected an object, got 5 \("),
+        (b'[{"id": "a"}, 5]', r"signings\.list: the response cannot be read: \[1\]: expected an object, got 5 \("),
     ],
 )
 async def test_an_unreadable_answer_is_a_decode_error(body: bytes, problem: str) -> None:
@@ -700,7 +700,7 @@ async def test_an_unreadable_answer_is_a_decode_error(body: bytes, problem: str)
             await client.signings.list()
     assert (caught.value.status, caught.value.request_id) == (200, "req-1")
     assert caught.value.operation == "signings.list"
-    assert str(caught.value).startswith("signings.list: the answer cannot be read: ")
+    assert str(caught.value).startswith("signings.list: the response cannot be read: ")
     assert len(server.requests) == 1
 
 

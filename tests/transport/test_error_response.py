@@ -160,8 +160,9 @@ _BAD = "The language must be EN or SV."
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_every_shape_is_read(body: object, code: str | None, message: str, messages: dict[str, list[str]]) -> None:
-    """Code, message and messages per field are found, whichever convention the service follows."""
+def test_code_message_and_field_messages_are_found_in_every_shape(
+    body: object, code: str | None, message: str, messages: dict[str, list[str]]
+) -> None:
     error = _error(body)
     assert (error.code, error.message, error.messages) == (code, message, messages)
     assert type(error) is BadRequest
@@ -193,8 +194,7 @@ def test_every_shape_is_read(body: object, code: str | None, message: str, messa
     ],
     ids=str,
 )
-def test_cannot_be_sent_is_recognised(body: object) -> None:
-    """The one code that the specification names has its own class, wherever the answer holds it."""
+def test_cannot_be_sent_is_recognized_wherever_the_response_holds_it(body: object) -> None:
     error = _error(body)
     assert type(error) is CannotBeSent
     assert error.code == "cannot_be_sent"
@@ -213,8 +213,7 @@ def test_cannot_be_sent_is_recognised(body: object) -> None:
     ],
     ids=lambda body: str(body)[:50],
 )
-def test_what_only_mentions_it_is_not_cannot_be_sent(body: object) -> None:
-    """A sentence that holds the words is not the code."""
+def test_sentence_with_the_words_is_not_the_code_cannot_be_sent(body: object) -> None:
     assert type(_error(body)) is BadRequest
 
 
@@ -237,15 +236,14 @@ def test_what_only_mentions_it_is_not_cannot_be_sent(body: object) -> None:
         (599, ServerError),
     ],
 )
-def test_every_status_has_its_class(status: int, kind: type[APIError]) -> None:
-    """The status decides; the code matters for 400 alone."""
+def test_status_decides_the_exception(status: int, kind: type[APIError]) -> None:
+    """The code matters only for a 400."""
     error = _error({"code": "cannot_be_sent" if status != 400 else "x"}, status)
     assert type(error) is kind
     assert error.status == status
 
 
-def test_the_text_is_a_sentence_to_act_on() -> None:
-    """Status, operation, what the service said, code and request id; nothing twice; full stops do not pile up."""
+def test_text_names_status_operation_message_code_and_request_id_once() -> None:
     body = {"code": "invalid", "message": "The data is invalid.", "errors": {"language": [_BAD], "": ["Also this."]}}
     assert str(_error(body, headers={"X-Request-Id": "req-1"})) == (
         "HTTP 400 on signings.create: The data is invalid; language: The language must be EN or SV; Also this"
@@ -256,11 +254,10 @@ def test_the_text_is_a_sentence_to_act_on() -> None:
     )
     assert str(_error(b"", 503, reason="")) == "HTTP 503 on signings.create: the service failed"
     assert str(_error(b"", 418, reason="")) == "HTTP 418 on signings.create: the service refused the request"
-    assert "redirects this request, which is not followed" in str(_error(b"", 302, reason="Found"))
+    assert "redirects this request; redirects of writes are not followed" in str(_error(b"", 302, reason="Found"))
 
 
-def test_floods_are_cut() -> None:
-    """However much the service says, an error stays short: so many messages, so long a text."""
+def test_number_and_length_of_messages_are_limited() -> None:
     error = _error(
         {"message": "x" * 10_000, "code": "c" * 10_000, "errors": {str(n): ["y" * 10_000] for n in range(99)}}
     )
@@ -270,8 +267,7 @@ def test_floods_are_cut() -> None:
     assert len(_error({"errors": {"f": ["y"] * 999}}).messages["f"]) == 50
 
 
-def test_no_line_and_no_terminal_is_broken() -> None:
-    """Line breaks, escapes and marks that turn the direction of writing do not get into a log."""
+def test_line_breaks_and_control_characters_are_removed() -> None:
     error = _error({"message": "a\r\nb\x1b[31mc\u202ed\x00", "code": "x\ny", "errors": {"f\n": ["g\th"]}})
     assert error.message == "a b [31mc d"
     assert error.messages == {"f": ["g h"]}
@@ -302,8 +298,8 @@ def test_no_line_and_no_terminal_is_broken() -> None:
     ids=lambda body: str(body)[:40],
 )
 @pytest.mark.parametrize("status", [400, 401, 500])
-def test_an_echoed_secret_is_shown_nowhere(body: object, status: int) -> None:
-    """A secret that the service repeats is in no text, attribute, pickle or key; ``body`` alone is as received."""
+def test_echoed_secret_is_redacted_in_every_text_attribute_and_pickle(body: object, status: int) -> None:
+    """``body`` alone is as received."""
     error = _error(body, status, reason=f"No {TOKEN}", headers={"X-Request-Id": TOKEN})
     attributes = {name: value for name, value in vars(error).items() if name != "body"}
     pickled = pickle.dumps(error)
@@ -336,8 +332,7 @@ def test_an_echoed_secret_is_shown_nowhere(body: object, status: int) -> None:
     st.integers(300, 599),
 )
 @example({"errors": [{"source": {"pointer": None}, "loc": [None]}], "type": "#"}, 400)
-def test_any_body_gives_an_error_that_prints(body: object, status: int) -> None:
-    """No body breaks the reading of it, and what comes out can be printed, pickled and shown on one line."""
+def test_any_body_makes_an_error_that_can_be_printed_and_pickled(body: object, status: int) -> None:
     error = _error(body, status)
     assert error.message
     assert str(error).isprintable()
@@ -348,16 +343,15 @@ def test_any_body_gives_an_error_that_prints(body: object, status: int) -> None:
 # The parts
 
 
-def test_look_up() -> None:
-    """A dotted path leads through objects and lists, or nowhere."""
+def test_look_up_follows_a_dotted_path_through_objects_and_lists() -> None:
     data = {"a": {"b": [{"c": 1}]}}
     assert look_up(data, "a.b.0.c") == 1
     for path in ("x", "a.x", "a.b.1", "a.b.-1", "a.b.x", "a.b.²", "a.b.0.c.d"):
         assert look_up(data, path) is None
 
 
-def test_a_wrapped_record_is_found() -> None:
-    """A record may be the answer itself, or stand in an envelope; what has an id is no envelope."""
+def test_record_is_the_response_or_the_object_that_it_wraps() -> None:
+    """An object with an id wraps nothing."""
     assumptions = Assumptions()
     assert record({"id": "s", "data": {"id": "x"}}, assumptions) == {"id": "s", "data": {"id": "x"}}
     for name in ("data", "signing", "document", "recipient", "user", "result"):
@@ -367,8 +361,8 @@ def test_a_wrapped_record_is_found() -> None:
     assert record({"payload": {"record": {"id": "s"}}}, Assumptions(record_paths="payload.record")) == {"id": "s"}
 
 
-def test_the_request_id_comes_from_the_header_first() -> None:
-    """Any of the assumed headers, then the body's; never a flag, an object or an empty text."""
+def test_request_id_comes_from_a_header_before_the_body() -> None:
+    """Never from a flag, an object or an empty string."""
     assumptions = Assumptions()
     assert request_id({"X-Request-Id": "h"}, {"request_id": "b"}, assumptions) == "h"
     assert request_id({"request_id": "g", "X-Request-Id": "h"}, None, assumptions) == "g"
@@ -384,8 +378,9 @@ def test_the_request_id_comes_from_the_header_first() -> None:
 
 @pytest.mark.parametrize("error_shape", ["flat", "nested", "rfc9457", "list"])
 @pytest.mark.parametrize("request_ids", ["both", "header", "body", "none"])
-async def test_every_error_shape_of_the_sandbox(error_shape: Any, request_ids: Any) -> None:
-    """With default assumptions each of the sandbox's shapes gives class, code, messages and request id."""
+async def test_error_shapes_of_the_sandbox_are_read_with_default_assumptions(
+    error_shape: Any, request_ids: Any
+) -> None:
     profile = Profile(error_shape=error_shape, request_id=request_ids, required_signing_fields=("message",))
     async with (
         Sandbox(profile=profile) as sandbox,
@@ -418,8 +413,8 @@ async def test_every_error_shape_of_the_sandbox(error_shape: Any, request_ids: A
                 assert f"request id {error.request_id}" in str(error)
 
 
-async def test_a_huge_error_is_not_read_to_its_end() -> None:
-    """Of 100 MB of error the beginning is read, in bounded memory, and the rest is left."""
+async def test_only_the_start_of_a_huge_error_is_read() -> None:
+    """100 MB, in bounded memory."""
     sent = 0
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -445,8 +440,7 @@ async def test_a_huge_error_is_not_read_to_its_end() -> None:
     assert len(str(caught.value)) < 700
 
 
-async def test_an_error_that_breaks_off_is_still_told() -> None:
-    """Of an error whose body is cut short the status and the beginning remain."""
+async def test_error_keeps_status_and_start_of_a_body_that_is_cut_off() -> None:
     raw = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 500\r\nX-Request-Id: r\r\n\r\nNo recip"
 
     async def hang_up(writer: Any) -> None:
@@ -458,9 +452,7 @@ async def test_an_error_that_breaks_off_is_still_told() -> None:
 
 
 @pytest.mark.parametrize("status", [300, 304, 305, 418, 451])
-async def test_odd_statuses(status: int) -> None:
-    """A status that nobody expects is an `APIError` with that status, at once."""
-
+async def test_unexpected_status_is_an_api_error_at_once(status: int) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=status, headers={"Location": "/elsewhere"})
 
@@ -472,9 +464,7 @@ async def test_odd_statuses(status: int) -> None:
     assert len(server.requests) == 1
 
 
-async def test_a_write_is_not_redirected() -> None:
-    """A redirect of a POST is told, with where it stands, and followed nowhere."""
-
+async def test_redirected_post_is_an_error_with_its_location() -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 

@@ -24,7 +24,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from signing_async.transport import rate_limit
-from signing_async.transport.rate_limit import Budget, Pause
+from signing_async.transport.rate_limit import Pause
 from tests.servers import serving
 
 FOREVER = 1e9
@@ -490,49 +490,3 @@ async def test_few_of_many_concurrent_calls_are_rejected(sandbox: Sandbox) -> No
     statuses = [record.status for record in sandbox.requests_of("me")]
     assert statuses.count(200) == 100
     assert statuses.count(429) <= 40
-
-
-# The budget
-
-
-def test_the_budget_in_an_outage() -> None:
-    """However many calls fail, no more than two requests are made for each on average, once it is more than a few."""
-    budget, requests = Budget(), 0
-    calls = 1000
-    for _ in range(calls):
-        budget.bring()
-        requests += 1
-        for _ in range(4):
-            requests += budget.take()
-    assert requests <= 2 * calls
-    assert not budget.any_left
-
-
-def test_the_budget_lets_a_lone_call_try_everything() -> None:
-    """One call in trouble has all of its attempts, and gets back what it took when it succeeds."""
-    budget = Budget()
-    budget.bring()
-    assert all(budget.take() for _ in range(8))
-    budget.give_back(8)
-    assert sum(budget.take() for _ in range(100)) == 20
-
-
-def test_many_calls_at_once_bring_their_credits() -> None:
-    """What calls under way have brought is not cut to what the purse holds between calls, whoever ends meanwhile."""
-    budget = Budget()
-    for _ in range(200):
-        budget.bring()
-    for _ in range(100):
-        budget.give_back(0)
-        budget.leave()
-    assert sum(budget.take() for _ in range(500)) == 90
-    budget.give_back(500)
-    assert sum(budget.take() for _ in range(500)) == 90
-    budget.give_back(500)
-    for _ in range(100):
-        budget.leave()
-    assert sum(budget.take() for _ in range(500)) == 40
-    budget.bring()
-    assert not budget.take(), "a call brings half a credit"
-    budget.bring()
-    assert budget.take()

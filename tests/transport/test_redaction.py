@@ -24,29 +24,27 @@ TOKEN = "tok/en+with=odd~chars.1234"
         quote(TOKEN, safe="").replace("%2F", "%2f").replace("%2B", "%2b").replace("%3D", "%3d"),
     ],
 )
-def test_every_spelling_of_a_secret_is_hidden(spelling: str) -> None:
-    """As it is, escaped as in JSON, and encoded as in a URL, in texts and in bytes."""
+def test_every_spelling_of_a_secret_is_redacted(spelling: str) -> None:
+    """As it is, escaped for JSON, and encoded for URLs, in texts and in bytes."""
     assert redact(f"a {spelling} b {spelling}", [TOKEN]) == "a [redacted] b [redacted]"
     assert redact_bytes(f"a {spelling} b".encode(), [TOKEN]) == b"a [redacted] b"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16-le", "utf-16-be", "utf-16"])
-def test_bytes_of_any_encoding(encoding: str) -> None:
-    """A body is searched as bytes: what encoding it claims does not matter, and all other bytes stay."""
+def test_secret_is_redacted_in_bytes_of_any_encoding(encoding: str) -> None:
+    """All other bytes stay."""
     body = f"å {TOKEN} ö".encode(encoding)
     assert redact_bytes(body, [TOKEN]) == "å [redacted] ö".encode(encoding)
     assert redact_bytes(bytes(range(256)), [TOKEN]) == bytes(range(256))
 
 
-def test_a_secret_within_another_does_not_uncover_it() -> None:
-    """The longer one is taken out first, and what stands for it is not searched again."""
+def test_secret_within_another_secret_does_not_reveal_it() -> None:
     assert redact("abcdef abc", ["abc", "abcdef"]) == "[redacted] [redacted]"
     assert redact("abcdef red", ["abcdef", "red", "e"]) == "[redacted] [redacted]"
 
 
 @pytest.mark.parametrize("secret", ["", "lösenord å", "\ud800x", "%2F"])
-def test_odd_secrets(secret: str) -> None:
-    """An empty secret is in no text; any other is taken out, whatever it holds."""
+def test_secret_may_contain_any_character_and_an_empty_one_is_ignored(secret: str) -> None:
     assert redact(f"<{secret}>", [secret]) == ("<[redacted]>" if secret else "<>")
     redact_bytes(b"<x>", [secret])
 
@@ -62,8 +60,8 @@ def test_odd_secrets(secret: str) -> None:
         ("Bearer x1", "Bearer x1"),
     ],
 )
-def test_bearer_tokens_of_others(text: str, hidden: str) -> None:
-    """What follows "Bearer" and looks like a token is hidden, also one that is not this client's."""
+def test_value_after_bearer_is_redacted_if_it_looks_like_a_token(text: str, hidden: str) -> None:
+    """Also a token that is not this client's."""
     assert redact(text, []) == hidden
     assert redact_bytes(text.encode(), []) == hidden.encode()
 
@@ -72,15 +70,13 @@ def test_bearer_tokens_of_others(text: str, hidden: str) -> None:
 @pytest.mark.parametrize(
     "text", ["bearer+" * 30_000, "bearer " * 30_000, "bearer+b," * 30_000, "bearer " + "a" * 300_000]
 )
-def test_hostile_texts_take_no_time(text: str) -> None:
-    """The search is linear."""
+def test_redaction_takes_linear_time(text: str) -> None:
     assert len(redact(text, [TOKEN])) <= len(text)
 
 
 @settings(deadline=None)
 @given(st.text(), st.text(min_size=8, alphabet=st.characters(min_codepoint=33, max_codepoint=126)), st.text())
-def test_no_secret_stays(before: str, secret: str, after: str) -> None:
-    """Wherever it stands, and in JSON as well; and the result can be printed anywhere."""
+def test_no_secret_remains_in_any_text(before: str, secret: str, after: str) -> None:
     found = redact(before + secret + after, [secret])
     assert secret not in found.replace("[redacted]", "")
     assert found.encode()
@@ -88,20 +84,18 @@ def test_no_secret_stays(before: str, secret: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("size", range(12))
-def test_a_secret_that_is_cut_off(size: int) -> None:
-    """A body that ends in the middle of a secret loses the part, unless that is too short to tell anything."""
+def test_secret_that_is_cut_off_at_the_end_is_removed(size: int) -> None:
+    """Unless the part is too short to reveal anything."""
     part = b"s3cret-token"[:size]
     assert redact_bytes(b'{"token": "' + part, ["s3cret-token"]) == b'{"token": "' + (part if size < 5 else b"")
 
 
-def test_a_secret_with_a_space() -> None:
-    """A form spells it with a plus."""
+def test_secret_with_a_space_is_redacted_in_a_form() -> None:
     assert redact("client_secret=my+long+secret&x=1", ["my long secret"]) == "client_secret=[redacted]&x=1"
 
 
 @pytest.mark.parametrize(
     "spelling", ["a&quot;b/1234567", r"a\"b\/1234567", r"a\"b/1234567", "a%22b%2F1234567", "a%22b/1234567"]
 )
-def test_spellings_of_html_json_and_urls(spelling: str) -> None:
-    """However a server escapes a secret, it is found."""
+def test_secret_is_redacted_as_escaped_in_html_json_and_urls(spelling: str) -> None:
     assert redact(f"<{spelling}>", ['a"b/1234567']) == "<[redacted]>"

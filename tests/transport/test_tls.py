@@ -158,8 +158,7 @@ CALLS: dict[str, Callable[[SigningClient, OAuth, Path], Awaitable[Any]]] = {
 # What is trusted
 
 
-async def test_an_unknown_authority_is_refused(authority: trustme.CA) -> None:
-    """At once, with a clear error, and without any request."""
+async def test_unknown_authority_is_refused_before_any_request(authority: trustme.CA) -> None:
     async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
         async with SigningClient(server.origin, TOKEN, retry=QUICK) as client:
             with pytest.raises(TransportError, match=r"certificate is not trusted.*local issuer") as caught:
@@ -168,8 +167,8 @@ async def test_an_unknown_authority_is_refused(authority: trustme.CA) -> None:
         assert server.requests == []
 
 
-async def test_a_custom_authority_is_accepted(authority: trustme.CA) -> None:
-    """By the caller's own session; uploads of several megabytes arrive whole, and no secret is on the wire in clear."""
+async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
+    """Uploads of several megabytes arrive whole, and no secret is on the wire in clear."""
     async with (
         serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server,
         tapped(server.origin) as line,
@@ -199,8 +198,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_an_authority_named_by_the_environment(authority: trustme.CA, tmp_path: Path, named: bool) -> None:
-    """SSL_CERT_FILE adds a private authority without a line of code; without it the same server is refused."""
+async def test_ssl_cert_file_adds_an_authority(authority: trustme.CA, tmp_path: Path, named: bool) -> None:
     bundle = tmp_path / "authority.pem"
     authority.cert_pem.write_to_path(str(bundle))
     environment = {name: value for name, value in os.environ.items() if name not in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
@@ -292,14 +290,14 @@ UNTRUSTED: dict[str, tuple[Callable[[trustme.CA, str], ssl.SSLContext | None], s
         ),
         "certificate is not trusted: certificate is not yet valid",
     ),
-    "TLS 1.1": (_old, "no connection could be made: .*(VERSION|PROTOCOL|ConnectionReset)"),
-    "no TLS": (lambda _, __: None, "no connection could be made: .*(VERSION|RECORD|REQUEST)"),
+    "TLS 1.1": (_old, "could not connect: .*(VERSION|PROTOCOL|ConnectionReset)"),
+    "no TLS": (lambda _, __: None, "could not connect: .*(VERSION|RECORD|REQUEST)"),
 }
 
 
 @pytest.mark.parametrize("name", UNTRUSTED)
-async def test_what_is_not_trusted_gets_no_secret(authority: trustme.CA, tmp_path: Path, name: str) -> None:
-    """For every call: the error says what is wrong, nothing was sent in clear or in cipher, nothing is in doubt."""
+async def test_untrusted_server_receives_no_secret(authority: trustme.CA, tmp_path: Path, name: str) -> None:
+    """In no call: nothing is sent in clear or encrypted, and the outcome is not unknown."""
     make, said = UNTRUSTED[name]
     async with (
         serving(_answer, ssl=make(authority, "127.0.0.1")) as server,
@@ -322,8 +320,7 @@ async def test_what_is_not_trusted_gets_no_secret(authority: trustme.CA, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["another authority", "self-signed", "another host", "expired", "no TLS"])
-async def test_the_webhook_check_trusts_no_other(authority: trustme.CA, name: str) -> None:
-    """A delivery is not sent to an endpoint that cannot show who it is."""
+async def test_webhook_check_sends_nothing_to_an_untrusted_endpoint(authority: trustme.CA, name: str) -> None:
     make, _ = UNTRUSTED[name]
     async with serving(_answer, ssl=make(authority, "127.0.0.1")) as server, tapped(server.origin) as line:
         with pytest.raises(TransportError, match="cannot be reached: "):
@@ -333,9 +330,7 @@ async def test_the_webhook_check_trusts_no_other(authority: trustme.CA, name: st
         assert b"X-Signature" not in line.raw
 
 
-async def test_a_handshake_that_never_ends() -> None:
-    """A server that takes the connection and says nothing is given up after the time for connecting."""
-
+async def test_handshake_that_never_ends_is_given_up_after_the_connect_timeout() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.extend(await reader.read(65_536))
         with contextlib.suppress(ConnectionError):
@@ -348,7 +343,7 @@ async def test_a_handshake_that_never_ends() -> None:
         origin = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         times = Timeouts(call=2.0, transfer=2.0, connect=0.2)
         async with SigningClient(origin, TOKEN, timeout=times, retry=RetryPolicy.none()) as client:
-            with pytest.raises(TransportError, match=r"no connection could be made|no answer came") as caught:
+            with pytest.raises(TransportError, match=r"could not connect|no response within") as caught:
                 await client.signings.send("s1")
         await left.wait()
     assert not isinstance(caught.value, OutcomeUnknown)
@@ -356,9 +351,7 @@ async def test_a_handshake_that_never_ends() -> None:
     assert MARK.encode() not in seen
 
 
-async def test_a_redirect_to_plain_http_is_not_followed(authority: trustme.CA) -> None:
-    """Nor a next page there: a token that was sent in cipher once is never sent in clear."""
-
+async def test_redirect_and_next_page_over_plain_http_are_refused(authority: trustme.CA) -> None:
     async def lure(request: web.Request) -> web.Response:
         where = plain.origin + "/api/1.0/signings?cursor=2"
         if "cursor" in request.query or request.path.endswith("me"):
@@ -379,9 +372,7 @@ async def test_a_redirect_to_plain_http_is_not_followed(authority: trustme.CA) -
         assert len(server.requests) == 2
 
 
-async def test_all_clients_share_one_context(authority: trustme.CA) -> None:
-    """The certificates of the system are loaded once, however many clients there are: that takes time and memory."""
-
+async def test_all_clients_share_one_tls_context(authority: trustme.CA) -> None:
     def contexts() -> int:
         gc.collect()
         # By their types: asked for its class, an object of another package may answer with an error.

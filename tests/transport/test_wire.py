@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import importlib.metadata
 import json
 import logging
@@ -10,7 +11,8 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +20,14 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from signing_async import InvalidRequest, RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
 from signing_async.transport import wire
 from signing_async.transport.retry import Outcome
 from tests.pdfs import make_pdf
-from tests.servers import serving
+from tests.servers import serving, talking
 
 # Bodies
 
@@ -57,9 +60,7 @@ def _writer(error: BaseException | None = None, transport: object = None) -> Any
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_connection_that_fails_while_a_body_is_written(broken: BaseException) -> None:
-    """It is no fault of the body's source, and neither is a call that is cancelled."""
-
+async def test_connection_error_or_cancellation_during_a_body_is_not_the_sources_failure(broken: BaseException) -> None:
     async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
         await write(b"some")
 
@@ -71,8 +72,8 @@ async def test_a_connection_that_fails_while_a_body_is_written(broken: BaseExcep
 @pytest.mark.parametrize(
     "fault", [InvalidRequest("source: it was changed"), ValueError(), MemoryError()], ids=lambda e: type(e).__name__
 )
-async def test_a_source_that_fails_while_a_body_is_written(fault: Exception) -> None:
-    """Its own error is kept, to be raised in place of aiohttp's: nothing is wrong with the connection."""
+async def test_failure_of_a_body_source_is_kept(fault: Exception) -> None:
+    """It is raised in place of aiohttp's connection error."""
 
     async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
         await write(b"so")
@@ -83,8 +84,7 @@ async def test_a_source_that_fails_while_a_body_is_written(fault: Exception) -> 
     assert body.failure is fault
 
 
-async def test_what_still_waits_to_be_sent() -> None:
-    """A body is told how much of it the connection holds back, and of a connection that is gone nothing."""
+async def test_body_source_is_told_the_number_of_buffered_bytes() -> None:
     told: list[int] = []
 
     async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
@@ -95,8 +95,7 @@ async def test_what_still_waits_to_be_sent() -> None:
     assert told == [3, 0]
 
 
-async def test_a_hook_of_the_callers_session_that_fails(sandbox: Sandbox) -> None:
-    """What it raises while a body is sent is the caller's own error: nothing arrives, nothing is sent again."""
+async def test_exception_of_the_sessions_trace_hook_is_raised_and_nothing_is_sent_again(sandbox: Sandbox) -> None:
     trace = aiohttp.TraceConfig()
 
     async def fail(session: object, context: object, params: aiohttp.TraceRequestChunkSentParams) -> None:
@@ -118,7 +117,7 @@ async def test_a_hook_of_the_callers_session_that_fails(sandbox: Sandbox) -> Non
 
 
 async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
-    """A canary: it fails if a release of aiohttp keeps its connections in another way than the client expects."""
+    """A canary: it fails if a release of aiohttp keeps its connections differently."""
     used: list[Any] = []
     headers: list[str | None] = []
 
@@ -133,7 +132,7 @@ async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCapture
         sessions = client._shared.sessions
         [(key, waiting)] = sessions.get().connector._conns.items()  # type: ignore[union-attr]  # what is tested
         [(protocol, _)] = waiting
-        assert sessions._pooled_as == key
+        assert sessions._pool_key == key
         assert protocol.should_close is False
     assert (len(set(used)), headers) == (1, [None] * 3)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -143,7 +142,7 @@ async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCapture
 async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
     pool: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With an unforeseen aiohttp calls go on, no connection waits for foreign bytes, and one warning says so."""
+    """With an unknown aiohttp, calls succeed without reusing connections, and one warning is logged."""
     used: list[Any] = []
     headers: list[str | None] = []
 
@@ -156,21 +155,21 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
         connector: Any = SimpleNamespace() if pool is None else SimpleNamespace(_conns=pool)
         drop(self, SimpleNamespace(connector=connector), url)  # type: ignore[arg-type]  # stands for another aiohttp
 
-    drop = wire.Sessions.drop_spoiled
-    monkeypatch.setattr(wire.Sessions, "drop_spoiled", hidden)
+    drop = wire.Sessions.drop_desynchronized
+    monkeypatch.setattr(wire.Sessions, "drop_desynchronized", hidden)
     async with serving(answer) as server, SigningClient(server.origin, "token") as client:
         for _ in range(3):
             assert (await client.me()).id == "u1"
     assert (len(set(used)), headers) == (3, ["close"] * 3)
     [warned] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"aiohttp {aiohttp.__version__} cannot be checked" in warned
+    assert f"aiohttp {aiohttp.__version__} (" in warned
 
 
 # The event loop
 
 
 def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
-    """What is loaded for the first request and the first preflight is loaded in threads."""
+    """The modules for the first request and the first preflight are imported in threads."""
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     (tmp_path / "large.pdf").write_bytes(make_pdf(1_000_000))
     # What measures the tests imports by itself.
@@ -194,10 +193,9 @@ def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
     assert {"cattrs", "signing_async.documents.preflight"} <= set(facts["in threads"])
 
 
-def test_the_version_is_the_distributions() -> None:
-    """It is known without looking for the installed distribution, and sent with each request."""
+def test_user_agent_has_the_version_of_the_distribution() -> None:
     assert (
-        wire._headers(wire.JSON, last=False)["User-Agent"]
+        wire._headers(wire.JSON, close=False)["User-Agent"]
         == f"signing-async/{importlib.metadata.version('signing-async')}"
     )
 
@@ -206,8 +204,7 @@ def test_the_version_is_the_distributions() -> None:
 
 
 @pytest.mark.parametrize("framing", ["sized", "chunked", "until it closes"])
-async def test_an_answer_that_comes_in_pieces(framing: str) -> None:
-    """It is read to its end however that is told, and its connection is used again if it may be."""
+async def test_response_in_pieces_is_read_to_its_end_and_its_connection_reused(framing: str) -> None:
     connections = set()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -252,8 +249,7 @@ def _response(content: _Content) -> wire.Response:
     return wire.Response(inner)
 
 
-async def test_nothing_is_asked_for_after_the_end() -> None:
-    """Where the end came with the last bytes these are all that is waited for; where it did not, it is waited for."""
+async def test_response_is_not_awaited_after_its_end() -> None:
     for told, asked in ((True, 2), (False, 3)):
         content = _Content(b"ab", b"cd", told=told)
         assert await _response(content).read(100) == b"abcd"
@@ -263,10 +259,141 @@ async def test_nothing_is_asked_for_after_the_end() -> None:
     assert await _response(_Content(only, told=True)).read(100) is only
 
 
-async def test_an_answer_may_be_as_large_as_allowed() -> None:
-    """And not larger by a byte, in one piece or in several."""
+async def test_response_may_be_as_large_as_the_limit_but_no_byte_larger() -> None:
     assert await _response(_Content(b"ab", b"cd", told=True)).read(4) == b"abcd"
     for parts in ((b"abcde",), (b"ab", b"cde")):
-        with pytest.raises(wire.Broken) as caught:
+        with pytest.raises(wire.BrokenResponse) as caught:
             await _response(_Content(*parts, told=True)).read(4)
-        assert caught.value.failure == wire.Failure(Outcome.LOST, "the answer is larger than 4 bytes", passing=False)
+        assert caught.value.failure == wire.Failure(
+            Outcome.LOST, "the response is larger than 4 bytes", transient=False
+        )
+
+
+# Desynchronized connections
+
+
+@asynccontextmanager
+async def _talkative() -> AsyncIterator[str]:
+    """A server that responds correctly, and a moment later sends a response that nobody asked for."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "right"}')
+            await asyncio.sleep(0.02)
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"id": "wrong"}')
+
+    async with talking(talk) as origin:
+        yield origin
+
+
+async def _desynchronized(session: aiohttp.ClientSession) -> None:
+    """Wait until every idle connection has foreign bytes."""
+    assert session.connector is not None
+    for _ in range(500):
+        waiting = [protocol for each in session.connector._conns.values() for protocol, _ in each]
+        if waiting and all(protocol.should_close for protocol in waiting):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("no foreign bytes arrived")
+
+
+OTHER_SETTINGS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no check of certificates": {"ssl": False},
+    "another name in the certificate": {"server_hostname": "other.example.com"},
+    "a proxy": {"proxy": "{origin}"},
+}
+
+
+@pytest.mark.parametrize("odd", OTHER_SETTINGS)
+async def test_desynchronized_connection_is_not_reused_whatever_else_uses_the_session(odd: str) -> None:
+    """The caller's own requests to the service, with other settings, do not hide the client's connections."""
+    async with _talkative() as origin, aiohttp.ClientSession() as session:
+        client = SigningClient(origin, "token", session=session)
+        settings: dict[str, Any] = {
+            key: origin if value == "{origin}" else value for key, value in OTHER_SETTINGS[odd].items()
+        }
+        async with session.get(origin, **settings) as response:
+            await response.read()
+        await _desynchronized(session)
+        for _ in range(3):
+            assert (await client.me()).id == "right"
+            await _desynchronized(session)
+
+
+async def test_desynchronized_connection_to_the_sessions_proxy_is_not_reused() -> None:
+    async with _talkative() as proxy, aiohttp.ClientSession(proxy=proxy) as session:
+        client = SigningClient("http://127.0.0.9:9", "token", session=session)
+        for _ in range(3):
+            assert (await client.me()).id == "right"
+            await _desynchronized(session)
+
+
+class _Pool(collections.defaultdict[Any, Any]):
+    """Counts its iterations."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.looks += 1
+        return super().__iter__()
+
+
+async def test_call_checks_only_its_own_hosts_connections() -> None:
+    """A session with connections to many hosts costs a call no more."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"id": "right"})
+
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(answer)) for _ in range(20)]
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        assert isinstance(session.connector, aiohttp.TCPConnector)
+        pool = session.connector._conns = _Pool(collections.deque, session.connector._conns)
+        clients = [SigningClient(server.origin, "token", session=session) for server in servers]
+        for _ in range(2):
+            for client in clients:
+                await client.me()
+        assert len(pool) == len(clients)
+        pool.looks = 0
+        for client in clients:
+            await client.me()
+        assert pool.looks == 0
+        assert len(pool) == len(clients)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"host": "other.example.com"},
+        {"port": 8443},
+        {"is_ssl": False},
+        {"ssl": False},
+        {"proxy": URL("http://proxy.example.com")},
+        {"server_hostname": "other.example.com"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+async def test_pool_key_is_that_of_the_clients_own_connections(other: dict[str, Any]) -> None:
+    url = URL("https://tenant.example.com/api")
+    own = aiohttp.ClientRequest("GET", url, loop=asyncio.get_running_loop()).connection_key
+    closed: list[str] = []
+
+    def desynchronized(name: str) -> tuple[Any, float]:
+        return SimpleNamespace(should_close=True, close=lambda: closed.append(name)), 0.0
+
+    pool = {own._replace(**other): [desynchronized("other")]}
+    session: Any = SimpleNamespace(connector=SimpleNamespace(_conns=pool))
+    sessions = wire.Sessions(session)
+    sessions.drop_desynchronized(session, url)
+    pool[own] = [desynchronized("own")]
+    closed.clear()
+    sessions.drop_desynchronized(session, url)
+    assert "own" in closed
+    closed.clear()
+    sessions.drop_desynchronized(session, url)
+    assert closed == ["own"]
+    del pool[own]  # while all of them are in use
+    sessions.drop_desynchronized(session, url)
+    assert own not in pool

@@ -1,0 +1,187 @@
+"""One attempt of a call: a request and its response, redirects followed, the token replaced if it was rejected."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from .. import errors
+from . import retry, wire
+from .decode import Unreadable, parse
+from .error_response import error_from, request_id
+from .operation import Operation, Options, Shared
+from .retry import FailedAttempt, Outcome, Repeat
+
+__all__ = ["Exchange", "TokenReplaced"]
+
+T = TypeVar("T")
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 5
+
+
+class TokenReplaced:
+    """The service rejected the token, and there is a new one: the request is to be sent again."""
+
+
+class Exchange(Generic[T]):
+    """A request and what is known of its response."""
+
+    body: wire.Body | None = None
+    """The request's body, while the request may have taken effect."""
+    sent_at = 0.0
+    status: int | None = None
+    _headers: Mapping[str, str] = {}
+    _content: bytes = b""
+    _data: Any = None
+    _error_id: str | None = None
+
+    def __init__(self, operation: Operation[T], shared: Shared, options: Options) -> None:
+        self._operation = operation
+        self._shared = shared
+        self._options = options
+
+    @property
+    def request_id(self) -> str | None:
+        """The request id of the response, looked up only when it is needed."""
+        found = request_id(self._headers, self._data, self._options.assumptions)
+        # A server may echo anything in it.
+        return self._error_id or (None if found is None else self._shared.redact(found))
+
+    async def send(self, limit: float, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
+        """Send the request, and return what its response holds; ``limit`` is the loop time at which it is cancelled.
+
+        A rejected token is replaced if ``may_refresh``.
+        """
+        operation, loop = self._operation, asyncio.get_running_loop()
+        token = await self._shared.auth.token()
+        if operation.body is not None:
+            self.body = operation.body()
+        self.sent_at = loop.time()
+        request = wire.Request(
+            operation.method, self._shared.origin, operation.path, operation.params, self.body, operation.accept
+        )
+        # While an upload is processed there is silence; it must not be taken for a lost response.
+        silence = self._options.timeouts.call if operation.receive is not None else None
+        for _ in range(_MAX_REDIRECTS + 1):
+            connect = max(min(self._options.timeouts.connect, 0.9 * (limit - loop.time())), 0.001)
+            response = await wire.send(self._shared.sessions, request, token, connect=connect, silence=silence)
+            if isinstance(response, wire.Failure):
+                return self._failed(response)
+            try:
+                self.status = response.status
+                self._headers = response.headers
+                if response.status in _REDIRECTS and operation.method == "GET":
+                    request = self._redirected(request, response)
+                    self.status, self._headers = None, {}
+                    continue
+                may_be_expired = response.status in self._options.assumptions.expired_token_statuses
+                if may_refresh and token is not None and may_be_expired:
+                    rejection = await self._error(response)
+                    response.close()
+                    # The request was refused: nothing is ambiguous while the token is refreshed.
+                    self.body = None
+                    if await self._shared.auth.renewed(token):
+                        return TokenReplaced()
+                    raise rejection
+                return await self._receive(response)
+            except wire.BrokenResponse as broken:
+                failure = broken.failure
+            finally:
+                response.finish()
+            return self._failed(failure)
+        raise self._refused_redirect(f"more than {_MAX_REDIRECTS} redirects")
+
+    def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
+        """Return the request that a redirect asks for; raise an error if it leads to another origin."""
+        target = wire.resolve(request, response.headers.get("Location", ""))
+        if target is None:
+            raise self._refused_redirect("a redirect to another origin is not followed")
+        return attrs.evolve(request, path=target, params={})
+
+    def _refused_redirect(self, reason: str) -> errors.APIError:
+        return errors.APIError(
+            reason, status=self.status or 302, operation=self._operation.name, request_id=self.request_id
+        )
+
+    def _failed(self, failure: wire.Failure) -> FailedAttempt:
+        name = self._operation.name
+        error = errors.TransportError(
+            f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
+        )
+        error.transient = failure.transient
+        return FailedAttempt(failure.outcome, error, transient=failure.transient)
+
+    async def _receive(self, response: wire.Response) -> T | FailedAttempt:
+        operation = self._operation
+        if not response.ok:
+            return await self._fail(response)
+        if operation.decode is None and operation.receive is None:
+            # The status suffices: it does not matter if the body is cut off or hangs.
+            if not _is_html_page(await response.read_start(), response):
+                return cast("T", None)
+            page = self._shared.decode_error(operation.name, "it is a page of HTML", response.status, self.request_id)
+            return self._unreadable(page)
+        try:
+            if operation.receive is not None:
+                return await operation.receive(response)
+            assert operation.decode is not None
+            # Not in local variables: some tracebacks show those. Decoding uses up the data, and an error needs it.
+            self._content = await response.read(self._options.assumptions.max_answer_bytes)
+            self._data = parse(self._content)
+            return operation.decode(self._data, response)
+        except Unreadable as error:
+            problem = str(error)
+        unreadable = self._shared.decode_error(operation.name, problem, response.status, self.request_id, self._content)
+        if operation.repeat is Repeat.READ:
+            raise unreadable
+        return self._unreadable(unreadable)
+
+    def _unreadable(self, error: errors.DecodeError) -> FailedAttempt:
+        """Return the failure of a write whose successful response cannot be decoded: it is reconciled if possible."""
+        error.effect = "unknown"
+        if self._operation.repeat is Repeat.CREATE:
+            raise error
+        return FailedAttempt(Outcome.LOST, error, transient=False)
+
+    async def _fail(self, response: wire.Response) -> FailedAttempt:
+        """Return the failure that a response other than 2xx means; raise the error if a repeat cannot help."""
+        error, status = await self._error(response), response.status
+        self._error_id = error.request_id
+        if status == 429:
+            return FailedAttempt(Outcome.THROTTLED, error, error.retry_after)
+        if 500 <= status < 600:
+            # A 502 or 504, or a proxy's page, says nothing about the service behind it.
+            own = status in (500, 503) and error.code is not None
+            return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
+        if status < 400 and self._operation.method != "GET":
+            # Some server took the request, and it is not known where the request went.
+            return FailedAttempt(Outcome.LOST, error, transient=False)
+        raise error
+
+    async def _error(self, response: wire.Response) -> errors.APIError | errors.AuthError:
+        headers = response.headers
+        error = error_from(
+            response.status,
+            headers,
+            await response.read_start(),
+            reason=response.reason,
+            operation=self._operation.name,
+            not_found=self._operation.not_found,
+            retry_after=retry.read_retry_after(headers.get("Retry-After"), date=headers.get("Date"), now=time.time),
+            secrets=self._shared.auth.secrets(),
+            assumptions=self._options.assumptions,
+        )
+        return self._operation.error_from(error, headers)
+
+
+def _is_html_page(body: bytes, response: wire.Response) -> bool:
+    """Return whether a proxy, such as one that requires a login, responded in the service's place.
+
+    The content type alone does not tell: some frameworks set it on an empty response.
+    """
+    return body.lstrip().startswith(b"<") and "html" in response.headers.get("Content-Type", "").lower()

@@ -1,0 +1,252 @@
+"""Hostile redirects, pages and connections: the token goes nowhere else, and nothing is sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from signing_async import (
+    APIError,
+    OutcomeUnknown,
+    SigningClient,
+    SigningError,
+    TransportError,
+)
+from tests.fuzz.promises import TOKEN
+from tests.pdfs import make_pdf
+from tests.transport.hostile import (
+    JSON,
+    OPERATIONS,
+    PDF,
+    SIGNING,
+    Conversation,
+    connected,
+    hostile,
+    outcome,
+    saying,
+    sized,
+)
+
+# Where the token goes
+
+
+FOREIGN = (
+    "http://{other}",
+    "//{other}",
+    "HTTP:",
+    "http://localhost",
+    "http://user",
+    "https:",
+    "ftp:",
+    "file:",
+    "data:",
+)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://{other}/api/1.0/me",
+        "//{other}/x",
+        "http://localhost:{port}/x",
+        "http://{own}@{other}/x",
+        "http://user:pass@{own}/x",
+        "https://{own}/x",
+        "HTTP://{other}",
+        "http:\\\\{other}\\x",
+        "/\\{other}/x",
+        "\\\\{other}/x",
+        "ht\ttp://{other}/x",
+        " http://{other}/x",
+        "http:///{other}/x",
+        "http:{other}/x",
+        "file:///etc/passwd",
+        "ftp://{other}/x",
+        "data:application/json,{{}}",
+        "javascript:alert(1)",
+        "ws://{own}/x",
+        "http://{own}.example.com/x",
+        "http://{own}%2f@{other}/x",
+        "http://127.1:{port}/x",
+        "http://0x7f000001:{port}/x",
+        "http://[::ffff:127.0.0.1]:{port}/x",
+        "http://{other}#{own}",
+        "http://{other}?{own}",
+        "",
+        "?",
+        "#",
+        "http://",
+        "://",
+        "http://[",
+        "http://{own}:99999/",
+        "/x" * 3_000,
+    ],
+    ids=repr,
+)
+async def test_redirect_is_followed_only_to_the_clients_own_origin(location: str, tmp_path: Path) -> None:
+    async def redirect(talk: Conversation) -> None:
+        await talk.request()
+        own, strange = server.origin.removeprefix("http://"), other.origin.removeprefix("http://")
+        where = location.format(own=own, other=strange, port=own.partition(":")[2])
+        await talk.send(b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % where.encode())
+
+    async with hostile(saying(sized(SIGNING))) as other, hostile(redirect) as server:
+        for operate in OPERATIONS.values():
+            server.heads.clear()
+            async with connected(server) as client:
+                error = await outcome(operate, client, tmp_path)
+            assert isinstance(error, SigningError)
+            # An ambiguous write is followed by one reading.
+            reads = [head for head in server.heads if head.startswith(b"GET ")]
+            assert len(server.heads) - len(reads) <= 1
+            assert len(reads) <= (1 if location.startswith(FOREIGN) else 6)
+            host = server.origin.removeprefix("http://").encode()
+            assert all(b"\r\nHost: %s\r\n" % host in head for head in server.heads)
+        assert other.heads == []
+
+
+async def test_clients_own_session_keeps_no_cookies() -> None:
+    raw = sized(SIGNING, JSON + b"Set-Cookie: session=of-somebody; Path=/\r\n")
+    async with hostile(saying(raw)) as server:
+        # Of a host without a name nobody keeps cookies.
+        async with SigningClient(server.origin.replace("127.0.0.1", "localhost"), TOKEN) as client:
+            await client.me()
+            await client.me()
+        assert all(b"cookie" not in head.lower() for head in server.heads)
+
+
+async def test_endless_list_is_fetched_at_most_one_page_ahead() -> None:
+    number = 0
+
+    async def behave(talk: Conversation) -> None:
+        nonlocal number
+        while True:
+            await talk.request()
+            number += 1
+            page = json.dumps({"data": [{"id": f"s{number}"}], "next": f"c{number}"})
+            await talk.send(sized(page.encode()))
+
+    async with hostile(behave) as server, connected(server) as client:
+        seen = 0
+        async for _ in client.signings.list():
+            seen += 1
+            if seen == 30:
+                break
+        await asyncio.sleep(0.05)
+        assert len(server.heads) <= 32
+
+
+# Connections
+
+
+async def test_response_on_an_idle_connection_is_not_taken_for_the_next_one() -> None:
+    asked: list[bytes] = []
+
+    async def behave(talk: Conversation) -> None:
+        while True:
+            asked.append(await talk.request())
+            await talk.send(sized(b'{"id": "right"}'))
+            await asyncio.sleep(0.05)
+            await talk.send(sized(b'{"id": "of somebody else"}'))
+
+    async with hostile(behave) as server, connected(server) as client:
+        for _ in range(5):
+            assert (await client.me()).id == "right"
+            await asyncio.sleep(0.15)
+
+
+async def test_response_before_the_request_ends_in_an_error_or_a_record() -> None:
+    async def behave(talk: Conversation) -> None:
+        await talk.send(sized(b'{"id": "early"}'))
+        await talk.request()
+
+    async with hostile(behave) as server, connected(server) as client:
+        found = await outcome(OPERATIONS["me"], client, Path("/nonexistent").parent)
+        assert isinstance(found, TransportError) or found.id == "early"
+
+
+BIG = make_pdf(4_000_000)
+
+
+@pytest.mark.parametrize("ending", ["close", "reset", "drain"])
+async def test_upload_refused_while_it_is_sent_is_not_repeated(ending: str, tmp_path: Path) -> None:
+    """A 413 during the upload is raised as such, or as a broken connection; a repeat is preceded by a reading."""
+
+    async def behave(talk: Conversation) -> None:
+        while True:
+            head = await talk.head()
+            if head.startswith(b"GET"):
+                await talk.send(sized(b'{"id": "s1", "is_draft": true, "documents": []}'))
+                continue
+            await talk.reader.readexactly(50_000)
+            await talk.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            if ending == "reset":
+                talk.reset()
+            elif ending == "drain":
+                while await talk.reader.read(2**20):
+                    pass
+            return
+
+    async with hostile(behave) as server, connected(server) as client:
+        found = await outcome(lambda client, folder: client.documents.upload("s1", BIG, "a.pdf"), client, tmp_path)
+        assert isinstance(found, APIError | TransportError)
+        if ending == "drain":
+            assert isinstance(found, APIError)
+            assert found.status == 413
+        if isinstance(found, APIError):
+            assert found.status == 413
+        # Each repeat is preceded by a reading.
+        assert server.count("GET /api/1.0/signings/s1 ") >= server.count("POST")
+
+
+async def test_upload_after_a_reset_is_preceded_by_a_reading_and_not_duplicated(tmp_path: Path) -> None:
+    arrived: list[str] = []
+
+    async def behave(talk: Conversation) -> None:
+        while True:
+            head = await talk.head()
+            if head.startswith(b"GET"):
+                documents = [{"id": name, "name": "a.pdf"} for name in arrived]
+                await talk.send(sized(json.dumps({"id": "s1", "is_draft": True, "documents": documents}).encode()))
+                continue
+            await talk.reader.readexactly(100_000)
+            if server.count("POST") == 2:
+                arrived.append("d1")
+            talk.reset()
+            return
+
+    async with hostile(behave) as server, connected(server) as client:
+        document = await client.documents.upload("s1", BIG, "a.pdf")
+        assert document.id == "d1"
+        assert server.count("POST") == 2
+
+
+async def test_write_is_not_repeated_if_its_response_is_cut_off_in_the_head(tmp_path: Path) -> None:
+    """Its effect is found, and counts."""
+    done: set[str] = set()
+
+    async def behave(talk: Conversation) -> None:
+        while True:
+            method, path = (await talk.request()).decode().split(" ")[:2]
+            if method == "POST":
+                done.add(path.rpartition("/")[2])
+                await talk.send(b"HTTP/1.1 200 OK\r\nContent-")
+                return talk.reset()
+            if path.endswith("recipients"):
+                people = [{"id": "r1", "email": "a@example.com"}] if "recipients" in done else []
+                await talk.send(sized(json.dumps(people).encode()))
+            else:
+                documents = [{"id": "d9", "name": "a.pdf"}] if "documents" in done else []
+                answer = {"id": "s1", "is_draft": "send" not in done, "documents": documents}
+                await talk.send(sized(json.dumps(answer).encode()))
+
+    async with hostile(behave) as server, connected(server) as client:
+        assert (await client.documents.upload("s1", PDF, "a.pdf")).id == "d9"
+        assert (await client.recipients.add("s1", email="a@example.com")).id == "r1"
+        await client.signings.send("s1")
+        with pytest.raises(OutcomeUnknown):
+            await client.recipients.remind("s1", "r1")
+        assert server.count("POST") == 4
