@@ -26,6 +26,7 @@ from .redaction import redact, redact_data
 from .retry import Outcome, Repeat, RetryPolicy, Step, Trouble
 
 __all__ = [
+    "Anonymous",
     "Attempt",
     "Auth",
     "Bearer",
@@ -89,8 +90,8 @@ class Attempt:
 class Auth(Protocol):
     """Where the bearer token comes from."""
 
-    async def token(self) -> Token:
-        """A token to use now."""
+    async def token(self) -> Token | None:
+        """A token to use now; None for a request without one."""
 
     async def renewed(self, rejected: Token) -> bool:
         """Whether a token that the service rejected could be replaced."""
@@ -115,6 +116,19 @@ class Bearer:
         return (self._token.access_token,)
 
 
+class Anonymous:
+    """No access token, for requests that carry none or their own credentials, which ``secrets`` returns."""
+
+    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
+        self.secrets: Callable[[], Iterable[str]] = secrets
+
+    async def token(self) -> None:
+        return None
+
+    async def renewed(self, rejected: Token) -> bool:
+        return False
+
+
 # Not frozen, as the request is not: to make frozen ones would take a fortieth of a small call's time.
 @attrs.define(eq=False)
 class Operation(Generic[T]):
@@ -128,6 +142,8 @@ class Operation(Generic[T]):
     """From the parsed answer, and the response for its headers; without it the answer's body does not matter."""
     receive: Callable[[wire.Response], Awaitable[T]] | None = None
     """Reads the answer's body itself, for what is no JSON."""
+    convert_error: Callable[[errors.APIError, Mapping[str, str]], errors.APIError | errors.AuthError] | None = None
+    """Makes another error of the one for an error response, from it and the response's headers."""
     effect: Effect[T] | None = None
     """For `Repeat.RECONCILED`: how the effect is recognized."""
     params: Mapping[str, str] = {}
@@ -223,6 +239,7 @@ class _Call(Generic[T]):
     retry_at = 0.0
     may_have_reminded = False
     may_renew = True
+    lost_responses = 0
     taken = 0
     # Of the last answer:
     body: wire.Body | None = None
@@ -330,14 +347,19 @@ class _Call(Generic[T]):
     def _decide(self, trouble: Trouble, following: Step) -> retry.Decision:
         if following is Step.UNKNOWN:
             return retry.Decision(None, "a repeat could take effect twice")
-        if not trouble.passing:
+        if not trouble.passing or following is Step.RAISE:
             return retry.Decision(None)
+        if following is Step.RETRY_ONCE:
+            self.lost_responses += 1
+            if self.lost_responses > 1:
+                return retry.Decision(None, "the response was lost twice")
         throttled = trouble.outcome is Outcome.THROTTLED
         if throttled:
             self.spared += self.shared.let_through > self.let_through
         attempt = max(1, self.attempts - self.spared)
-        # The limiter spreads the calls that wait for it.
-        spread = throttled and trouble.retry_after and attempt == 1
+        # A limiter spreads the calls that wait for it. The token endpoint's is a plain pause of its own.
+        own_limiter = self.operation.repeat is Repeat.TOKEN
+        spread = throttled and trouble.retry_after and attempt == 1 and not own_limiter
         reconciles = following is Step.RECONCILE
         decision = retry.decide(
             self.options.retry,
@@ -350,8 +372,9 @@ class _Call(Generic[T]):
         if throttled:
             # Every call of the client waits, this one's own delay included. A wait beyond the policy's cap may be of
             # this endpoint alone: then the limiter slows down as after any 429.
-            wait = decision.delay if decision.delay is not None else trouble.retry_after or 0.0
-            self.shared.gate.close(wait if wait <= self.options.retry.max_retry_after else 0.0)
+            wait, cap = trouble.retry_after or 0.0, self.options.retry.max_retry_after
+            wait = wait if decision.delay is None else decision.delay
+            self.shared.gate.close(wait if wait <= cap else cap if own_limiter else 0.0)
         elif decision.delay is not None and self.payer is None and not self.shared.budget.any_left:
             return retry.Decision(None, _BUDGET_SPENT)
         return decision
@@ -531,9 +554,9 @@ class _Call(Generic[T]):
             operation=self.operation.name,
             retry_after=wait,
         )
-        return Trouble(Outcome.THROTTLED, error, wait, passing=False)
+        return Trouble(Outcome.THROTTLED, self._converted(error, {}), wait, passing=False)
 
-    async def _once(self, token: Token, limit: float) -> T | Trouble | _Renewed:
+    async def _once(self, token: Token | None, limit: float) -> T | Trouble | _Renewed:
         """One request with this token."""
         operation = self.operation
         request = wire.Request(
@@ -554,7 +577,8 @@ class _Call(Generic[T]):
                     request = self._redirected(request, response)
                     self._forget_answer()
                     continue
-                if self.may_renew and response.status in self.options.assumptions.expired_token_statuses:
+                expired = response.status in self.options.assumptions.expired_token_statuses
+                if self.may_renew and token is not None and expired:
                     self.may_renew = False
                     rejection = await self._rejection(response)
                     response.close()
@@ -632,9 +656,9 @@ class _Call(Generic[T]):
             unreadable.effect = "unknown"
         raise unreadable
 
-    async def _rejection(self, response: wire.Response) -> errors.APIError:
+    async def _rejection(self, response: wire.Response) -> errors.APIError | errors.AuthError:
         headers = response.headers
-        return error_from(
+        error = error_from(
             response.status,
             headers,
             await response.start(),
@@ -645,6 +669,11 @@ class _Call(Generic[T]):
             secrets=self.shared.auth.secrets(),
             assumptions=self.options.assumptions,
         )
+        return self._converted(error, headers)
+
+    def _converted(self, error: errors.APIError, headers: Mapping[str, str]) -> errors.APIError | errors.AuthError:
+        convert = self.operation.convert_error
+        return error if convert is None else convert(error, headers)
 
     # Telling
 

@@ -61,6 +61,9 @@ class Pause:
             await asyncio.sleep(wait)
         return True
 
+    def left(self, since: float, admitted: bool | None) -> None:
+        """Learn nothing: a pause knows no rate."""
+
 
 class LocalGate:
     """The `Gate` of one process: after a 429 nothing goes out until its Retry-After, then as much as is let through.

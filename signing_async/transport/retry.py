@@ -1,13 +1,13 @@
 """What is retried, when, and how often: pure decisions, and the one runner that carries them out.
 
-======================================  =======  ================  ========  ========  =============
-outcome                                 reads    reconciled        create    remind    token request
-======================================  =======  ================  ========  ========  =============
-nothing was sent                        retry    retry             retry     retry     retry
-429                                     retry    retry             retry     retry     retry
-5xx                                     retry    reconcile, retry  retry     retry     retry
-the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once
-======================================  =======  ================  ========  ========  =============
+======================================  =======  ================  ========  ========  =============  =======
+outcome                                 reads    reconciled        create    remind    token request  probes
+======================================  =======  ================  ========  ========  =============  =======
+nothing was sent                        retry    retry             retry     retry     retry          raise
+429                                     retry    retry             retry     retry     retry          retry
+5xx                                     retry    reconcile, retry  retry     retry     retry          raise
+the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once     raise
+======================================  =======  ================  ========  ========  =============  =======
 
 `send`, `upload` and `add` are reconciled: the service has no idempotency keys, so its state is read before a retry.
 """
@@ -115,6 +115,7 @@ class Repeat(Enum):
     CREATE = "leave a spare draft"
     REMIND = "remind twice"
     TOKEN = "use a refresh token twice"
+    PROBE = "nothing, but a failure is a finding"
 
 
 class Step(Enum):
@@ -123,6 +124,7 @@ class Step(Enum):
     RETRY = "retry"
     RECONCILE = "reconcile, then retry"
     RETRY_ONCE = "retry once"
+    RAISE = "raise the error"
     UNKNOWN = "give up: the outcome is unknown"
 
 
@@ -141,6 +143,8 @@ def step(outcome: Outcome, repeat: Repeat) -> Step:
         return Step.UNKNOWN
     if outcome in _NO_RESPONSE and repeat is Repeat.TOKEN:
         return Step.RETRY_ONCE
+    if repeat is Repeat.PROBE and outcome is not Outcome.THROTTLED:
+        return Step.RAISE
     return Step.RETRY
 
 

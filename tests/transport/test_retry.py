@@ -20,17 +20,17 @@ NOW = 1_800_000_000.0
 @pytest.mark.parametrize(
     ("outcome", "row"),
     [
-        (Outcome.UNSENT, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.THROTTLED, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.FAILED, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.GATEWAY, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.CUT, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE]),
-        (Outcome.LOST, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE]),
+        (Outcome.UNSENT, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
+        (Outcome.THROTTLED, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
+        (Outcome.FAILED, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
+        (Outcome.GATEWAY, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
+        (Outcome.CUT, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE]),
+        (Outcome.LOST, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE]),
     ],
 )
 def test_the_table(outcome: Outcome, row: list[Step]) -> None:
     """What follows each outcome, for reads, reconciled writes, create, remind and token requests."""
-    kinds = [Repeat.READ, Repeat.RECONCILED, Repeat.CREATE, Repeat.REMIND, Repeat.TOKEN]
+    kinds = [Repeat.READ, Repeat.RECONCILED, Repeat.CREATE, Repeat.REMIND, Repeat.TOKEN, Repeat.PROBE]
     assert [step(outcome, kind) for kind in kinds] == row
 
 
