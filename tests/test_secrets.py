@@ -481,7 +481,7 @@ async def test_an_early_refresh_that_fails_is_logged_without_secrets(watch: Watc
     token = Token(OLD.access_token, OLD.refresh_token, datetime.now(UTC) + timedelta(seconds=50))
     async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url, token) as oauth:
         await oauth.token()
-        oauth._fresh_until = 0.0
+        oauth._current._fresh_until = 0.0
         assert (await oauth.token()).access_token == OLD.access_token
     assert "ahead of expiry" in watch.log.getvalue()
 

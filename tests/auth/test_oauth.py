@@ -825,7 +825,7 @@ async def test_an_early_refresh_that_fails_serves_the_old_token(
 async def test_an_early_refresh_that_takes_long_serves_the_old_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token endpoint that hangs holds nobody up for long while the token works; what comes at last is taken."""
     slow = Slow(grants())
-    monkeypatch.setattr("signing_async.auth.oauth._EARLY_WAIT", 0.05)
+    monkeypatch.setattr("signing_async.auth.refresh._EARLY_WAIT", 0.05)
     async with Scripted(grants("old"), slow) as server, oauth_for(server.base_url) as oauth:
         await oauth.exchange("code")
         nearly_expired(monkeypatch)
@@ -1142,7 +1142,7 @@ async def test_token_that_cannot_be_saved_on_close_is_an_error_and_logged(
         with pytest.raises(AuthError, match=words) as caught:
             await (client if who == "client" else oauth).aclose()
         assert caught.value.__context__ is None
-        assert (client._shared.sessions if who == "client" else oauth._sessions).closed
+        assert (client._shared.sessions if who == "client" else oauth._endpoint.sessions).closed
         [logged] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert logged == str(caught.value)
         await oauth.aclose()
@@ -1336,9 +1336,9 @@ async def test_429_closes_the_gate_for_others() -> None:
         first = asyncio.create_task(oauth.exchange("one"))
         while not server.requests:
             await asyncio.sleep(0.001)
-        while oauth._gate.opens_at == 0.0:
+        while oauth._endpoint.gate.opens_at == 0.0:
             await asyncio.sleep(0.001)
-        opens_at = oauth._gate.opens_at
+        opens_at = oauth._endpoint.gate.opens_at
         await oauth.exchange("two")
         assert loop.time() >= opens_at
         await first
@@ -1453,7 +1453,7 @@ async def test_no_answer_within_the_timeout(sent: bool) -> None:
         oauth_for(server.base_url, store=MemoryTokenStore(expired()), timeout=0.2) as oauth,
     ):
         if not sent:
-            oauth._gate.close(0.19)
+            oauth._endpoint.gate.close(0.19)
         with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no answer came within 0\.2 s") as caught:
             await oauth.access_token()
         assert (caught.value.operation, caught.value.attempts) == ("oauth.refresh", 1)
@@ -1469,7 +1469,7 @@ async def test_a_timeout_of_the_stores_own_is_the_stores() -> None:
             raise TimeoutError("the trace hook's own")
 
         async with oauth_for(server.base_url, session=session, store=MemoryTokenStore(expired())) as oauth:
-            oauth._usable_sessions = late  # type: ignore[method-assign,assignment]  # stands for any TimeoutError from inside
+            oauth._endpoint.usable_sessions = late  # type: ignore[method-assign,assignment]  # stands for any TimeoutError from inside
             with pytest.raises(TimeoutError, match="the trace hook's own"):
                 await oauth.access_token()
 
@@ -1516,7 +1516,7 @@ async def test_the_error_shapes_of_the_sandbox(shape: Any) -> None:
         async with oauth:
             old = await oauth.exchange(code())
             await oauth.refresh()
-            await oauth._store.save(Token(old.access_token, old.refresh_token, in_seconds(-1)))
+            await oauth._current._store.save(Token(old.access_token, old.refresh_token, in_seconds(-1)))
             with pytest.raises(RefreshRejected, match="used before") as caught:
                 await oauth.refresh()
             assert caught.value.code == "invalid_grant"
@@ -1579,7 +1579,7 @@ async def test_its_own_session_is_closed_with_it() -> None:
     async with Scripted(grants()) as server:
         async with oauth_for(server.base_url) as oauth:
             await oauth.exchange("code")
-            session = oauth._sessions.get()
+            session = oauth._endpoint.sessions.get()
             assert isinstance(session.connector, aiohttp.TCPConnector)
         assert session.closed
         with pytest.raises(ClientClosed):
@@ -1682,7 +1682,7 @@ def test_oauth_whose_own_session_belongs_to_an_earlier_event_loop(elsewhere: str
     async def work() -> str:
         token = await oauth.refresh()
         # Else aiohttp complains that it is left open.
-        await oauth._sessions.get().close()
+        await oauth._endpoint.sessions.get().close()
         return token.access_token
 
     assert [asyncio.run(work()) for _ in range(2)] == ["access-1", "access-2"]
@@ -1706,7 +1706,7 @@ async def test_a_forgotten_session_is_warned_of() -> None:
     async with Scripted(grants()) as server:
         oauth = oauth_for(server.base_url)
         await oauth.exchange("code")
-        session = oauth._sessions.get()
+        session = oauth._endpoint.sessions.get()
         kept = [oauth]
         del oauth
         with pytest.warns(ResourceWarning, match=r"OAuth\(.*\) was not closed: use `async with`, or await aclose\(\)"):
@@ -1771,7 +1771,7 @@ async def test_no_task_and_no_connection_is_left() -> None:
         for _ in range(4):
             with pytest.raises(SigningError):
                 await oauth.refresh()
-        session = oauth._sessions.get()
+        session = oauth._endpoint.sessions.get()
         task = asyncio.create_task(oauth.refresh())
         await asyncio.sleep(0.05)
         task.cancel()

@@ -24,7 +24,9 @@ from signing_async import (
     Token,
     TransportError,
 )
-from signing_async.auth.oauth import _expired, _expiry, _read_callback
+from signing_async.auth.authorization import read_callback
+from signing_async.auth.refresh import _expired
+from signing_async.auth.token_endpoint import _expiry
 from signing_async.transport import wire
 from tests.auth.oauth_servers import SECRET, Scripted, drops, grants, hangs, oauth_for, raw, says
 
@@ -172,10 +174,10 @@ async def test_after_a_failed_early_refresh(caplog: pytest.LogCaptureFixture) ->
     token = Token("old", "refresh-old", _in(20))
     failing = oauth_for("http://127.0.0.1:9", store=MemoryTokenStore(token))
     async with failing as oauth:
-        oauth._token = token
-        oauth._fresh_until = 0.0
+        oauth._current._token = token
+        oauth._current._fresh_until = 0.0
         assert await oauth.access_token() == "old"
-        assert 8.0 < oauth._fresh_until - time.time() < 10.5
+        assert 8.0 < oauth._current._fresh_until - time.time() < 10.5
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage().startswith(
         "a token refresh ahead of expiry failed or takes long, the present token serves on: oauth.refresh: no conn"
@@ -185,7 +187,7 @@ async def test_after_a_failed_early_refresh(caplog: pytest.LogCaptureFixture) ->
 async def test_a_closed_gate_ends_a_token_request(caplog: pytest.LogCaptureFixture) -> None:
     """At once, in one attempt, with the time to wait."""
     async with oauth_for("http://127.0.0.1:9", timeout=5.0) as oauth:
-        oauth._gate.close(100.0)
+        oauth._endpoint.gate.close(100.0)
         with caplog.at_level(logging.DEBUG, "signing_async"), pytest.raises(AuthError) as caught:
             await oauth.exchange("a-code")
     assert str(caught.value) == "oauth.exchange: the service asked to wait for 100 s; nothing was sent (HTTP 429)"
@@ -246,7 +248,7 @@ async def test_a_429_that_names_no_time_closes_the_gate_for_none() -> None:
     async with Scripted(raw(429), grants()) as server, oauth_for(server.base_url, retry=once) as oauth:
         with pytest.raises(AuthError):
             await oauth.exchange("a-code")
-        assert oauth._gate.opens_at <= asyncio.get_running_loop().time()
+        assert oauth._endpoint.gate.opens_at <= asyncio.get_running_loop().time()
         assert (await oauth.exchange("a-code")).access_token == "access-new"
 
 
@@ -260,7 +262,7 @@ async def test_a_429_closes_the_gate_for_the_whole_wait(monkeypatch: pytest.Monk
     ):
         began = asyncio.get_running_loop().time()
         await oauth.exchange("a-code")
-        assert oauth._gate.opens_at >= began + 0.29
+        assert oauth._endpoint.gate.opens_at >= began + 0.29
 
 
 async def test_a_5xx_leaves_the_gate_open() -> None:
@@ -364,14 +366,14 @@ FORGED = "the callback's state is not the one that was sent: it may be forged, s
 )
 def test_the_words_about_a_callback(callback: Any, state: Any, kind: type[Exception], words: str) -> None:
     """They say what to do, and show nothing of the callback but what the service says."""
-    found = _read_callback(callback, state)
+    found = read_callback(callback, state)
     assert (type(found), str(found)) == (kind, words)
 
 
 def test_a_callback_of_just_so_many_parts() -> None:
     """A hundred are read, and of what is said of an error so much is shown."""
-    assert _read_callback("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
-    found = _read_callback(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
+    assert read_callback("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
+    found = read_callback(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
     assert str(found) == f"authorization was refused: {'d' * 500} (code {'e' * 100})"
 
 
