@@ -398,6 +398,48 @@ async def test_the_body_alone_is_as_received() -> None:
     hidden("str", str(caught.value))
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        tells(200, lambda said: {"token": f"{MARK}-response"}),
+        tells(400, lambda said: {"error": "invalid_grant", "error_description": f"{MARK}-response"}),
+        tells(503, lambda said: {"token": f"{MARK}-response"}),
+    ],
+    ids=["no token in it", "refused", "failed"],
+)
+async def test_no_part_of_a_token_response_stays_in_a_frame_or_a_field(response: Any) -> None:
+    """Debuggers and crash reporters show the fields of what the variables of a traceback lead to."""
+    async with (
+        Scripted(response) as server,
+        oauth_for(server.base_url, retry=RetryPolicy.none()) as oauth,
+    ):
+        # Not by exchange(): it copies the error of its task, which leaves these frames out.
+        with pytest.raises(AuthError) as caught:
+            await oauth._endpoint.request("oauth.exchange", oauth._endpoint.form(code="code"))
+    for frame, _ in traceback.walk_tb(caught.value.__traceback__):
+        if not frame.f_code.co_filename.startswith(HERE):
+            for name, value in reachable(frame.f_locals):
+                if name not in ("message", "args"):  # what the service says of an error is a part of its message
+                    assert f"{MARK}-response" not in value, f"{name} of {frame.f_code}"
+
+
+def reachable(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """The names and texts of all texts that a variable leads to."""
+    if isinstance(value, str | bytes):
+        yield name, str(value)
+    elif isinstance(value, dict) and depth < 8:
+        for key, each in value.items():
+            yield from reachable(each, str(key), depth + 1)
+    elif isinstance(value, list | tuple) and depth < 8:
+        for each in value:
+            yield from reachable(each, name, depth + 1)
+    elif hasattr(value, "__self__"):
+        yield from reachable(value.__self__, name, depth + 1)
+    elif type(value).__module__.startswith("signing_async.") and depth < 8:
+        slots = {slot: getattr(value, slot, None) for slot in getattr(value, "__slots__", ())}
+        yield from reachable({**slots, **getattr(value, "__dict__", {})}, name, depth + 1)
+
+
 async def test_tokens_of_before_are_hidden_too(watch: Watch) -> None:
     """After many refreshes a server may still tell of the last tokens, and of the client secret: neither is shown."""
     count = 0

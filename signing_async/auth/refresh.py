@@ -109,8 +109,9 @@ class CurrentToken:
     async def _exchange(self, form: TokenForm) -> Token:
         # Locked first: a code works only once, so it is not used while the token could not be kept.
         async with self._locked():
-            token = await self._endpoint.request(form, "oauth.exchange")
+            token = await self._endpoint.request("oauth.exchange", form)
             await self._save(token)
+        log.debug("token obtained")
         return token
 
     async def _refresh(self, rejected: Token | None) -> Token:
@@ -133,7 +134,8 @@ class CurrentToken:
                     return current
                 token = await self._renew(current)
             await self._save(token, replaces=current)
-            return token
+        log.debug("token refreshed")
+        return token
 
     def _missing(self) -> AuthError:
         """The error for a store without a token; one that was in use is forgotten."""
@@ -189,7 +191,7 @@ class CurrentToken:
         self._endpoint.remember(current)
         form = self._endpoint.form(grant_type="refresh_token", refresh_token=current.refresh_token)
         try:
-            token = await self._endpoint.request(form, "oauth.refresh")
+            token = await self._endpoint.request("oauth.refresh", form)
         except RefreshRejected as error:
             # Final for this refresh token: the service is not asked again until the store holds another one.
             self._refused = (current.refresh_token, copy.copy(error))
