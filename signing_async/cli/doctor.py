@@ -18,7 +18,7 @@ from .command import State, command
 from .exits import FAILED, UNAUTHORIZED
 
 if TYPE_CHECKING:
-    from .probing import Finding, Probe
+    from .findings import Finding, Learned
 
 
 @command()
@@ -77,21 +77,18 @@ async def _doctor(state: State, output: Path | None, force: bool, wrong_token: b
                 _tell(state, finding)
                 failed |= {finding.check} if finding.state == "failed" else set()
     if output is not None:
-        _write(state, probe, output, force=force)
+        _write(state, probe.learned, output, force=force)
     state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
 
 
 def _tell(state: State, finding: Finding) -> None:
     mark = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unknown"}[finding.state]
-    facts = {"check": finding.check, "state": finding.state, "message": finding.words, **finding.facts}
-    state.out.result(facts, f"{mark:<8} {finding.check:<12} {one_line(finding.words)}")
+    facts = {"check": finding.check, "state": finding.state, "message": finding.message, **finding.facts}
+    state.out.result(facts, f"{mark:<8} {finding.check:<12} {one_line(finding.message)}")
 
 
-def _write(state: State, probe: Probe, output: Path, *, force: bool) -> None:
-    from ..assumptions import Assumptions
-    from .probing import described
-
-    text = described(state.settings.origin, probe.learned, Assumptions())
+def _write(state: State, learned: Learned, output: Path, *, force: bool) -> None:
+    text = learned.to_toml(state.settings.origin)
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_text(text, "utf-8")
@@ -104,6 +101,5 @@ def _write(state: State, probe: Probe, output: Path, *, force: bool) -> None:
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
-    found = {one.name: one.value for one in probe.learned if one.value is not None}
     words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
-    state.out.result({"assumptions": found, "file": str(output)}, words)
+    state.out.result({"assumptions": learned.values, "file": str(output)}, words)

@@ -20,10 +20,9 @@ import trustme
 from aiohttp import web
 
 from signing_async import Assumptions, AuthError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError
-from signing_async.cli.probing import Finding, Probe, described
+from signing_async.cli.findings import Finding
+from signing_async.cli.probing import Probe
 from signing_async.sandbox import Profile, Sandbox
-from signing_async.transport import wire
-from signing_async.transport.retry import Outcome
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service, running
 from tests.cli.terminal import piped
@@ -277,7 +276,7 @@ async def probed(answers: Answers) -> AsyncIterator[tuple[dict[str, Finding], Pr
 
 
 def learned(probe: Probe) -> dict[str, Any]:
-    return {one.name: one.value for one in probe.learned}
+    return {**dict.fromkeys(one.name for one in probe.learned._values), **probe.learned.values}
 
 
 def _signings(*ids: str) -> list[dict[str, Any]]:
@@ -294,14 +293,14 @@ async def test_names_that_nobody_foresaw() -> None:
         return web.json_response({**answer, "body": {"rows": _signings(*ids)}, "links": []})
 
     async with probed({"/me": {}, "/signings": page, "/signings/c": {"thing": {"id": "c"}}}) as (found, probe):
-        assert found["next page"].words == "meta.paging.nextToken is sent back as 'start'"
-        assert found["record"].words == "a signing is in thing"
+        assert found["next page"].message == "meta.paging.nextToken is sent back as 'start'"
+        assert found["record"].message == "a signing is in thing"
         assert found["client"].state == "ok"
         assert (learned(probe)["limit_param"], learned(probe)["cursor_param"]) == ("size", "start")
         assert learned(probe)["item_paths"][0] == "body.rows"
         assert learned(probe)["next_paths"][0] == "meta.paging.nextToken"
         assert learned(probe)["record_paths"][0] == "thing"
-        assert found["token"].words == "works: GET /me is answered"
+        assert found["token"].message == "works: GET /me is answered"
         assert found["no token"].state == "warning"
         assert found["timestamps"].state == found["recipients"].state == found["request id"].state == "unknown"
 
@@ -316,7 +315,7 @@ async def test_a_flag_of_another_name() -> None:
         return web.json_response({"data": _signings(*ids), "info": {"moreToCome": ids[-1] != "3"}})
 
     async with probed({"/me": {}, "/signings": page}) as (found, probe):
-        assert found["next page"].words == "info.moreToCome, with the last item's id is sent back as 'after'"
+        assert found["next page"].message == "info.moreToCome, with the last item's id is sent back as 'after'"
         assert learned(probe)["has_more_paths"][0] == "info.moreToCome"
         assert found["client"].state == "ok"
 
@@ -327,19 +326,19 @@ async def test_a_cursor_that_nothing_takes() -> None:
     async with probed({"/me": {}, "/signings": page}) as (found, probe):
         assert found["next page"].state == "failed"
         assert learned(probe)["cursor_param"] is None
-        assert "the service gave the cursor 'x' a second time" in found["client"].words
+        assert "the service gave the cursor 'x' a second time" in found["client"].message
     numbers = iter(range(1, 10_000))
     odd = lambda _: web.json_response({"data": _signings("1"), "next_cursor": f"c{next(numbers)}"})  # noqa: E731  # short
     async with probed({"/me": {}, "/signings": odd}) as (found, probe):
-        assert found["client"].words == "page 2 of a list repeats an earlier one"
+        assert found["client"].message == "page 2 of a list repeats an earlier one"
 
 
 async def test_a_name_that_reaches_into_the_file() -> None:
     """What a service answers stays in the remarks; the lines of the file are the command's own."""
     page = {"data": _signings("1", "2"), "next\nmax_pdf_bytes = 1\n#\x1b[2J": "x"}
     async with probed({"/me": {}, "/signings": page}) as (found, probe):
-        assert "max_pdf_bytes" in found["next page"].words
-        text = described("https://tenant.example.com", probe.learned, Assumptions())
+        assert "max_pdf_bytes" in found["next page"].message
+        text = probe.learned.to_toml("https://tenant.example.com")
     assert "# A page gives a cursor in next max_pdf_bytes = 1 # [2J, and none of the names" in text
     assert "max_pdf_bytes" not in tomllib.loads(text)
 
@@ -363,10 +362,10 @@ async def test_answers_that_are_none() -> None:
         "/signings": web.json_response({"signings": None}, status=500),
     }
     async with probed(broken) as (found, _):
-        assert found["list"].words == "GET /signings is answered by HTTP 500 without a list"
+        assert found["list"].message == "GET /signings is answered by HTTP 500 without a list"
         assert "next page" not in found
         assert "client" not in found
-        assert found["token"].words == "works: Anna"
+        assert found["token"].message == "works: Anna"
     odd: Answers = {
         "/me": [],
         "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}],
@@ -375,16 +374,16 @@ async def test_answers_that_are_none() -> None:
     odd["/signings/5/recipients"] = [{"email": "a", "signed_at": None, "signed": True}, 3]
     odd["/signings/00000000-0000-0000-0000-000000000000"] = lambda _: web.Response(text="oh", status=500)
     async with probed(odd) as (found, probe):
-        assert found["record"].words == "a signing has no id anywhere"
-        assert found["timestamps"].words == "cannot be read: 'soon'"
+        assert found["record"].message == "a signing has no id anywhere"
+        assert found["timestamps"].message == "cannot be read: 'soon'"
         assert (found["recipients"].state, found["errors"].state) == ("ok", "warning")
         assert found["page size"].state == "warning"
         assert learned(probe)["recipient_done_fields"] == ["completed_at", "signed_at"]
     odd["/signings"] = [{"name": "x", "updated_at": 1_700_000_000}, {"id": "6"}]
     odd["/signings/6/recipients"] = {"people": [{"approvedOn": None}]}
     async with probed(odd) as (found, probe):
-        assert found["record"].words == "a signing cannot be read: HTTP 500"
-        assert found["timestamps"].words.startswith("numbers since 1970, such as 1700000000")
+        assert found["record"].message == "a signing cannot be read: HTTP 500"
+        assert found["timestamps"].message.startswith("numbers since 1970, such as 1700000000")
         assert found["recipients"].state == "warning"
         assert learned(probe)["item_paths"][0] == "people"
 
@@ -393,7 +392,7 @@ async def test_lists_of_what_are_no_records() -> None:
     """Are lists without records, and the rest is looked at."""
     for answer in (["a", "b"], {"data": ["a", "b"], "has_more": True}):
         async with probed({"/me": {}, "/signings": answer}) as (found, _):
-            assert found["list"].words.startswith("0 signings on the first page")
+            assert found["list"].message.startswith("0 signings on the first page")
             assert found["client"].state == "failed"
 
 
@@ -407,8 +406,8 @@ async def test_a_service_that_falters_under_way() -> None:
         return web.json_response(found, status=500 if found is failure else 200)
 
     async with probed({"/me": {}, "/signings": page}) as (found, probe):
-        assert found["page size"].words == "is asked for as 'limit'"
-        assert found["next page"].words == "the first page does not say how to go on"
+        assert found["page size"].message == "is asked for as 'limit'"
+        assert found["next page"].message == "the first page does not say how to go on"
         assert found["client"].state == "failed"
         assert "next_paths" not in learned(probe)
 
@@ -429,9 +428,9 @@ async def test_the_clock_and_the_limits() -> None:
 
     async with probed({"/me": me, "/signings": []}) as (found, _):
         assert found["clock"].state == "failed"
-        assert re.match(r"this machine's clock is \d+ s ahead of the service's", found["clock"].words)
-        assert found["rate limit"].words == "told in X-RateLimit-Limit"
-        assert "t0ken" not in found["token"].words
+        assert re.match(r"this machine's clock is \d+ s ahead of the service's", found["clock"].message)
+        assert found["rate limit"].message == "told in X-RateLimit-Limit"
+        assert "t0ken" not in found["token"].message
         assert found["page size"].state == "unknown"
     async with probed({"/me": lambda _: web.json_response({}, headers={"Date": "noon"}), "/signings": []}) as (
         found,
@@ -440,7 +439,7 @@ async def test_the_clock_and_the_limits() -> None:
         assert found["clock"].state == "unknown"
     late = format_datetime(datetime.now(UTC) + timedelta(minutes=5))
     async with probed({"/me": lambda _: web.json_response({}, headers={"Date": late}), "/signings": []}) as (found, _):
-        assert "s behind the service's" in found["clock"].words
+        assert "s behind the service's" in found["clock"].message
 
 
 async def test_a_first_page_that_says_nothing() -> None:
@@ -450,7 +449,7 @@ async def test_a_first_page_that_says_nothing() -> None:
         return web.json_response(_signings("a", "b")[: int(request.query.get("limit", 9))])
 
     async with probed({"/me": {}, "/signings": page}) as (found, _):
-        assert found["next page"].words == "the first page does not say how to go on"
+        assert found["next page"].message == "the first page does not say how to go on"
 
 
 async def test_a_wrong_token_that_is_answered_well() -> None:
@@ -470,13 +469,13 @@ async def test_no_token(status: int, words: str) -> None:
         return web.json_response({}, status=200 if "Authorization" in request.headers else status)
 
     async with probed({"/me": me, "/signings": []}) as (found, _):
-        assert words in found["no token"].words
+        assert words in found["no token"].message
 
 
 async def test_a_service_that_is_down() -> None:
     """An error of the server's says nothing of the token's kind."""
     async with probed({"/me": lambda _: web.Response(status=503)}) as (found, probe):
-        assert (found["token"].state, probe.learned) == ("failed", [])
+        assert (found["token"].state, learned(probe)) == ("failed", {})
 
 
 async def test_an_expired_token_is_renewed_once(sandbox: Sandbox) -> None:
@@ -550,7 +549,7 @@ async def test_a_service_that_never_answers() -> None:
         return web.Response()
 
     async with serving(hang) as server, SigningClient(server.origin, "t", timeout=0.2) as client:
-        with pytest.raises(SigningError, match=r"GET /me: no answer came within 0\.2 s"):
+        with pytest.raises(SigningError, match=r"GET /me: no .* 0\.2 s"):
             [finding async for finding in Probe(client).findings()]
 
 
@@ -569,15 +568,3 @@ async def test_a_connection_that_breaks() -> None:
         with pytest.raises(SigningError, match=r"GET /me: the connection was closed before an answer came") as caught:
             [finding async for finding in Probe(client).findings()]
     assert caught.value.__context__ is None
-
-
-async def test_a_failure_without_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `wire` tells of one: Python 3.11 stops measuring behind an exception that aiohttp raised."""
-
-    async def send(*_: object, **__: object) -> wire.Failure:
-        return wire.Failure(Outcome.UNSENT, "nobody is there")
-
-    monkeypatch.setattr(wire, "send", send)
-    async with SigningClient("http://127.0.0.1:1", "t0ken") as client:
-        with pytest.raises(SigningError, match="GET /me: nobody is there"):
-            [finding async for finding in Probe(client).findings()]
