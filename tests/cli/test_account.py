@@ -515,7 +515,10 @@ def test_access_token_of_the_environment_is_not_sent_to_another_tenant(run: Run)
         other.setblocking(False)
         ran = run("me", "--base-url", f"http://127.0.0.1:{other.getsockname()[1]}")
         assert ran.code == 2
-        assert f"the SIGNING_ACCESS_TOKEN in the environment belong to {os.environ['SIGNING_BASE_URL']}" in ran.err
+        assert (
+            f"not used: SIGNING_ACCESS_TOKEN in the environment, which belong to {os.environ['SIGNING_BASE_URL']}"
+            in ran.err
+        )
         with pytest.raises(BlockingIOError):
             other.accept()
 
