@@ -1,4 +1,4 @@
-"""The browser's part of the OAuth 2.0 authorization code flow: the authorize URL, its state, and the callback."""
+"""The OAuth 2.0 authorization code flow in the browser: the authorize URL, its state and PKCE, and the callback."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..transport.redaction import redact
 
 __all__ = ["AuthorizationRequest", "authorization_request", "read_callback"]
 
-_QUERY = re.compile(r"(^|&)(code|state|error)=")
+_QUERY_FIELD = re.compile(r"(^|&)(code|state|error)=")
 
 
 @attrs.frozen
 class AuthorizationRequest:
-    """Send the user's browser to ``url``; keep ``state`` in the user's session until the callback comes.
+    """The start of a login: redirect the user's browser to ``url``.
 
-    Keep ``code_verifier`` there too, if PKCE was asked for, and give both to `OAuth.exchange`.
+    Keep ``state``, and with PKCE ``code_verifier``, in the user's session, and pass them to `OAuth.exchange`.
     """
 
     url: str = attrs.field(repr=lambda url: repr(url.partition("&state=")[0] + "&state=..."))
@@ -33,7 +33,7 @@ class AuthorizationRequest:
 
 
 def authorization_request(origin: str, client_id: str, redirect_uri: str, *, pkce: bool) -> AuthorizationRequest:
-    """Return the URL to send the user to, with a new random state and, for PKCE, a new code verifier."""
+    """Return the URL for the browser, with a new random state and, with PKCE, a new code verifier."""
     state = random_secrets.token_urlsafe(32)
     verifier = random_secrets.token_urlsafe(32) if pkce else None
     query = {
@@ -46,37 +46,40 @@ def authorization_request(origin: str, client_id: str, redirect_uri: str, *, pkc
     return AuthorizationRequest(f"{origin}/oauth/authorize?{urlencode(query)}", state, verifier)
 
 
-def read_callback(given: str, state: str | None) -> str | SigningError:
-    """The code of a callback whose state and error were checked, or the bare code; what is wrong is returned."""
-    if not isinstance(given, str) or not given.strip():
+def read_callback(callback: str, state: str | None) -> str | SigningError:
+    """Return the code of a callback URL, or the bare code; return an error if the callback is not acceptable.
+
+    Errors are returned, so that the caller can drop the code from its variables before it raises.
+    """
+    if not isinstance(callback, str) or not callback.strip():
         return InvalidRequest("exchange: the callback URL or code is missing")
-    given = given.strip()
-    if not given.isprintable() or " " in given:
-        return InvalidRequest("exchange: neither a callback URL nor a code: there is white space in it")
-    if "?" not in given and "://" not in given and not _QUERY.search(given):
-        return given
+    callback = callback.strip()
+    if not callback.isprintable() or " " in callback:
+        return InvalidRequest("exchange: neither a callback URL nor a code: it contains whitespace")
+    if "?" not in callback and "://" not in callback and not _QUERY_FIELD.search(callback):
+        return callback
     try:
-        query = parse_qs(urlsplit(given).query if "?" in given else given, max_num_fields=100)
+        query = parse_qs(urlsplit(callback).query if "?" in callback else callback, max_num_fields=100)
     except ValueError:
-        return InvalidRequest("exchange: the callback is not a URL that can be read")
+        return InvalidRequest("exchange: the callback is not a valid URL")
     if not isinstance(state, str) or not state:
-        return InvalidRequest("exchange: state is missing: give the state that was kept when the user was sent away")
+        return InvalidRequest("exchange: state is missing: pass the state of the authorization request")
     returned = query.get("state", [])
     if len(returned) != 1 or not hmac.compare_digest(_bytes(returned[0]), _bytes(state)):
-        return StateMismatch("the callback's state is not the one that was sent: it may be forged, so it is not used")
+        return StateMismatch("the callback's state does not match the authorization request: it may be forged")
     codes = query.get("code", [])
     if "error" in query:
         secrets = (state, *codes)
         code = one_line(redact(query["error"][0], secrets))[:100]
-        said = one_line(redact(" ".join(query.get("error_description", [])), secrets))[:500]
-        return AuthError(f"authorization was refused: {said or code} (code {code})", code=code)
+        description = one_line(redact(" ".join(query.get("error_description", [])), secrets))[:500]
+        return AuthError(f"authorization was refused: {description or code} (code {code})", code=code)
     if len(codes) != 1:
-        return AuthError("the callback carries more than one code" if codes else "the callback carries no code")
+        return AuthError("the callback has more than one code" if codes else "the callback has no code")
     return codes[0]
 
 
 def _challenge(verifier: str) -> str:
-    """The S256 code challenge of RFC 7636."""
+    """Return the S256 code challenge (RFC 7636)."""
     return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 

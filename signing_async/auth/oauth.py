@@ -1,4 +1,4 @@
-"""`OAuth`: gets tokens by the OAuth 2.0 authorization code flow, and keeps them fresh."""
+"""`OAuth`: obtains tokens by the OAuth 2.0 authorization code flow and keeps them fresh."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _DEFAULT_ASSUMPTIONS = Assumptions()
 
 
 class OAuth:
-    """Gets tokens and keeps them fresh. One object for each user of the service, shared by any number of clients.
+    """Obtains and refreshes the token of one user, for any number of clients.
 
     ::
 
         store = FileTokenStore("token.json")
         async with OAuth(base_url, client_id=..., client_secret=..., redirect_uri=..., store=store) as oauth:
-            request = oauth.authorization_request()     # send the browser to request.url, remember request.state
-            await oauth.exchange(callback_url, state=remembered_state)
+            request = oauth.authorization_request()     # redirect the browser to request.url, keep request.state
+            await oauth.exchange(callback_url, state=kept_state)
             async with SigningClient(base_url, oauth) as client:
                 ...
 
-    ``session`` is the caller's own, and never closed here; without it the session of an open client is used, and one
-    of its own where there is none. ``token_format`` is how the token endpoint is spoken to; the specification allows
-    both. ``timeout`` bounds a token request with all its repeats.
+    ``session`` is the caller's own `aiohttp.ClientSession`, and is never closed here; by default the session of an open
+    client is used, or one of its own if there is none. ``token_format`` is the encoding of token requests; the
+    specification allows both. ``timeout`` limits one token request with its retries.
     """
 
     def __init__(
@@ -59,19 +59,18 @@ class OAuth:
         self.redirect_uri = redirect_uri
         self._client_secret = client_secret
         self.origin: str = "?"
-        # Variables are shown in some tracebacks.
+        # Tracebacks may show variables.
         del client_secret
         self.origin = wire.check_origin(base_url)
-        for name in ("client_id", "_client_secret", "redirect_uri"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ConfigurationError(f"OAuth: {name.lstrip('_')} is missing")
-            if not _checks.is_text(getattr(self, name)):
-                raise ConfigurationError(f"OAuth: {name.lstrip('_')} is no text that can be sent: not whole characters")
+        for name in ("client_id", "redirect_uri"):
+            _checks.string(f"OAuth: {name}", getattr(self, name))
+        if not _checks.is_text(self._client_secret):
+            raise ConfigurationError("OAuth: client_secret: must be a non-empty string (its value is not shown)")
         if token_format not in ("form", "json"):
-            raise ConfigurationError(f"OAuth: token_format must be 'form' or 'json', not {token_format!r}")
-        _checks.seconds("OAuth", "timeout", timeout)
+            raise ConfigurationError(f"OAuth: token_format: must be 'form' or 'json', got {token_format!r}")
+        _checks.number("OAuth: timeout", timeout, above=0)
         if session is not None and not isinstance(session, aiohttp.ClientSession):
-            raise ConfigurationError(f"OAuth: session must be an aiohttp.ClientSession, not {type(session).__name__}")
+            raise ConfigurationError(f"OAuth: session: must be an aiohttp.ClientSession, got {type(session).__name__}")
         store = MemoryTokenStore() if store is None else store
         kinds = (
             ("store", store, TokenStore),
@@ -80,7 +79,7 @@ class OAuth:
         )
         for name, value, kind in kinds:
             if isinstance(value, type) or not isinstance(value, kind):
-                raise ConfigurationError(f"OAuth: {name} must be {kind.__name__}, not {type(value).__name__}")
+                raise ConfigurationError(f"OAuth: {name}: must be of type {kind.__name__}, got {type(value).__name__}")
         self._endpoint = TokenEndpoint(
             self.origin,
             client_id,
@@ -103,10 +102,10 @@ class OAuth:
         await leave(self.aclose(), error)
 
     async def aclose(self) -> None:
-        """Let a token request that is under way finish, so that its token is saved; close the session if it made one.
+        """Wait for a pending token request, so that its token is saved; close the session unless it is the caller's.
 
-        A token that could not be saved is saved now; if that fails again, an `AuthError` says so. Cancelled while it
-        waits, it leaves the session open for that request: call it again.
+        A save that failed is repeated. If it fails again, an `AuthError` is raised, and everything is closed. If the
+        wait is cancelled, the session stays open for the request; call this again.
         """
         try:
             await self.settle()
@@ -120,24 +119,24 @@ class OAuth:
             self._endpoint.sessions.warn_if_open(self)
 
     def authorization_request(self, *, pkce: bool = False) -> AuthorizationRequest:
-        """A URL to send the user to, with a new random state.
+        """Return the URL to redirect the user's browser to, with a new random state.
 
-        ``pkce=True`` adds a code challenge (RFC 7636, S256): the code is then of use only with the ``code_verifier``.
+        ``pkce=True`` adds a code challenge (RFC 7636, S256): the code then works only with the ``code_verifier``.
         """
         return authorization_request(self.origin, self.client_id, self.redirect_uri, pkce=pkce)
 
     async def exchange(
         self, callback_url_or_code: str, state: str | None = None, code_verifier: str | None = None
     ) -> Token:
-        """Trade the code of a callback for a token, and save it.
+        """Exchange the code of a callback for a token, and save it.
 
-        Give the callback's whole URL and the ``state`` that was remembered: it is checked, and so is the callback's
-        ``error``. A bare code carries no state, so give one only where the state was checked already. Give the
-        ``code_verifier`` of the authorization request, if it has one. Once begun it is carried through, even if the
-        caller is cancelled: a code works only once.
+        Pass the callback's whole URL with the ``state`` and, with PKCE, the ``code_verifier`` of the authorization
+        request. Raise `StateMismatch` if the states differ, and `AuthError` if the callback reports an error. A bare
+        code has no state: pass one only after checking the state. The exchange is completed even if the caller is
+        cancelled, since a code works only once.
         """
         form = self._code_form(callback_url_or_code, state, code_verifier)
-        # Variables are shown in some tracebacks.
+        # Tracebacks may show variables.
         del callback_url_or_code, state, code_verifier
         if isinstance(form, SigningError):
             raise form
@@ -153,43 +152,43 @@ class OAuth:
         return self._endpoint.form(grant_type="authorization_code", redirect_uri=self.redirect_uri, code=code, **proof)
 
     async def access_token(self) -> str:
-        """An access token to use now, refreshed first if it is about to expire."""
+        """Return the access token to use now, refreshed first if it is about to expire."""
         return (await self.token()).access_token
 
     async def token(self) -> Token:
-        """The token to use now: loaded from the store once, and refreshed first if it is about to expire."""
+        """Return the token to use now: loaded from the store once, and refreshed first if it is about to expire."""
         return await self._current.token()
 
     async def refresh(self, rejected: Token | str | None = None) -> Token:
-        """A token other than ``rejected`` (None: than the present one).
+        """Return a token other than ``rejected``; None stands for the current token.
 
-        Where the present one is another already, it is returned. However many ask, one refresh runs at a time, in a
-        task of its own: a caller that is cancelled neither stops it nor takes the others along.
+        If the current token is already another one, it is returned. Concurrent callers share one refresh, which runs in
+        a task of its own: cancelling a caller cancels neither the refresh nor the other callers.
         """
         if isinstance(rejected, str):
-            # Variables are shown in some tracebacks; a `Token` shows nothing.
+            # Tracebacks may show variables; the repr of a `Token` hides its secrets.
             rejected = Token(rejected)
         return await self._current.refresh(rejected)
 
     async def renewed(self, rejected: Token) -> bool:
-        """Replace a token that the service rejected, where there is a way to."""
+        """Replace a token that the service rejected; return False if that is impossible without the user."""
         return await self._current.renewed(rejected)
 
     def secrets(self) -> Iterable[str]:
-        """What must appear in no text."""
+        """Return what must be redacted from every text."""
         return self._endpoint.secrets()
 
     def lend(self, sessions: wire.Sessions) -> None:
-        """Use a client's session for as long as that is open."""
+        """Use a client's session for as long as it is open."""
         self._endpoint.lend(sessions)
 
     async def settle(self) -> None:
-        """Return when no token request is under way and all tokens are saved; an `AuthError` if one cannot be."""
+        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails."""
         await self._current.settle()
 
 
 async def leave(closing: Coroutine[Any, Any, None], error: BaseException | None) -> None:
-    """Close at the end of an ``async with``: what the block raised is not hidden by the loss of a token."""
+    """Close at the end of ``async with``. If the block raised, the loss of a token becomes a note of that error."""
     try:
         await closing
     except AuthError as lost:

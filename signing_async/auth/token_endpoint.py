@@ -57,7 +57,7 @@ class TokenEndpoint:
         self._client_id = client_id
         self._client_secret = client_secret
         self._as_json = as_json
-        # Half of the time for a connection, so that another attempt fits into the other half.
+        # Connecting takes at most half of the time, so another attempt fits into the other half.
         timeouts = Timeouts(call=timeout, transfer=timeout, connect=0.5 * timeout)
         self._options = Options(retry, timeouts, assumptions, on_attempt=None)
         self._pause = Pause()
@@ -95,7 +95,7 @@ class TokenEndpoint:
         return wire.bytes_body(urlencode(form.fields).encode(), "application/x-www-form-urlencoded")
 
     def secrets(self) -> Iterable[str]:
-        """Return what to redact: the client secret and the tokens of late, which a server may still echo."""
+        """Return what to redact: the client secret and recent tokens, which a server may echo."""
         return (self._client_secret, *self._recent_secrets)
 
     def remember(self, token: Token) -> None:
@@ -128,10 +128,10 @@ class TokenForm:
 
 
 class _TokenRequest:
-    """What is sent to the endpoint, and what its responses mean.
+    """One token request: its body, the token in its response, and the errors.
 
-    Tracebacks may show variables and fields: nothing of a response is kept in one, and an error is raised only where
-    no variable holds any of it.
+    Tracebacks may show variables and fields. No field holds any part of a response, and errors are raised only where
+    no variable does.
     """
 
     def __init__(self, endpoint: TokenEndpoint, name: str, form: TokenForm) -> None:
@@ -141,7 +141,7 @@ class _TokenRequest:
         self._sent_at = 0.0
 
     def body(self) -> wire.Body:
-        # The token's lifetime counts from here, so that it never seems to live for longer than it does.
+        # The lifetime counts from here: the token must never seem valid for longer than it is.
         self._sent_at = time.time()
         return self._endpoint.encode(self._form)
 
@@ -163,16 +163,16 @@ class _TokenRequest:
         identity = request_id(response.headers, data, self._endpoint.assumptions)
         identity = None if identity is None else redact(identity, self.secrets())
         facts = f"HTTP {response.status}" + (f", request id {identity}" if identity else "")
-        message = f"{self._name}: the answer holds no token ({facts})"
+        message = f"{self._name}: the response holds no usable token ({facts})"
         return AuthError(message, status=response.status, request_id=identity)
 
     def convert_error(self, error: APIError, headers: Mapping[str, str]) -> AuthError:
-        # OAuth's own member for the code comes first.
+        # OAuth's own member takes precedence over other places for a code.
         named = look_up(_parse(error.body), "error")
         code = error.code
         if isinstance(named, str) and named:
             code = one_line(redact(named, self.secrets()))[:_MAX_CODE_LENGTH]
-        # What a failing or busy endpoint says of the refresh token is not final.
+        # A failing or busy endpoint's verdict on the refresh token is not final.
         final = error.status < 500 and error.status != 429
         refused = final and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(

@@ -410,7 +410,7 @@ def test_login_with_remote_redirect_uri_reads_code_from_stdin_and_refuses_forged
         monkeypatch.setattr(sys, "stdin", forged)
         ran = run("login")
     assert ran.code == 4
-    assert "state is not the one" in ran.err
+    assert "state does not match" in ran.err
 
 
 def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
@@ -532,7 +532,7 @@ def test_token_file_with_other_content_is_neither_overwritten_nor_removed(
     for command in ("login", "logout"):
         ran = run(command)
         assert (ran.code, ran.out) == (4, "")
-        assert "lease.pdf holds no token; it was left as it is" in ran.err
+        assert "lease.pdf holds no token; it was not changed" in ran.err
     assert (tmp_path / "lease.pdf").read_bytes() == b"%PDF-1.7 and so on"
     assert pages == []
 

@@ -818,7 +818,7 @@ async def test_the_token_in_hand_serves_on(redis: RedisServer, fault: str, caplo
         assert [await oauth.access_token() for _ in range(50)] == ["access-soon"] * 50
         assert time.monotonic() - began < 2
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
-        assert "the present token serves on" in caplog.text
+        assert "the current token stays in use" in caplog.text
         assert not server.requests
         redis.wake() if fault == "stopped" else redis.start()
 
