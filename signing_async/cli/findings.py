@@ -1,4 +1,4 @@
-"""What the doctor found: findings for the terminal, and the assumptions that they lead to."""
+"""The doctor's findings, and the assumptions that it learned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finding:
 class _Value:
     name: str
     value: Any
-    """None: not found out, the default stays."""
+    """None if it could not be determined: the default stays."""
     evidence: str
 
 
@@ -47,19 +47,19 @@ class Learned:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values that were found out, by the names of `Assumptions`."""
+        """The values that were determined, by the names of `Assumptions`."""
         return {one.name: one.value for one in self._values if one.value is not None}
 
     @property
     def assumptions(self) -> Assumptions:
-        """The known assumptions, with what was learned."""
+        """The known assumptions with the learned values."""
         return attrs.evolve(self.known, **self.values)
 
     def add(self, name: str, value: Any, evidence: str) -> None:
         self._values.append(_Value(name, value, evidence))
 
     def add_first(self, name: str, value: str, evidence: str) -> None:
-        """Put a value in front of those that are looked for already; one of these is kept where it is."""
+        """Put a new value in front of the known ones; a known value keeps its place."""
         known: tuple[str, ...] = getattr(self.assumptions, name)
         if value not in known and all(NAME.fullmatch(part) for part in value.split(".")):
             self._values = [one for one in self._values if one.name != name]
@@ -70,8 +70,8 @@ class Learned:
     def to_toml(self, origin: str) -> str:
         """Return a file of assumptions, with the evidence for each as a comment."""
         lines = [
-            f"# How {origin} answers, as `signing-async doctor` saw it at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
-            "# Used where the settings name it (assumptions, SIGNING_ASSUMPTIONS), or by Assumptions.from_file(...).",
+            f"# How {origin} responds, observed by `signing-async doctor` at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
+            "# To use it, set SIGNING_ASSUMPTIONS or the setting `assumptions`, or call Assumptions.from_file(...).",
         ]
         for one in self._values:
             # The evidence may quote the service.

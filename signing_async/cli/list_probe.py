@@ -1,4 +1,4 @@
-"""The doctor's look at lists: page size, cursors, and the records in them."""
+"""The doctor's checks of lists: page size, cursors, and records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LINKED = re.compile(r';\s*rel="?next\b')
 
 
 class ListProbe:
-    """Finds out how lists are paged, and what stands in the records of one."""
+    """Determines how lists are paginated, and the shape of their records."""
 
     def __init__(self, requests: ProbeRequests, learned: Learned) -> None:
         self._requests = requests
@@ -47,13 +47,13 @@ class ListProbe:
         page = await self._get("/signings")
         items = page.items(self._known)
         if items is None:
-            words = f"GET /signings is answered by HTTP {page.status} without a list"
+            words = f"no list in the response to GET /signings (HTTP {page.status})"
             yield Finding("list", "failed", words, {"status": page.status})
             return
         path, found = items
         if path:
-            self._learned.add_first("item_paths", path, "seen")
-        where = f"in {path}" if path else "the answer itself"
+            self._learned.add_first("item_paths", path, "observed")
+        where = f"in {path}" if path else "the response itself"
         yield Finding("list", "ok", f"{len(found)} signings on the first page, {where}", {"items": path or None})
         page, params, finding = await self._limited_to_one(page, found)
         yield finding
@@ -68,42 +68,44 @@ class ListProbe:
     async def _limited_to_one(
         self, page: ProbeResponse, found: Sequence[Any]
     ) -> tuple[ProbeResponse, Mapping[str, str], Finding]:
-        """A page of one item and what it was asked for with; the page that is given where that is not to be had."""
+        """Return a page of one item and its parameters; the given page if the size cannot be limited."""
         if len(found) < 2:
-            words = "cannot be found out: there are fewer than two signings"
+            words = "undetermined: there are fewer than two signings"
             self._learned.add("limit_param", None, words)
             return page, {}, Finding("page size", "unknown", words)
         for name in dict.fromkeys((self._known.limit_param, *LIMITS)):
             one = await self._get("/signings", {name: "1"})
             items = one.items(self._known)
             if items is not None and len(items[1]) == 1:
-                self._learned.add("limit_param", name, "seen: one item was asked for, and one came")
-                return one, {name: "1"}, Finding("page size", "ok", f"is asked for as {name!r}", {"limit_param": name})
-        words = f"none of the names that were tried has an effect: {', '.join(LIMITS)}"
+                self._learned.add("limit_param", name, "observed: one item was requested, and one returned")
+                return one, {name: "1"}, Finding("page size", "ok", f"the parameter is {name!r}", {"limit_param": name})
+        words = f"none of these parameters has an effect: {', '.join(LIMITS)}"
         self._learned.add("limit_param", None, words)
         return page, {}, Finding("page size", "warning", words)
 
     async def _onward(self, page: ProbeResponse, params: Mapping[str, str]) -> Finding:
-        """How a list goes on."""
+        """Determine where a page has its cursor, and which parameter takes it."""
         place, cursor = self._next(page)
         if place is None:
-            few = "cannot be found out: there are not enough signings for a second page"
-            words = "the first page does not say how to go on" if params else few
+            few = "undetermined: there are not enough signings for a second page"
+            words = "the first page has no cursor" if params else few
             self._learned.add("cursor_param", None, words)
             return Finding("next page", "unknown", words)
         if _ADDRESS.match(cursor):
-            self._learned.add("cursor_param", None, "not needed: a page gives the address of the next one")
-            return Finding("next page", "ok", f"its address is in {place}", {"next": place})
+            self._learned.add("cursor_param", None, "not needed: a page holds the URL of the next one")
+            return Finding("next page", "ok", f"its URL is in {place}", {"next": place})
         name = await self._cursor(page, params, cursor)
         if name is None:
-            words = f"a page gives a cursor in {place}, and none of the names that were tried takes it"
+            words = f"a page has a cursor in {place}, but no known parameter takes it"
             self._learned.add("cursor_param", None, f"{words}: {', '.join(CURSORS)}")
             return Finding("next page", "failed", words, {"next": place})
-        self._learned.add("cursor_param", name, "seen: it led to other items")
-        return Finding("next page", "ok", f"{place} is sent back as {name!r}", {"next": place, "cursor_param": name})
+        self._learned.add("cursor_param", name, "observed: it returned other items")
+        return Finding(
+            "next page", "ok", f"the cursor in {place} is sent back as {name!r}", {"next": place, "cursor_param": name}
+        )
 
     def _next(self, page: ProbeResponse) -> tuple[str | None, str]:
-        """Where a page says how to go on, and what it says; what is not known yet is learned."""
+        """Return the place of a page's cursor, and the cursor; learn the place if it is new."""
         data = page.data
         for path in self._known.next_paths:
             if found := _scalar(look_up(data, path)):
@@ -114,25 +116,25 @@ class ListProbe:
         for path, value in members:
             last = path.rpartition(".")[2]
             if (found := _scalar(value)) and _ONWARD.search(path) and not _BACK.search(last):
-                self._learned.add_first("next_paths", path, "seen")
+                self._learned.add_first("next_paths", path, "observed")
                 return path, found
         known = [(path, look_up(data, path)) for path in self._known.has_more_paths]
         for path, value in [*known, *members]:
             if value is True and (_MORE.search(path) or path in self._known.has_more_paths):
                 if path not in self._known.has_more_paths:
-                    self._learned.add_first("has_more_paths", path, "seen")
+                    self._learned.add_first("has_more_paths", path, "observed")
                 items = page.items(self._known)
-                return f"{path}, with the last item's id", str(items[1][-1].get("id")) if items and items[1] else ""
+                return f"{path} and the last item's id", str(items[1][-1].get("id")) if items and items[1] else ""
         return None, ""
 
     async def _cursor(self, page: ProbeResponse, params: Mapping[str, str], cursor: str) -> str | None:
-        """The name of the parameter that takes a cursor: with it other items come than without."""
+        """Return the name of the parameter that takes a cursor: with it, other items are returned."""
         for name in dict.fromkeys((self._known.cursor_param, *CURSORS)):
             before = self._ids(page)
             after = self._ids(await self._get("/signings", {**params, name: cursor}))
             if not after or before & after:
                 continue
-            # A signing that was made meanwhile also changes the first page.
+            # A signing created meanwhile also changes the first page.
             if self._ids(await self._get("/signings", params)) & after:
                 continue
             return name
@@ -145,23 +147,23 @@ class ListProbe:
     # Records
 
     async def _record(self, item: Mapping[str, Any]) -> Finding:
-        answer = await self._get(f"/signings/{wire.segment('id', str(item.get('id') or NO_SUCH))}")
-        data = answer.data
-        if not answer.ok or not isinstance(data, dict):
-            words = f"a signing cannot be read: HTTP {answer.status}"
-            return Finding("record", "failed", words, {"status": answer.status})
+        response = await self._get(f"/signings/{wire.segment('id', str(item.get('id') or NO_SUCH))}")
+        data = response.data
+        if not response.ok or not isinstance(data, dict):
+            words = f"a signing cannot be read: HTTP {response.status}"
+            return Finding("record", "failed", words, {"status": response.status})
         if "id" in data:
-            return Finding("record", "ok", "a signing is the answer itself")
+            return Finding("record", "ok", "a signing is the response itself")
         for path, value in [*((path, look_up(data, path)) for path in self._known.record_paths), *walk(data)]:
             if isinstance(value, dict) and "id" in value:
-                self._learned.add_first("record_paths", path, "seen")
+                self._learned.add_first("record_paths", path, "observed")
                 return Finding("record", "ok", f"a signing is in {path}", {"record": path})
-        return Finding("record", "failed", "a signing has no id anywhere")
+        return Finding("record", "failed", "no id in the response for a signing")
 
     def _timestamps(self, items: Sequence[Mapping[str, Any]]) -> Finding:
         value = next((value for item in items if (value := item.get("updated_at")) is not None), None)
         if value is None:
-            return Finding("timestamps", "unknown", "no signing says when it was updated")
+            return Finding("timestamps", "unknown", "no signing has updated_at")
         shown = self._requests.shown(repr(value))
         try:
             moment = timestamp(value)
@@ -172,7 +174,7 @@ class ListProbe:
         return Finding("timestamps", "ok", words)
 
     async def _recipients(self, items: Sequence[Mapping[str, Any]]) -> Finding:
-        """Which of their fields says that they have finished."""
+        """Determine which field of a recipient says that it has finished."""
         some = [item for item in items if item.get("id")]
         some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
         empty: dict[str, None] = {}
@@ -180,26 +182,26 @@ class ListProbe:
             page = await self._get(f"/signings/{wire.segment('id', str(item['id']))}/recipients")
             path, people = page.items(self._known) or ("", [])
             if path and path not in self._known.item_paths:
-                self._learned.add_first("item_paths", path, "seen in the list of recipients")
+                self._learned.add_first("item_paths", path, "observed in the list of recipients")
             fields = [(name, value) for person in people for name, value in person.items()]
             candidates = [(name, value) for name, value in fields if _is_done_field(name)]
             filled = next((name for name, value in candidates if value is not None), None)
             if filled is not None:
-                return self._finished(filled, "seen filled in", "ok")
+                return self._finished(filled, "observed with a value", "ok")
             empty.update(dict.fromkeys(name for name, _ in candidates))
         if not empty:
-            return Finding("recipients", "unknown", "none of those that were read has a field for having finished")
-        return self._finished(next(iter(empty)), "seen, always empty: a guess by its name", "warning")
+            return Finding("recipients", "unknown", "no recipient has a field for having finished")
+        return self._finished(next(iter(empty)), "observed, always empty: guessed by its name", "warning")
 
     def _finished(self, name: str, evidence: str, state: State) -> Finding:
         if name in self._known.recipient_done_fields:
             state = "ok"
         self._learned.add_first("recipient_done_fields", name, evidence)
-        return Finding("recipients", state, f"who has finished is told by {name!r} ({evidence})", {"field": name})
+        return Finding("recipients", state, f"{name!r} tells who has finished ({evidence})", {"field": name})
 
 
 def _scalar(value: object) -> str:
-    """A text or a number that leads somewhere; empty for what does not."""
+    """Return a non-empty string or number as a string; "" for anything else."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value else ""
 
 

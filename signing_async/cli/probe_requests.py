@@ -1,4 +1,4 @@
-"""Requests of the doctor: each is one read, and its response is of interest whatever its status."""
+"""The doctor's requests: reads whose response is of interest whatever its status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ATTEMPTS = 4
 
 @attrs.frozen(slots=False)
 class ProbeResponse:
-    """A response as it came, between two points in time."""
+    """A response, and when the request began and the response arrived."""
 
     status: int
     headers: Mapping[str, str]
@@ -74,7 +74,7 @@ class ProbeRequests:
     async def get(self, path: str, params: Mapping[str, str] = {}, *, auth: Auth | None = None) -> ProbeResponse:
         """Return the response, whatever its status; raise a `TransportError` if there is none.
 
-        ``auth`` stands in for the client's own.
+        ``auth`` replaces the client's own.
         """
         began = time.time()
         headers: Mapping[str, str] = {}
@@ -104,7 +104,7 @@ class ProbeRequests:
         return response
 
     def shown(self, text: str) -> str:
-        """Return a text of the service's as it may be shown."""
+        """Return a text from the service, redacted and cut."""
         return self.client._transport.redacted(text)[:200]
 
     def secrets(self) -> Iterable[str]:
@@ -112,7 +112,7 @@ class ProbeRequests:
 
 
 def walk(data: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the members of a response's objects, not of its lists, by dotted paths; the outer ones come first."""
+    """Yield the members of nested objects, but not of lists, by dotted paths; outer ones first."""
     if not isinstance(data, dict) or depth > 2:
         return
     names = [name for name in data if isinstance(name, str) and "." not in name]
