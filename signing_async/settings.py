@@ -1,12 +1,12 @@
 """Settings from the environment and from one TOML file, under the same names: ``SIGNING_BASE_URL`` is ``base_url``.
 
-The environment wins over the file. The file is the one that ``SIGNING_CONFIG`` names, else ``config.toml`` in the
-user's configuration folder (see `config_folder`), which need not exist. See `Settings` for the names.
+The environment overrides the file. ``SIGNING_CONFIG`` names the file; the default is ``config.toml`` in the user's
+configuration folder (see `config_folder`), which need not exist. See `Settings` for the names.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import re
 import sys
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from . import _checks
 from ._toml import closest, read_toml
 from .assumptions import Assumptions
 from .auth.oauth import OAuth
@@ -33,14 +34,14 @@ T = TypeVar("T")
 
 _SECRETS = frozenset({"access_token", "client_secret", "webhook_secret"})
 _PASSWORD = re.compile(r"://[^@]*:[^@]*@|[?&](?:ssl)?password=", re.IGNORECASE)
-_OF_THE_TENANT = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
+_CREDENTIALS = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
 _RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")
 _TIMEOUTS = {"timeout": "call", "transfer_timeout": "transfer", "connect_timeout": "connect"}
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Every setting; None where it is not given. ::
+    """All settings; None if a setting is missing. ::
 
     settings = Settings.load()
     client = SigningClient(settings.origin, settings.auth(), timeout=settings.timeouts)
@@ -56,47 +57,51 @@ class Settings:
     journal: Path | str | None = attrs.field(
         default=None, repr=lambda journal: "'...'" if isinstance(journal, str) else repr(journal)
     )
-    """A file, or the URL of a database, which may hold a password."""
+    """A file, or a database URL, which may contain a password."""
     broker: str | None = attrs.field(default=None, repr=False)
-    """The URL of a broker, which may hold a password."""
+    """A broker URL, which may contain a password."""
     timeouts: Timeouts = attrs.field(factory=Timeouts)
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     assumptions: Assumptions = attrs.field(factory=Assumptions)
     file: Path | None = None
-    """The file that was read."""
+    """The settings file, if there is one."""
     note: str = ""
-    """What an error about a missing setting should add."""
+    """Added to errors about missing settings."""
 
     @classmethod
     def load(cls, config: str | os.PathLike[str] | None = None, *, given: Mapping[str, str] | None = None) -> Self:
-        """Read them; ``config`` stands for ``SIGNING_CONFIG``, and what is ``given`` wins over all.
+        """Read the settings. ``config`` overrides ``SIGNING_CONFIG``, and ``given`` overrides all other sources.
 
-        A setting that cannot work is a `ConfigurationError` that says where it stands, and repeats no secret.
+        Raise a `ConfigurationError` for an invalid setting. Its text names the source, and contains no secret.
         """
         path = _config_file(config)
         content = {} if path is None else read_toml(path, secrets_in=_secrets_in)
         _check_names(content, path)
         layers = [
             {name: _Given(name, text, f"--{name.replace('_', '-')}") for name, text in (given or {}).items()},
-            {name: _Given(name, text, _named(name)) for name in _READ if (text := os.environ.get(_named(name)))},
+            {
+                name: _Given(name, text, _variable(name))
+                for name in _CONVERTERS
+                if (text := os.environ.get(_variable(name)))
+            },
             {name: _Given(name, value, f"{name} in {path}", path) for name, value in content.items()},
         ]
-        note = _withhold(layers, path)
+        note = _drop_foreign_credentials(layers, path)
         chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
-        return cls(**_structured(chosen), file=path, note=note)
+        return cls(**_convert(chosen), file=path, note=note)
 
     @property
     def origin(self) -> str:
-        """The tenant's origin; an error where it is not set."""
+        """The tenant's origin. Raises a `ConfigurationError` if it is not set."""
         return self._required("base_url")
 
     @property
     def store(self) -> FileTokenStore:
-        """Where the tenant's token is kept: ``token_file``, else a file of its own in the configuration folder."""
+        """The tenant's token store: ``token_file``, by default a file per tenant in the configuration folder."""
         return FileTokenStore(self.token_file or _default_token_file(self.origin))
 
     def auth(self) -> str | OAuth:
-        """What a client of these settings uses; an error that names what is missing."""
+        """Return what `SigningClient` takes as ``auth``; raise a `ConfigurationError` that names a missing setting."""
         origin = self.origin
         if self.access_token is not None:
             return self.access_token
@@ -104,12 +109,12 @@ class Settings:
             raise ConfigurationError(f"neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set{self.note}")
         for name in ("client_secret", "redirect_uri"):
             self._required(name)
-        if self.token_file is None and not _is_there(_default_token_file(origin)):
-            raise ConfigurationError(f"SIGNING_TOKEN_FILE is not set, and nobody has logged in at {origin}{self.note}")
+        if self.token_file is None and not _exists(_default_token_file(origin)):
+            raise ConfigurationError(f"SIGNING_TOKEN_FILE is not set, and there is no login at {origin}{self.note}")
         return self.oauth()
 
     def oauth(self, redirect_uri: str | None = None) -> OAuth:
-        """The app that is registered, with this redirect URI or its own."""
+        """Return an `OAuth` for the registered app; ``redirect_uri`` overrides the setting."""
         return OAuth(
             self.origin,
             client_id=self._required("client_id"),
@@ -123,52 +128,53 @@ class Settings:
     def _required(self, name: str) -> str:
         value: str | None = getattr(self, name)
         if value is None:
-            raise ConfigurationError(f"{_named(name)} is not set{self.note}")
+            raise ConfigurationError(f"{_variable(name)} is not set{self.note}")
         return value
 
 
 @attrs.frozen
 class _Given:
-    """A setting as it was given, and where; ``file`` is the one that its relative paths start from."""
+    """One setting as given, and its source; relative paths start from the folder of ``file``."""
 
     name: str
     value: Any = attrs.field(repr=False)
-    place: str
+    source: str
     file: Path | None = None
 
     def text(self) -> str:
+        # Not `_checks.string`: a path may hold bytes that are not UTF-8.
         if not isinstance(self.value, str) or not self.value:
-            raise ConfigurationError(f"{self.place} must be a text that is not empty, not {self._shown()}")
+            raise ConfigurationError(f"{self.source}: must be a non-empty string, got {self._shown()}")
         return self.value
 
     def path(self) -> Path:
-        path = os.path.expanduser(self.text())  # noqa: PTH111  # pathlib's raises where there is no such user
+        path = os.path.expanduser(self.text())  # noqa: PTH111  # pathlib's raises for an unknown user
         return Path(path) if self.file is None else self.file.parent / path
 
     def number(self) -> float:
-        value = self.value
-        try:
-            number = float(value) if isinstance(value, str) and self.file is None else value
-        except ValueError:
-            number = None
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise ConfigurationError(f"{self.place} must be a number, not {self._shown()}")
-        return int(number) if float(number).is_integer() else number
+        number = self.value
+        # Only the file has types.
+        if isinstance(number, str) and self.file is None:
+            with contextlib.suppress(ValueError):
+                number = float(number)
+        if not _checks.is_number(number):
+            raise ConfigurationError(f"{self.source}: must be a number, got {self._shown()}")
+        return int(number) if float(number).is_integer() else float(number)
 
     def assumptions(self) -> Assumptions:
         if isinstance(self.value, dict):
-            return Assumptions.from_mapping(self.value, self.place)
+            return Assumptions.from_mapping(self.value, self.source)
         return Assumptions.from_file(self.path())
 
     def path_or_url(self) -> Path | str:
         return self.text() if "://" in self.text() else self.path()
 
     def _shown(self) -> str:
-        # Of a secret not even a wrong value is shown.
+        # Even an invalid secret is not shown.
         return type(self.value).__name__ if self.name in _SECRETS else repr(self.value)
 
 
-_READ: dict[str, Callable[[_Given], Any]] = {
+_CONVERTERS: dict[str, Callable[[_Given], Any]] = {
     **dict.fromkeys(
         ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret", "broker"),
         _Given.text,
@@ -181,7 +187,7 @@ _READ: dict[str, Callable[[_Given], Any]] = {
 
 
 def config_folder() -> Path | None:
-    """The user's configuration folder of this package; None where the user has no home.
+    """Return this package's folder in the user's configuration; None if the user has no home folder.
 
     ``$XDG_CONFIG_HOME/signing-async``, by default in ``~/.config``, on macOS in ``~/Library/Application Support``; on
     Windows ``%APPDATA%\\signing-async``.
@@ -202,33 +208,33 @@ def config_folder() -> Path | None:
 
 
 def _default_token_file(origin: str) -> Path:
-    """One for each tenant: a token of one is never sent to another."""
+    # One file per tenant: a token is never sent to another tenant.
     folder = config_folder()
     if folder is None:
-        raise ConfigurationError("SIGNING_TOKEN_FILE is not set, and there is no home folder to keep a token in")
+        raise ConfigurationError("SIGNING_TOKEN_FILE is not set, and there is no home folder for a token file")
     parts = urlsplit(wire.check_origin(origin))
     return folder / "tokens" / f"{parts.netloc.replace(':', '_')}.json"
 
 
-def _named(name: str) -> str:
+def _variable(name: str) -> str:
     return f"SIGNING_{name.upper()}"
 
 
 def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
     named = (os.environ.get("SIGNING_CONFIG") or None) if config is None else config
     if named is not None:
-        return Path.cwd() / os.path.expanduser(named)  # noqa: PTH111  # pathlib's raises where there is no such user
+        return Path.cwd() / os.path.expanduser(named)  # noqa: PTH111  # pathlib's raises for an unknown user
     folder = config_folder()
-    usual = None if folder is None else folder / "config.toml"
-    return usual if usual is not None and _is_there(usual) else None
+    default = None if folder is None else folder / "config.toml"
+    return default if default is not None and _exists(default) else None
 
 
-def _is_there(path: Path) -> bool:
-    return os.path.exists(path)  # noqa: PTH110  # pathlib's raises where it may not look
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110  # pathlib's raises if a folder on the way is not accessible
 
 
 def _secrets_in(content: Mapping[str, Any]) -> list[str]:
-    """The names of the file's secrets; the URL of a database or a broker is one where it holds a password."""
+    """Return the names of the secrets in the file, including URLs with a password."""
     return [
         name
         for name, value in content.items()
@@ -237,22 +243,22 @@ def _secrets_in(content: Mapping[str, Any]) -> list[str]:
 
 
 def holds_password(url: str) -> bool:
-    """Whether the URL of a database or a broker seems to hold a password; of no path that is said."""
+    """Return whether the URL of a database or a broker seems to contain a password. A path never does."""
     return _PASSWORD.search(url) is not None and "://" in url
 
 
 def _check_names(content: Mapping[str, object], path: Path | None) -> None:
     for name in content:
-        if name not in _READ:
-            raise ConfigurationError(f"{path}: there is no setting {name!r}{closest(name, _READ)}")
+        if name not in _CONVERTERS:
+            raise ConfigurationError(f"{path}: unknown setting {name!r}{closest(name, _CONVERTERS)}")
 
 
-def _withhold(layers: list[dict[str, _Given]], path: Path | None) -> str:
-    """Drop the credentials of other tenants, and return what an error about missing ones should add.
+def _drop_foreign_credentials(layers: list[dict[str, _Given]], path: Path | None) -> str:
+    """Drop the credentials of other tenants; return a note for errors about missing ones.
 
-    Credentials belong to the tenant of their own layer; if it names none, to that of the next layer below, else above.
-    Whoever names another tenant, with ``--base-url`` for example, does not want them sent there. And whoever names
-    one way to log in does not mean the other.
+    The credentials of a layer belong to the tenant that the layer names; if it names none, to that of the next layer
+    below, or else above. With another tenant selected, by ``--base-url`` for example, they must not be sent there. A
+    client id in a layer above the file means that the file's access token is not wanted.
     """
     *above, file = layers
     chosen = _base_url(layers)
@@ -260,9 +266,9 @@ def _withhold(layers: list[dict[str, _Given]], path: Path | None) -> str:
     for index, (layer, where) in enumerate(zip(layers, ("the arguments", "the environment", path), strict=True)):
         own = _base_url((*layers[index:], *reversed(layers[:index])))
         if chosen is not None and own is not None and _origin(own) != _origin(chosen):
-            held = [given for name in _OF_THE_TENANT if (given := layer.pop(name, None)) is not None]
-            names = ", ".join(given.name if given.file else given.place for given in held)
-            notes += [f"the {names} in {where} belong to {own.value}"] if held else []
+            dropped = [given for name in _CREDENTIALS if (given := layer.pop(name, None)) is not None]
+            names = ", ".join(given.name if given.file else given.source for given in dropped)
+            notes += [f"not used: {names} in {where}, which belong to {own.value}"] if dropped else []
     if any("client_id" in layer for layer in above):
         file.pop("access_token", None)
     return f" ({'; '.join(notes)})" if notes else ""
@@ -273,32 +279,32 @@ def _base_url(layers: Iterable[dict[str, _Given]]) -> _Given | None:
 
 
 def _origin(given: _Given) -> str:
-    return _placed(partial(wire.check_origin, given.text()), given)
+    return _name_source(partial(wire.check_origin, given.text()), given)
 
 
-def _structured(chosen: Mapping[str, _Given]) -> dict[str, Any]:
-    values = {name: _READ[name](given) for name, given in chosen.items()}
+def _convert(chosen: Mapping[str, _Given]) -> dict[str, Any]:
+    values = {name: _CONVERTERS[name](given) for name, given in chosen.items()}
     if "base_url" in chosen:
         values["base_url"] = _origin(chosen["base_url"])
-    # A plain timeout bounds transfers too, as the client's own argument does.
+    # A plain timeout also limits transfers, as the client's argument does.
     if "timeout" in values and "transfer_timeout" not in values:
         chosen = {**chosen, "transfer_timeout": chosen["timeout"]}
         values["transfer_timeout"] = values["timeout"]
     timeouts, retry = Timeouts(), RetryPolicy()
     for name, field in _TIMEOUTS.items():
         if name in values:
-            value = values.pop(name)
-            timeouts = _placed(partial(attrs.evolve, timeouts, **{field: value}), chosen[name])
+            change = {field: values.pop(name)}
+            timeouts = _name_source(partial(attrs.evolve, timeouts, **change), chosen[name])
     for name in _RETRY:
         if name in values:
-            value = values.pop(name)
-            retry = _placed(partial(attrs.evolve, retry, **{name: value}), chosen[name])
+            change = {name: values.pop(name)}
+            retry = _name_source(partial(attrs.evolve, retry, **change), chosen[name])
     return {**values, "timeouts": timeouts, "retry": retry}
 
 
-def _placed(make: Callable[[], T], given: _Given) -> T:
-    """What is made of a setting; an error says where that stands."""
+def _name_source(make: Callable[[], T], given: _Given) -> T:
+    """Call ``make``; add the setting's source to the text of a `ConfigurationError`."""
     try:
         return make()
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error} ({given.place})") from None
+        raise ConfigurationError(f"{error} ({given.source})") from None

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from signing_async import APIError, Assumptions, AuthError, DecodeError, NotFound, RetryPolicy, Signing, SigningClient
-from signing_async.auth.oauth import _read_callback
+from signing_async.auth.authorization import read_callback
 from signing_async.auth.token_stores import token_from_json
 from signing_async.documents.preflight import preflight
 from signing_async.pagination import _linked
@@ -227,7 +227,7 @@ async def test_no_escape_reaches_log_or_terminal(caplog: pytest.LogCaptureFixtur
 
 def test_a_callback_breaks_no_line() -> None:
     """What a callback says of an error is shown in one line, without what controls terminals."""
-    found = _read_callback("https://a/?state=s&error=%0aE%1b[31m&error_description=%1b[31m%0d%0aDone", "s")
+    found = read_callback("https://a/?state=s&error=%0aE%1b[31m&error_description=%1b[31m%0d%0aDone", "s")
     assert isinstance(found, AuthError)
     check_error(found)
     assert str(found) == "authorization was refused: [31m Done (code E [31m)"
@@ -375,7 +375,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], int, tuple[bytes, ...]]] = {
     ),
     "Link": (_link, 50_000, (b"<", b">", b"<a>", b"<a>;", b"rel=next;", b"<a>; rel=", b";", b",", b" ", b'"')),
     "callback": (
-        lambda part: _read_callback("https://a/?" + part.decode(), "s"),
+        lambda part: read_callback("https://a/?" + part.decode(), "s"),
         50_000,
         (b"&", b"=", b"%", b"%41", b"+", b"?", b"#", b"state=", b"&state=s", b"/", b"[", b"@"),
     ),

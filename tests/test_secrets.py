@@ -1,4 +1,4 @@
-"""No token, secret or code is to be seen: in no log, text, pickle or traceback, whatever a server says."""
+"""No token, secret or code appears in any log, text, pickle or traceback, whatever a server responds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from signing_async import (
 from signing_async.sandbox import Sandbox
 from tests.auth.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
 
-# Each secret begins with this, so that a part of one is found as well.
+# Every secret starts with this, so that a part of one is found too.
 MARK = "S3CR3T"
 CLIENT_SECRET = f"{MARK}/client+secret=&~"
 CODE = f"{MARK}.code/+%&=1"
@@ -52,7 +52,7 @@ Calls = Callable[[SigningClient, OAuth], Awaitable[object]]
 
 
 class Watch:
-    """Everything that was written or raised while it looked on."""
+    """Collects everything that is written or raised."""
 
     def __init__(self) -> None:
         self.log = io.StringIO()
@@ -60,7 +60,7 @@ class Watch:
         self.errors: list[BaseException] = []
 
     async def failing(self, call: Awaitable[object]) -> SigningError:
-        """The error that a call ends with."""
+        """Return the error that the call raises."""
         with pytest.raises(SigningError) as caught:
             await call
         self.errors.append(caught.value)
@@ -77,14 +77,14 @@ class Watch:
 
 
 def hidden(where: str, text: str | bytes) -> None:
-    """No part of a secret is in it, in any spelling."""
+    """Assert that no part of a secret is in the text, in any spelling."""
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     place = data.find(MARK.encode())
     assert place < 0, f"{where}: ...{data[max(0, place - 300) : place + 100]!r}"
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and all that it leads to, suppressed ones too."""
+    """Yield the exception and everything in its chain, including suppressed ones."""
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
@@ -96,7 +96,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def frames(trace: TracebackType | None) -> Iterator[tuple[str, str]]:
-    """File and text, with variables, of each frame that is not a test's own."""
+    """Yield file and text, with variables, of each frame outside the tests."""
     for frame, line in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
         if not name.startswith(HERE):
@@ -126,7 +126,7 @@ def check(error: BaseException) -> None:
 
 
 def strip(error: BaseException) -> BaseException:
-    """The exception without the frames of tests at the top of its traceback: they hold what they like."""
+    """Return the exception without the frames of tests, which may hold anything, at the top of its traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(HERE):
         trace = trace.tb_next
@@ -135,12 +135,12 @@ def strip(error: BaseException) -> BaseException:
 
 @pytest.fixture
 async def watch() -> AsyncIterator[Watch]:
-    """Everything is logged: every logger at DEBUG, asyncio in debug mode, each of its steps as a slow one."""
+    """Log everything: every logger at DEBUG, asyncio in debug mode with every step as a slow one."""
     watching = Watch()
     handler = logging.StreamHandler(watching.log)
     handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
     root = logging.getLogger()
-    # Warnings of code that a test is not about would be errors: here they are looked at like the log.
+    # Warnings would be errors: here they are searched like the log.
     noisy = [root, *(logging.getLogger(name) for name in ("signing_async", "aiohttp", "aiohttp.client", "asyncio"))]
     levels = [logger.level for logger in noisy]
     loop = asyncio.get_running_loop()
@@ -166,7 +166,7 @@ async def watch() -> AsyncIterator[Watch]:
 
 
 def everything(request: web.Request, received: Received) -> str:
-    """What an ill-behaved server might write into an answer: all that it was sent, and what it knows besides."""
+    """Return what a malicious server might echo: all that it received, and what else it knows."""
     sent = received.body.decode("utf-8", "replace")
     fields = [values[0] for values in parse_qs(sent).values()]
     known = [OLD.access_token, str(OLD.refresh_token), CLIENT_SECRET]
@@ -174,12 +174,12 @@ def everything(request: web.Request, received: Received) -> str:
 
 
 def escaped(text: str) -> str:
-    """As some JSON libraries write it: slashes and all that is not ASCII escaped."""
+    """Escape as some JSON libraries do, including slashes and non-ASCII characters."""
     return json.dumps(text).replace("/", "\\/")
 
 
 def tells(status: int, shape: Callable[[str], Any], **headers: str) -> Any:
-    """An answer of that status, with everything in the shape; text is sent as it is, the rest as JSON."""
+    """Respond with that status and everything in the shape: text as it is, the rest as JSON."""
 
     async def answer(request: web.Request, received: Received) -> web.StreamResponse:
         said = everything(request, received)
@@ -193,7 +193,7 @@ def tells(status: int, shape: Callable[[str], Any], **headers: str) -> Any:
 
 
 def heads(status: int, header: str, prefix: str = "") -> Any:
-    """An answer with everything in a header."""
+    """Respond with everything in a header."""
 
     async def answer(request: web.Request, received: Received) -> web.StreamResponse:
         said = everything(request, received).encode("ascii", "replace").decode()
@@ -203,13 +203,13 @@ def heads(status: int, header: str, prefix: str = "") -> Any:
 
 
 async def reasons(request: web.Request, received: Received) -> web.StreamResponse:
-    """Everything in the status line."""
+    """Respond with everything in the status line."""
     said = everything(request, received).encode("ascii", "replace").decode()
     return web.Response(status=500, reason=said)
 
 
 async def breaks_off(request: web.Request, received: Received) -> web.StreamResponse:
-    """A success that ends in the middle, with everything in what came."""
+    """Respond with success and close the connection in the middle of the body."""
     response = web.StreamResponse(headers={"request_id": received.headers.get("Authorization", "none")})
     response.content_length = 100_000
     await response.prepare(request)
@@ -220,14 +220,12 @@ async def breaks_off(request: web.Request, received: Received) -> web.StreamResp
 
 
 async def hangs_up(request: web.Request, received: Received) -> web.StreamResponse:
-    """No answer at all."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
 
 async def waits(request: web.Request, received: Received) -> web.StreamResponse:
-    """No answer in time."""
     await asyncio.sleep(3600)
     return web.Response()
 
@@ -281,18 +279,17 @@ OPERATIONS: dict[str, Calls] = {
     "recipients": lambda client, oauth: client.recipients.list("s-1"),
     "remind": lambda client, oauth: client.recipients.remind("s-1", "r-1"),
 }
-# With these an operation may succeed: of some the body does not matter, and unknown fields are kept.
+# With these some operations succeed: they ignore the body, or keep unknown fields.
 SUCCESSES = {"no JSON", "wrong shape", "wrong list", "request id of success", "breaks off"}
 
 
 def secret_oauth(base_url: str, token: Token | None = OLD, **settings: Any) -> OAuth:
-    """An OAuth with secrets that are recognised."""
+    """Return an `OAuth` with recognizable secrets."""
     return oauth_for(base_url, client_secret=CLIENT_SECRET, store=MemoryTokenStore(token), **settings)
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_whatever_a_server_says(name: str, watch: Watch) -> None:
-    """Each operation, answered with all that a server could give away, gives nothing away."""
+async def test_no_secret_appears_whatever_the_server_responds(name: str, watch: Watch) -> None:
     for operation, call in OPERATIONS.items():
         retry = RetryPolicy(max_attempts=2, base_delay=0.001) if operation in {"me", "refresh"} else RetryPolicy.none()
         async with (
@@ -316,8 +313,7 @@ async def test_whatever_a_server_says(name: str, watch: Watch) -> None:
     assert len(watch.errors) >= len(OPERATIONS) // 2
 
 
-async def test_without_a_connection(watch: Watch) -> None:
-    """Nothing listening, a session that was closed, and a port that is no port of the service."""
+async def test_no_secret_appears_without_a_connection(watch: Watch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         base_url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -335,8 +331,8 @@ async def test_without_a_connection(watch: Watch) -> None:
             await watch.failing(call(client, oauth))
 
 
-async def test_the_whole_flow(sandbox: Sandbox, watch: Watch, tmp_path: Path) -> None:
-    """Authorize, exchange, calls, refresh, replay and its end, with the sandbox: its secrets appear nowhere."""
+async def test_no_secret_appears_in_the_whole_flow(sandbox: Sandbox, watch: Watch, tmp_path: Path) -> None:
+    """Authorize, exchange, calls, refresh, and a reused refresh token, with the sandbox."""
     app = sandbox.register_app(REDIRECT)
     assert app.client_secret is not None
     path = tmp_path / "token.json"
@@ -362,7 +358,7 @@ async def test_the_whole_flow(sandbox: Sandbox, watch: Watch, tmp_path: Path) ->
         signing = await client.signings.create(name="n", language="EN")
         tokens.append(await oauth.token())
         errors.append(await watch.failing(client.signings.send(signing.id)))
-        # An old refresh token, used again: the service ends the whole family.
+        # A reused refresh token: the service revokes the whole family.
         await FileTokenStore(path).save(
             Token(tokens[1].access_token, tokens[1].refresh_token, datetime(2020, 1, 1, tzinfo=UTC))
         )
@@ -383,8 +379,7 @@ async def test_the_whole_flow(sandbox: Sandbox, watch: Watch, tmp_path: Path) ->
             assert secret not in text
 
 
-async def test_the_body_alone_is_as_received() -> None:
-    """APIError.body keeps what came, for who asks for it; no text shows it, and a pickle holds it redacted."""
+async def test_error_body_is_as_received_but_redacted_in_texts_and_pickles() -> None:
     async with (
         Scripted(tells(400, lambda said: {"message": said})) as server,
         secret_oauth(server.base_url) as oauth,
@@ -398,8 +393,49 @@ async def test_the_body_alone_is_as_received() -> None:
     hidden("str", str(caught.value))
 
 
-async def test_tokens_of_before_are_hidden_too(watch: Watch) -> None:
-    """After many refreshes a server may still tell of the last tokens, and of the client secret: neither is shown."""
+@pytest.mark.parametrize(
+    "response",
+    [
+        tells(200, lambda said: {"token": f"{MARK}-response"}),
+        tells(400, lambda said: {"error": "invalid_grant", "error_description": f"{MARK}-response"}),
+        tells(503, lambda said: {"token": f"{MARK}-response"}),
+    ],
+    ids=["no token in it", "refused", "failed"],
+)
+async def test_no_part_of_a_token_response_stays_in_a_frame_or_a_field(response: Any) -> None:
+    """Debuggers and crash reporters show the fields of what the variables of a traceback lead to."""
+    async with (
+        Scripted(response) as server,
+        oauth_for(server.base_url, retry=RetryPolicy.none()) as oauth,
+    ):
+        # Not by exchange(): it copies the error of its task, which leaves these frames out.
+        with pytest.raises(AuthError) as caught:
+            await oauth._endpoint.request("oauth.exchange", oauth._endpoint.form(code="code"))
+    for frame, _ in traceback.walk_tb(caught.value.__traceback__):
+        if not frame.f_code.co_filename.startswith(HERE):
+            for name, value in reachable(frame.f_locals):
+                if name not in ("message", "args"):  # what the service says of an error is a part of its message
+                    assert f"{MARK}-response" not in value, f"{name} of {frame.f_code}"
+
+
+def reachable(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the names and contents of all texts that a variable leads to."""
+    if isinstance(value, str | bytes):
+        yield name, str(value)
+    elif isinstance(value, dict) and depth < 8:
+        for key, each in value.items():
+            yield from reachable(each, str(key), depth + 1)
+    elif isinstance(value, list | tuple) and depth < 8:
+        for each in value:
+            yield from reachable(each, name, depth + 1)
+    elif hasattr(value, "__self__"):
+        yield from reachable(value.__self__, name, depth + 1)
+    elif type(value).__module__.startswith("signing_async.") and depth < 8:
+        slots = {slot: getattr(value, slot, None) for slot in getattr(value, "__slots__", ())}
+        yield from reachable({**slots, **getattr(value, "__dict__", {})}, name, depth + 1)
+
+
+async def test_recent_tokens_and_the_client_secret_are_redacted(watch: Watch) -> None:
     count = 0
 
     async def answer(request: web.Request, received: Received) -> web.StreamResponse:
@@ -435,8 +471,7 @@ async def test_tokens_of_before_are_hidden_too(watch: Watch) -> None:
     ],
     ids=range(6),
 )
-async def test_callbacks_that_are_refused(callback: str, watch: Watch) -> None:
-    """What is wrong with a callback is said without its code, in variables too."""
+async def test_refused_callback_shows_no_code(callback: str, watch: Watch) -> None:
     logging.getLogger("test").debug("began")
     async with secret_oauth("https://tenant.example.com") as oauth:
         await watch.failing(oauth.exchange(callback, "st4te"))
@@ -445,15 +480,14 @@ async def test_callbacks_that_are_refused(callback: str, watch: Watch) -> None:
 @pytest.mark.parametrize(
     "settings", [{"token_format": "xml"}, {"timeout": -1}, {"redirect_uri": ""}, {"base_url": "http://x.example"}]
 )
-def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
-    """The client secret is not among the variables of the error that another setting leads to."""
+def test_invalid_setting_does_not_show_the_client_secret(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         secret_oauth(**{"base_url": "https://tenant.example.com"} | settings)
     check(caught.value)
 
 
-async def test_a_token_file_that_is_broken(watch: Watch, tmp_path: Path) -> None:
-    """What a broken file holds is not told: json's own error would hold all of it."""
+async def test_corrupt_token_file_shows_none_of_its_content(watch: Watch, tmp_path: Path) -> None:
+    """json's own error would hold all of it."""
     logging.getLogger("test").debug("began")
     path = tmp_path / "token.json"
     path.write_text(f'{{"access_token": "{MARK}", "refresh_token": "{MARK}", ')
@@ -465,8 +499,7 @@ async def test_a_token_file_that_is_broken(watch: Watch, tmp_path: Path) -> None
     await watch.failing(FileTokenStore(tmp_path / "file" / "token.json").save(OLD))
 
 
-async def test_a_refresh_that_nobody_waits_for(watch: Watch) -> None:
-    """A failure in the background, and a task that is cancelled, tell asyncio's log nothing either."""
+async def test_background_refresh_logs_no_secret(watch: Watch) -> None:
     async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url) as oauth:
         task = asyncio.create_task(oauth.refresh(rejected=OLD.access_token))
         await asyncio.sleep(0)
@@ -476,26 +509,23 @@ async def test_a_refresh_that_nobody_waits_for(watch: Watch) -> None:
         await oauth.settle()
 
 
-async def test_an_early_refresh_that_fails_is_logged_without_secrets(watch: Watch) -> None:
-    """The warning says what the server said, redacted."""
+async def test_failed_early_refresh_is_logged_without_secrets(watch: Watch) -> None:
     token = Token(OLD.access_token, OLD.refresh_token, datetime.now(UTC) + timedelta(seconds=50))
     async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url, token) as oauth:
         await oauth.token()
-        oauth._fresh_until = 0.0
+        oauth._current._fresh_until = 0.0
         assert (await oauth.token()).access_token == OLD.access_token
-    assert "ahead of expiry" in watch.log.getvalue()
+    assert "early token refresh" in watch.log.getvalue()
 
 
-def test_a_token_is_not_shown_or_pickled() -> None:
-    """The text of a token holds neither of its secrets, and it refuses to be pickled."""
+def test_token_is_neither_shown_nor_pickled() -> None:
     hidden("repr", f"{OLD!r} {OLD}")
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(OLD)
 
 
 @pytest.mark.parametrize("spell", [escaped, json.dumps, html.escape, quote, lambda text: quote(text, safe="")])
-async def test_a_client_secret_of_odd_characters(spell: Callable[[str], str]) -> None:
-    """However a server spells it, a secret with quotes, slashes and letters that are not ASCII is recognised."""
+async def test_client_secret_is_redacted_however_the_server_spells_it(spell: Callable[[str], str]) -> None:
     secret = f'{MARK}/"å"&<ö>'
     async with (
         Scripted(tells(400, lambda said: f"Sorry, wrong: {spell(secret)}")) as server,
@@ -506,9 +536,7 @@ async def test_a_client_secret_of_odd_characters(spell: Callable[[str], str]) ->
     check(caught.value)
 
 
-def test_the_watch_finds_what_it_looks_for() -> None:
-    """These tests would notice: a secret in a message, an attribute, a variable, a cause, and an aiohttp exception."""
-
+def test_these_tests_notice_secrets_in_messages_attributes_variables_and_causes() -> None:
     def raising() -> None:
         local = OLD.access_token
         raise AuthError("nothing to see" + local[:0])

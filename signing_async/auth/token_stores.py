@@ -1,4 +1,4 @@
-"""Where a token lives between requests: the protocol, one store in memory, and one in a file that processes share."""
+"""Token stores: the protocol, a store in memory, and one in a file that processes share."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ __all__ = [
 ]
 
 _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type", "origin")
-_LEFT_OVER = 600.0
+_LEFTOVER_AGE = 600.0
 
 
 @runtime_checkable
 class TokenStore(Protocol):
-    """Keeps one token. A refresh takes the lock, loads, and saves before anybody uses the new token."""
+    """A store for one token. A refresh acquires the lock, loads, and saves before the new token is used."""
 
     async def load(self) -> Token | None:
-        """The token saved last; None when there is none. An `OAuth` takes a token that is gone for a logout."""
+        """Return the token saved last; None if there is none, which an `OAuth` takes for a logout."""
 
     async def save(self, token: Token) -> None:
-        """Keep this token; when it returns, a crash must not lose it."""
+        """Save the token durably: once this returns, a crash must not lose it."""
 
     def lock(self) -> AbstractAsyncContextManager[None]:
-        """Held by one refresh at a time, wherever the others run that share this store."""
+        """Return a lock that one refresh holds at a time, across all processes that share the store."""
 
 
 async def carried_through(work: Coroutine[Any, Any, None]) -> None:
-    """Return when it is done, also where this is cancelled meanwhile: for giving back what others wait for."""
+    """Await the work to its end even if the caller is cancelled: for releasing what others wait for."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
@@ -62,7 +62,7 @@ async def carried_through(work: Coroutine[Any, Any, None]) -> None:
 
 
 def token_to_json(token: Token) -> bytes:
-    """A token as the bytes that a store keeps: these hold the secrets."""
+    """Return the token, with its secrets, as bytes for a store."""
     return json.dumps(
         {
             "access_token": token.access_token,
@@ -75,8 +75,8 @@ def token_to_json(token: Token) -> bytes:
 
 
 def token_from_json(data: bytes) -> Token:
-    """The token of bytes made by `token_to_json`, or a ValueError."""
-    # What went wrong in here is not kept as a cause: json's error holds the whole text.
+    """Return the token from the bytes of `token_to_json`; raise a `ValueError` if there is none in them."""
+    # json's error must not become the context: it holds the whole text.
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         fields: Any = json.loads(data)
         return Token(**{name: fields[name] for name in _FIELDS if name in fields})
@@ -84,7 +84,7 @@ def token_from_json(data: bytes) -> Token:
 
 
 class MemoryTokenStore:
-    """Keeps the token in this process. What it holds is gone with it: mind that a refresh token may work only once."""
+    """A store in memory. Its token is lost with the process; a refresh token may work only once."""
 
     def __init__(self, token: Token | None = None) -> None:
         self._token = token
@@ -100,16 +100,16 @@ class MemoryTokenStore:
     def lock(self) -> AbstractAsyncContextManager[None]:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # A lock belongs to the loop in which somebody waited for it.
+            # A lock belongs to the event loop that first waited for it.
             self._loop, self._lock = loop, asyncio.Lock()
         return self._lock
 
 
 class FileTokenStore:
-    """Keeps the token in a file that only its owner may read, for any number of processes on one machine.
+    """A store in a file with mode 0600, shared by any number of processes on one machine.
 
-    A save is atomic and on disk when it returns. The lock is a file beside it, held across processes and freed by the
-    system should its holder die. A file that cannot be read as a token is an `AuthError`, and is never written over::
+    Saves are atomic and durable. The lock is a file beside it; the operating system releases it if its holder dies. A
+    file that holds anything but a token is an `AuthError`, and is never overwritten. ::
 
         store = FileTokenStore("~/.config/my-app/token.json")
     """
@@ -118,15 +118,15 @@ class FileTokenStore:
         if fcntl is None:
             raise ConfigurationError("FileTokenStore needs POSIX file locks, which this system does not have")
         try:
-            expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises where there is no such user
-            # Through symbolic links, so that all who share the file share its lock, and a save does not replace a link.
+            expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises for an unknown user
+            # Resolve symbolic links: all paths to the file share one lock, and a save does not replace a link.
             self.path: Path = Path(os.path.realpath(expanded))
         except (TypeError, ValueError):
-            raise ConfigurationError(f"FileTokenStore: path must be a path, not {path!r}") from None
-        # Where it cannot even look, load and save say so.
+            raise ConfigurationError(f"FileTokenStore: path: must be a path, got {path!r}") from None
+        # If this fails, load and save report the reason.
         with contextlib.suppress(OSError):
             if self.path.is_dir():
-                raise ConfigurationError(f"FileTokenStore: path is a folder: {self.path}")
+                raise ConfigurationError(f"FileTokenStore: path: must be a file, got the folder {self.path}")
 
     def __repr__(self) -> str:
         return f"FileTokenStore({str(self.path)!r})"
@@ -141,12 +141,12 @@ class FileTokenStore:
     async def lock(self) -> AsyncIterator[None]:
         handle = self._open_lock()
         try:
-            # Asked for again and again, since a thread that waits in flock cannot be cancelled.
+            # Poll: a thread that waits in flock cannot be cancelled.
             while not self._try_lock(handle):
                 await asyncio.sleep(random.uniform(0.005, 0.03))
             yield
         finally:
-            # Closing alone would leave it locked if a child process had been forked meanwhile.
+            # Closing alone would not release it if a child process has inherited the file.
             fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
@@ -158,7 +158,7 @@ class FileTokenStore:
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
         except ValueError:
-            problem = "holds no token; it was left as it is"
+            problem = "holds no token; it was not changed"
         raise AuthError(f"the token file {self.path} {problem}")
 
     def _save(self, token: Token) -> None:
@@ -187,17 +187,17 @@ class FileTokenStore:
             sync_folder(folder.parent)
 
     def _remove_leftovers(self) -> None:
-        """What a process left that was killed in a save: each holds a token. What cannot go stays."""
+        """Remove the temporary files of killed processes, which hold tokens; skip what cannot be removed."""
         for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.new"):
             with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > _LEFT_OVER:
+                if time.time() - left.stat().st_mtime > _LEFTOVER_AGE:
                     left.unlink()
 
     def _open_lock(self) -> int:
         try:
             self._make_folder()
-            # A file of its own, never replaced: a lock on the token's file would be lost with each save. And flock, not
-            # lockf: it also excludes two stores in one process.
+            # A file of its own: a lock on the token file would be lost with each save, which replaces it. flock, unlike
+            # lockf, also excludes two stores in one process.
             return os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise AuthError(f"the lock beside {self.path} cannot be opened: {error.strerror}") from None
@@ -208,5 +208,5 @@ class FileTokenStore:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise AuthError(f"the lock beside {self.path} cannot be taken: {error.strerror}") from None
+            raise AuthError(f"the lock beside {self.path} cannot be acquired: {error.strerror}") from None
         return True

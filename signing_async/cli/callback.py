@@ -1,4 +1,4 @@
-"""The loopback server that the browser is sent back to at the end of a login."""
+"""The loopback server that the browser is redirected to at the end of a login."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from aiohttp import web
 
 from ..errors import ConfigurationError, InvalidRequest, SigningError, StateMismatch
 
-__all__ = ["Callback", "is_loopback", "listening"]
+__all__ = ["Callback", "is_loopback", "listen"]
 
-Finish = Callable[[str], Awaitable[str]]
-"""Takes the callback's query to its end, and says what to tell the user."""
+Exchange = Callable[[str], Awaitable[str]]
+"""Exchanges the code in a callback's query for a token, and returns what to tell the user."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -44,10 +44,10 @@ _HEADERS = {
 
 
 def is_loopback(redirect_uri: str) -> bool:
-    """Whether a server on this machine can be behind it."""
+    """Return whether a server on this machine can receive the redirect."""
     try:
         parts = urlsplit(redirect_uri)
-        _ = parts.port  # looked at here, since a wrong one is an error only then
+        _ = parts.port  # an invalid port raises here
     except ValueError:
         raise ConfigurationError(f"redirect_uri is not a URL: {redirect_uri!r}") from None
     if parts.scheme != "http" or not parts.hostname:
@@ -61,53 +61,53 @@ def is_loopback(redirect_uri: str) -> bool:
 
 
 class Callback:
-    """What came of the browser's return; ``redirect_uri`` is where it is awaited."""
+    """Waits for the browser's redirect to ``redirect_uri``."""
 
     def __init__(self, redirect_uri: str) -> None:
-        self.redirect_uri = redirect_uri
-        self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._finish: Finish | None = None
-        self._busy = asyncio.Lock()
+        self.redirect_uri: str = redirect_uri
+        self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._exchange: Exchange | None = None
+        self._lock = asyncio.Lock()
 
-    async def wait(self, finish: Finish) -> None:
-        """Return when ``finish`` has taken a callback to its end; raise what that raised."""
-        self._finish = finish
-        await self.outcome
+    async def wait(self, exchange: Exchange) -> None:
+        """Wait until ``exchange`` accepts a callback; raise its error if the login fails."""
+        self._exchange = exchange
+        await self._outcome
 
-    async def answer(self, request: web.Request) -> web.Response:
-        async with self._busy:
-            if self.outcome.done() or self._finish is None:
+    async def respond(self, request: web.Request) -> web.Response:
+        async with self._lock:
+            if self._outcome.done() or self._exchange is None:
                 return _page("Nothing to do", "This login is over. You can close this window.", 410)
             try:
-                # Not the whole URL, to which the Host header belongs: any program here may send what it likes.
-                said = await self._finish(f"?{request.rel_url.raw_query_string}")
+                # Not the whole URL: it includes the Host header, which any local program can choose.
+                message = await self._exchange(f"?{request.rel_url.raw_query_string}")
             except (StateMismatch, InvalidRequest):
-                # Without the state, which is looked for first, it is not the callback: that may still come.
-                return _page("Not logged in", "This answer does not belong to the login that is under way.", 400)
+                # The state is checked first. Without it this is not the callback, which may still come.
+                return _page("Not logged in", "This request does not belong to the current login.", 400)
             except SigningError as error:
-                self.outcome.set_exception(error)
-                return _page("Not logged in", f"{error}. The terminal says more; you can close this window.", 400)
-            self.outcome.set_result(None)
-            return _page("You are logged in", f"{said} You can close this window and go back to the terminal.", 200)
+                self._outcome.set_exception(error)
+                return _page("Not logged in", f"{error}. See the terminal for details; you can close this window.", 400)
+            self._outcome.set_result(None)
+            return _page("You are logged in", f"{message} You can close this window and return to the terminal.", 200)
 
 
 @contextlib.asynccontextmanager
-async def listening(redirect_uri: str) -> AsyncIterator[Callback]:
-    """A server at a loopback redirect URI; at a free port where that names none."""
+async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
+    """Run a server at a loopback redirect URI, on a free port if it names none."""
     parts = urlsplit(redirect_uri)
     app = web.Application()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
-    # The router has to be filled before it is known which port it will be. The state tells what is meant for it.
+    # Routes are fixed before the port is known, so this matches any path; the state identifies the callback.
     callback = Callback(redirect_uri)
-    app.router.add_get("/{path:.*}", callback.answer)
+    app.router.add_get("/{path:.*}", callback.respond)
     await runner.setup()
     try:
         site = web.TCPSite(runner, parts.hostname, parts.port or 0)
         try:
             await site.start()
         except OSError as error:
-            words = f"cannot listen at {redirect_uri}: {error.strerror or error}; free it, or use --no-browser"
-            raise ConfigurationError(words) from None
+            message = f"cannot listen at {redirect_uri}: {error.strerror or error}; free the port, or use --no-browser"
+            raise ConfigurationError(message) from None
         if not parts.port:
             callback.redirect_uri = _with_port(parts, runner.addresses[0][1])
         yield callback

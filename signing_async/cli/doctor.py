@@ -1,4 +1,4 @@
-"""`doctor`: look at a tenant without changing anything, and write down how it answers."""
+"""`doctor`: check a tenant without changing anything, and write down how it responds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .command import State, command
 from .exits import FAILED, UNAUTHORIZED
 
 if TYPE_CHECKING:
-    from .probing import Finding, Probe
+    from .findings import Finding, Learned
 
 
 @command()
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     default="assumptions.toml",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Where what was found is written.",
+    help="The file for the learned assumptions.",
 )
-@click.option("--force", is_flag=True, help="Replace that file if it is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--check-only", is_flag=True, help="Write nothing.")
 @click.option(
     "--wrong-token",
     is_flag=True,
-    help="Also send one wrong token, to see how it is refused. Some services lock a user out after a few of these.",
+    help="Also send one wrong token, to see how it is rejected. Some services lock a user out after a few of these.",
 )
 def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> None:
-    """Find out how a tenant answers, and write that down for the client. Nothing at the service is changed.
+    """Check a tenant, and write a file of assumptions for the client. Nothing at the service is changed.
 
-    It looks at the certificate, the clock, the token, and at what the service's documentation leaves open: the names of
-    the parameters of lists, where items and cursors are, errors, request ids, timestamps. It makes some twenty GET
-    requests, one of them for a signing that does not exist and one without a token.
+    Checked are the certificate, the clock, the token, and what the service's documentation leaves open: the parameters
+    of lists, the places of items and cursors, errors, request ids, timestamps. This takes some twenty GET requests, one
+    of them for a signing that does not exist and one without a token.
 
-    The file that it writes holds assumptions in TOML, each with a remark on how sure it is. SigningClient and this
-    command use it where the settings name it: assumptions = "assumptions.toml", or SIGNING_ASSUMPTIONS.
+    The file holds assumptions in TOML, each with its evidence as a comment. SigningClient and all commands use it if
+    the settings name it: assumptions = "assumptions.toml", or SIGNING_ASSUMPTIONS.
 
-    Exit code 0: all is well. 1: something is not. 4: the token is not accepted.
+    Exit code 0: no check failed. 1: a check failed. 4: the token is not accepted.
 
     \b
     Example:
@@ -63,7 +63,7 @@ def _check_free(output: Path, *, force: bool) -> None:
     if output.is_dir():
         raise InvalidRequest(f"--output: {str(output)!r} is a folder")
     if output.exists() and not force:
-        raise InvalidRequest(f"--output: {output} is there already: --force replaces it")
+        raise InvalidRequest(f"--output: {output} exists: use --force to replace it")
 
 
 async def _doctor(state: State, output: Path | None, force: bool, wrong_token: bool) -> None:
@@ -74,36 +74,32 @@ async def _doctor(state: State, output: Path | None, force: bool, wrong_token: b
         probe = Probe(client, wrong_token=wrong_token)
         async with aclosing(probe.findings()) as findings:
             async for finding in findings:
-                _tell(state, finding)
+                _report(state, finding)
                 failed |= {finding.check} if finding.state == "failed" else set()
     if output is not None:
-        _write(state, probe, output, force=force)
+        _write(state, probe.learned, output, force=force)
     state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
 
 
-def _tell(state: State, finding: Finding) -> None:
+def _report(state: State, finding: Finding) -> None:
     mark = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unknown"}[finding.state]
-    facts = {"check": finding.check, "state": finding.state, "message": finding.words, **finding.facts}
-    state.out.result(facts, f"{mark:<8} {finding.check:<12} {one_line(finding.words)}")
+    facts = {"check": finding.check, "state": finding.state, "message": finding.message, **finding.facts}
+    state.out.result(facts, f"{mark:<8} {finding.check:<12} {one_line(finding.message)}")
 
 
-def _write(state: State, probe: Probe, output: Path, *, force: bool) -> None:
-    from ..assumptions import Assumptions
-    from .probing import described
-
-    text = described(state.settings.origin, probe.learned, Assumptions())
+def _write(state: State, learned: Learned, output: Path, *, force: bool) -> None:
+    text = learned.to_toml(state.settings.origin)
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_text(text, "utf-8")
         if force:
             part.replace(output)
         else:
-            os.link(part, output)  # fails where something is there by now
+            os.link(part, output)  # fails if the file exists by now
     except OSError as error:
         raise InvalidRequest(f"--output: {str(output)!r} cannot be written: {error.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
-    found = {one.name: one.value for one in probe.learned if one.value is not None}
     words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
-    state.out.result({"assumptions": found, "file": str(output)}, words)
+    state.out.result({"assumptions": learned.values, "file": str(output)}, words)

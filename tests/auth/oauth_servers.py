@@ -1,19 +1,24 @@
-"""A server whose answers a test writes itself, for what the sandbox never says; and records of tokens and stores."""
+"""A server with scripted responses, which the sandbox never gives; a store that records its use; helpers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from aiohttp import web
 
 from signing_async import MemoryTokenStore, OAuth, RetryPolicy, Token
+from signing_async.sandbox import Sandbox
 
+BASE = "https://tenant.example.com"
 SECRET = "the-client-secret-7f3a"
 REDIRECT = "https://app.example.com/callback"
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
@@ -21,7 +26,7 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 @dataclass
 class Received:
-    """A request as it came."""
+    """A request as received."""
 
     method: str
     path: str
@@ -33,7 +38,7 @@ Answer = Callable[[web.Request, Received], Awaitable[web.StreamResponse]]
 
 
 class Scripted:
-    """Answers each request with the next of the answers given; the last one goes on for ever."""
+    """A server that gives one scripted response after the other; the last one repeats."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -62,12 +67,12 @@ class Scripted:
 
     @property
     def token_requests(self) -> list[Received]:
-        """Those to the token endpoint."""
+        """The requests to the token endpoint."""
         return [received for received in self.requests if received.path == "/api/oauth/token"]
 
 
 def raw(status: int, body: bytes | str = b"", **headers: str) -> Answer:
-    """Answers with these very bytes. A header's underscores are kept for request_id, and dashes otherwise."""
+    """Respond with these bytes. Underscores in header names become dashes, except in request_id."""
     data = body.encode() if isinstance(body, str) else body
     named = {name if name == "request_id" else name.replace("_", "-"): value for name, value in headers.items()}
 
@@ -78,7 +83,7 @@ def raw(status: int, body: bytes | str = b"", **headers: str) -> Answer:
 
 
 def says(data: Any, status: int = 200, **headers: str) -> Answer:
-    """Answers in JSON."""
+    """Respond with JSON."""
 
     async def answer(request: web.Request, received: Received) -> web.StreamResponse:
         return web.json_response(data, status=status, headers=headers)
@@ -87,25 +92,25 @@ def says(data: Any, status: int = 200, **headers: str) -> Answer:
 
 
 def grants(name: str = "new", **fields: Any) -> Answer:
-    """Answers with a token."""
+    """Respond with a token."""
     return says({"access_token": f"access-{name}", "refresh_token": f"refresh-{name}", "expires_in": 3600} | fields)
 
 
 async def drops(request: web.Request, received: Received) -> web.StreamResponse:
-    """Reads the request and hangs up."""
+    """Read the request and close the connection."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
 
 async def hangs(request: web.Request, received: Received) -> web.StreamResponse:
-    """Never answers."""
+    """Never respond."""
     await asyncio.sleep(3600)
     return web.Response()
 
 
 class WatchedStore(MemoryTokenStore):
-    """A store that writes down what is done to it, and fails on demand."""
+    """A store that records its use, and fails on demand."""
 
     def __init__(self, token: Token | None = None) -> None:
         super().__init__(token)
@@ -139,7 +144,7 @@ class WatchedStore(MemoryTokenStore):
 
 
 def oauth_for(base_url: str, **settings: Any) -> OAuth:
-    """An OAuth that retries without waiting long."""
+    """Return an `OAuth` with short retry delays."""
     known: dict[str, Any] = {
         "client_id": "app-1",
         "client_secret": SECRET,
@@ -147,3 +152,41 @@ def oauth_for(base_url: str, **settings: Any) -> OAuth:
         "retry": QUICK,
     }
     return OAuth(base_url, **known | settings)
+
+
+def in_seconds(seconds: float) -> datetime:
+    """Return the time so many seconds from now."""
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def expired(name: str = "old") -> Token:
+    """Return an expired token with a refresh token."""
+    return Token(f"access-{name}", f"refresh-{name}", in_seconds(-1))
+
+
+def sandbox_oauth(sandbox: Sandbox, **settings: Any) -> tuple[OAuth, Callable[[], str]]:
+    """Return an `OAuth` for a new app, and a function that returns authorization codes."""
+    app = sandbox.register_app(REDIRECT)
+    assert app.client_secret is not None
+    oauth = oauth_for(sandbox.base_url, client_id=app.client_id, client_secret=app.client_secret, **settings)
+    return oauth, lambda: sandbox.authorize(app)
+
+
+class Slow:
+    """A response that waits for ``go``."""
+
+    def __init__(self, then: Callable[..., Awaitable[web.StreamResponse]]) -> None:
+        self.then = then
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def __call__(self, request: web.Request, received: Received) -> web.StreamResponse:
+        self.begun.set()
+        await self.go.wait()
+        return await self.then(request, received)
+
+
+def nearly_expired(monkeypatch: pytest.MonkeyPatch, passed: float = 3580) -> None:
+    """Move the clock into the refresh margin of a one-hour token, by default to 20 s before expiry."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + passed)

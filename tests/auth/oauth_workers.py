@@ -1,4 +1,4 @@
-"""Processes of their own for the tests of tokens: ``python -m tests.auth.oauth_workers <task> <arguments>``."""
+"""Worker processes for the tests of tokens: ``python -m tests.auth.oauth_workers <task> <arguments>``."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ async def die(path: str, moment: str) -> None:
     elif moment == "fsync":
         os.fsync = kill
     elif moment == "replace":
-        Path.replace = kill  # type: ignore[method-assign]  # this process is here to die in it
+        Path.replace = kill  # type: ignore[method-assign]  # this process is killed there
     await FileTokenStore(path).save(Token("new", "refresh-new"))
     kill()
 
 
 async def unwritable(path: str) -> None:
-    """Try to save and to lock where nobody but root may write."""
-    # What is imported on first use may lie where only root may read.
+    """Try to save and to lock in a folder that only root can write."""
+    # Import everything now: it may lie in folders that only root can read.
     await FileTokenStore(path).load()
     if os.geteuid() == 0:
         os.setgid(65534)

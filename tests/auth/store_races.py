@@ -1,7 +1,7 @@
-"""Races of real processes for one token: ``python -m tests.auth.store_races`` is their parent, and `race` watches them.
+"""Races of real processes for one token: ``python -m tests.auth.store_races`` is their parent.
 
-Tokens live one second. The sandbox is the authorization server, and revokes all of a user's tokens when an old refresh
-token comes again.
+Tokens live for one second. The sandbox is the authorization server, which revokes all tokens of a user when a refresh
+token is reused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from signing_async.sandbox import Profile, Sandbox
 ROOT = Path(__file__).parents[2]
 REDIRECT = "https://app.example.com/callback"
 LIFETIME = 1.0
-# A token is replaced after nine tenths of its life. Two refreshes for one expiry would follow upon each other at once.
+# A token is replaced after nine tenths of its lifetime. Two refreshes for one expiry would come closer together.
 APART = 0.3
 
 
@@ -52,7 +52,6 @@ async def postgres_store(where: str) -> AsyncIterator[TokenStore]:
         yield store
 
 
-# More kinds of stores are added here.
 STORES: dict[str, Callable[[str], contextlib.AbstractAsyncContextManager[TokenStore]]] = {
     "file": file_store,
     "redis": redis_store,
@@ -62,7 +61,7 @@ STORES: dict[str, Callable[[str], contextlib.AbstractAsyncContextManager[TokenSt
 
 @attrs.frozen
 class Task:
-    """What one process has to do."""
+    """The work of one process."""
 
     kind: str
     where: str
@@ -87,33 +86,33 @@ class Task:
 
 @attrs.define
 class Race:
-    """A race that is under way, and afterwards how it ended."""
+    """A running race, and then its result."""
 
     sandbox: Sandbox
     workers: list[int]
-    """The processes' ids."""
+    """The process ids."""
     done: list[int] = attrs.field(factory=list)
-    """How many calls of each process that came to its end went well."""
+    """The successful calls of each process that finished."""
     errors: list[str] = attrs.field(factory=list)
 
     @property
     def refreshes(self) -> list[datetime]:
-        """When refreshes came to the server."""
+        """When the server received refreshes."""
         return [record.received_at for record in self.sandbox.requests_of("oauth.token")][1:]
 
     @property
     def refused(self) -> int:
-        """How many requests for a token the server refused: each for an old refresh token, or a revoked one."""
+        """The token requests that the server refused: each with a reused or revoked refresh token."""
         return sum(record.status != 200 for record in self.sandbox.requests_of("oauth.token"))
 
     @property
     def doubled(self) -> int:
-        """How many refreshes came right after another one: that was for the same expiry."""
+        """The refreshes right after another one, for the same expiry."""
         gaps = [(late - early).total_seconds() for early, late in zip(self.refreshes, self.refreshes[1:], strict=False)]
         return sum(gap < APART for gap in gaps)
 
     async def quiet(self) -> None:
-        """Wait for a time between two refreshes: who is killed then takes no new token with it."""
+        """Wait for a moment between two refreshes: a process killed then takes no new token with it."""
         before = len(self.refreshes)
         async with asyncio.timeout(30):
             while len(self.refreshes) == before:
@@ -135,12 +134,12 @@ async def race(
     wrong_clocks: tuple[float, ...] = (),
     meanwhile: Callable[[Race], Awaitable[None]] | None = None,
 ) -> Race:
-    """Let the processes make their calls, each one every so many seconds, and do something meanwhile."""
+    """Let each process make its calls, one every ``every`` seconds; run ``meanwhile`` beside them."""
     async with Sandbox(seed=5, profile=Profile(access_token_lifetime=LIFETIME)) as sandbox:
         app = sandbox.register_app(REDIRECT)
         assert app.client_secret is not None
         task = Task(kind, where, sandbox.base_url, app.client_id, app.client_secret, calls, every)
-        # Who asks more seldom finds tokens that others have refreshed, and has to tell whether they live.
+        # Processes with fewer calls find tokens that others have refreshed, and must tell whether these are valid.
         wrong = [attrs.evolve(task, clock_wrong_by=by, calls=calls // 4, every=4 * every) for by in wrong_clocks]
         tasks = [attrs.asdict(each) for each in (wrong + [task] * workers)[:workers]]
         parent = await asyncio.create_subprocess_exec(
@@ -171,7 +170,7 @@ async def race(
 
 
 class _Log:
-    """What is left of the sandbox when it is closed."""
+    """The log of a closed sandbox."""
 
     def __init__(self, records: list[Any]) -> None:
         self._records = records
@@ -180,11 +179,11 @@ class _Log:
         return self._records
 
 
-# In the processes
+# In the worker processes
 
 
 async def work(task: Task) -> None:
-    """Make the calls, and write down how they went."""
+    """Make the calls, and report their results."""
     done, errors = 0, []
     async with (
         STORES[task.kind](task.where) as store,
@@ -198,12 +197,12 @@ async def work(task: Task) -> None:
             except SigningError as error:
                 errors.append(f"{type(error).__name__}: {error}")
             await asyncio.sleep(task.every)
-    # One write: lines of several processes must not mix.
+    # One write: the lines of several processes must not mix.
     os.write(1, json.dumps({"done": done, "errors": errors}).encode() + b"\n")
 
 
 def main() -> None:
-    """Import once, then fork a process for each task, and wait for all of them."""
+    """Import once, then fork a process per task, and wait for all of them."""
     logging.disable()
     print("ready", flush=True)
     tasks = [Task(**fields) for fields in json.loads(sys.stdin.readline())]

@@ -1,4 +1,4 @@
-"""Encryption of what a store keeps: what opens it, and what does not."""
+"""Encryption of tokens at rest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 SECRET = b'{"access_token": "very-secret"}'
 
 
-def test_what_is_sealed_is_opened_and_shows_nothing() -> None:
-    """It comes back whole; what is kept holds nothing of it, and is another each time."""
+def test_encrypted_data_decrypts_and_shows_nothing() -> None:
     sealer = Sealer(KEY, owner="Store")
     kept = sealer.seal(SECRET, "tokens/anna")
     assert sealer.unseal(kept, "tokens/anna") == SECRET
@@ -26,14 +25,12 @@ def test_what_is_sealed_is_opened_and_shows_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", [base64.b64encode(b"\xff" * 32), base64.urlsafe_b64encode(b"\xff" * 32)])
-def test_a_key_may_be_written_in_base64(text: bytes) -> None:
-    """Of either alphabet, and is the same key."""
+def test_key_may_be_base64_of_either_alphabet(text: bytes) -> None:
     kept = Sealer(text.decode(), owner="Store").seal(SECRET, "x")
     assert Sealer(b"\xff" * 32, owner="Store").unseal(kept, "x") == SECRET
 
 
-def test_keys_are_changed_without_a_pause() -> None:
-    """The first key seals, every key opens; a key that is taken away opens nothing any more."""
+def test_first_key_encrypts_and_every_key_decrypts() -> None:
     old = Sealer(KEY, owner="Store").seal(SECRET, "x")
     both = Sealer([OTHER, KEY], owner="Store")
     assert both.unseal(old, "x") == SECRET
@@ -44,8 +41,7 @@ def test_keys_are_changed_without_a_pause() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 20, 28, 44])
-def test_what_is_elsewhere_changed_or_cut_is_not_opened(size: int) -> None:
-    """One tenant's row put in another's place is no token, nor is one that was touched."""
+def test_data_that_was_moved_changed_or_cut_does_not_decrypt(size: int) -> None:
     sealer = Sealer(KEY, owner="Store")
     kept = sealer.seal(SECRET, "anna")
     for wrong, place in ((kept, "bert"), (kept[:-1] + b"\0", "anna"), (kept[:size], "anna")):
@@ -53,8 +49,7 @@ def test_what_is_elsewhere_changed_or_cut_is_not_opened(size: int) -> None:
             sealer.unseal(wrong, place)
 
 
-def test_plain_and_sealed_are_not_mixed_up() -> None:
-    """Without a key nothing is changed, and what is sealed is told; with a key, what is plain is refused."""
+def test_plain_data_is_refused_with_a_key_and_encrypted_data_without_one() -> None:
     plain, sealer = Sealer(None, owner="Store"), Sealer(KEY, owner="Store")
     assert plain.unseal(plain.seal(SECRET, "x"), "x") == SECRET
     with pytest.raises(ValueError, match="it is encrypted, and no key was given"):
@@ -63,8 +58,8 @@ def test_plain_and_sealed_are_not_mixed_up() -> None:
         sealer.unseal(SECRET, "x")
 
 
-def test_what_was_sealed_stays_readable() -> None:
-    """The layout of what is kept, which the next version has to open: a mark, a nonce of 12 bytes, AES-256-GCM."""
+def test_stored_format_is_mark_nonce_and_aes_256_gcm() -> None:
+    """Later versions must be able to read it."""
     kept = b"signing-async:1:" + b"n" * 12 + AESGCM(KEY).encrypt(b"n" * 12, SECRET, b"tokens/anna")
     assert Sealer(KEY, owner="Store").unseal(kept, "tokens/anna") == SECRET
     assert len(Sealer(KEY, owner="Store").seal(SECRET, "tokens/anna")) == len(kept)
@@ -84,15 +79,13 @@ def test_what_was_sealed_stays_readable() -> None:
         "",
     ],
 )
-def test_a_key_that_is_none_is_refused_and_not_shown(key: object) -> None:
-    """The error names the store, and never the key."""
+def test_invalid_key_is_refused_and_not_shown(key: object) -> None:
     with pytest.raises(ConfigurationError) as refused:
         Sealer(key, owner="RedisTokenStore")  # type: ignore[arg-type]  # what a caller may get wrong
     assert str(refused.value) == "RedisTokenStore: an encryption key must be 32 bytes, or their base64"
 
 
-def test_without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names what to install; without a key nothing is needed."""
+def test_missing_cryptography_is_an_error_only_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     Sealer(None, owner="Store")
     with pytest.raises(ConfigurationError, match="Store: encryption needs cryptography: pip install cryptography"):

@@ -1,4 +1,4 @@
-"""No refresh token is used twice through an engine's outage: a small part of the matrix, and the bound that remains."""
+"""No refresh token is used twice in an engine's outage: a part of the matrix, and the known limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.postgres.server import PostgresServer
 from tests.redis.server import RedisServer, running_redis
 
 ROOT = Path(__file__).parents[2]
-# A tenth of the times of the full matrix.
+# A tenth of the durations of the full matrix.
 REDIS = {"lease": 0.5, "timeout": 1.0}
 POSTGRES = {"grace": 3.0, "timeout": 1.0}
 
@@ -54,7 +54,7 @@ POSTGRES = {"grace": 3.0, "timeout": 1.0}
     ids=["redis", "redis-connections-and-data", "postgres"],
 )
 async def test_eight_workers_use_no_refresh_token_twice_in_an_outage(cases: list[Case]) -> None:
-    """All have the new token in the end, whatever became of the engine while the refresh was under way."""
+    """In the end every worker has the new token."""
 
     async def one(case: Case) -> None:
         settings = POSTGRES if case.engine == "postgres" else REDIS
@@ -65,7 +65,7 @@ async def test_eight_workers_use_no_refresh_token_twice_in_an_outage(cases: list
     await asyncio.gather(*(one(case) for case in cases))
 
 
-# The bound: a worker that is killed with the new token
+# The known limit: a worker that is killed with the new token
 
 
 @asynccontextmanager
@@ -87,21 +87,20 @@ STORES: dict[str, Callable[..., contextlib.AbstractAsyncContextManager[TokenStor
 
 
 async def refresh(kind: str, where: str, base_url: str) -> None:
-    """Refresh the token, in a process of its own."""
     async with STORES[kind](where) as store, oauth_for(base_url, store=store, client_id="1") as oauth:
         await oauth.access_token()
 
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    """A Redis for all tests that do it no harm."""
+    """A Redis server for all tests that leave it intact."""
     with running_redis() as server:
         yield server
 
 
 @pytest.fixture(params=["redis", "postgres"])
 async def kind_and_place(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """An engine, and where it is."""
+    """An engine and its URL."""
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis")
         return "redis", server.url
@@ -109,10 +108,8 @@ async def kind_and_place(request: pytest.FixtureRequest) -> tuple[str, str]:
     return "postgres", await postgres.new_schema()
 
 
-async def test_a_killed_refresher_costs_the_grace_and_one_reuse(kind_and_place: tuple[str, str]) -> None:
-    """Killed between the token request and the save, it takes the new token with it. The other worker waits for the
-    grace, then has only the used refresh token to try, and does so once.
-    """
+async def test_killed_refresher_costs_the_grace_and_one_reuse(kind_and_place: tuple[str, str]) -> None:
+    """The other worker waits for the grace, then tries the used refresh token once: the new one is lost."""
     kind, where = kind_and_place
     async with TokenServer(30) as server, STORES[kind](where) as store:
         await store.save(EXPIRED)
@@ -131,8 +128,7 @@ async def test_a_killed_refresher_costs_the_grace_and_one_reuse(kind_and_place: 
     assert server.reuses == 1
 
 
-async def test_a_refresh_that_fails_costs_no_grace(kind_and_place: tuple[str, str]) -> None:
-    """A worker that ends its refresh without a token leaves the lock to the others at once."""
+async def test_failed_refresh_releases_the_lock_at_once(kind_and_place: tuple[str, str]) -> None:
     kind, where = kind_and_place
     async with STORES[kind](where, 60) as store, STORES[kind](where, 60) as other:
         await store.save(EXPIRED)

@@ -1,4 +1,4 @@
-"""Token stores: what is kept, who may read it, who waits for whom, and what a crash leaves."""
+"""Token stores: contents, file modes, locks, crashes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BARE = Token("access-2")
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    """A process that works on a store, see `oauth_workers`."""
+    """Start a process that works on a store, see `oauth_workers`."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.auth.oauth_workers", *map(str, arguments)],
         cwd=ROOT,
@@ -40,25 +40,24 @@ def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:
-    """Wait for it to end, and close what leads to it."""
+    """Wait for the process to end, and close its pipes."""
     process.communicate()
     return process.returncode
 
 
 def mode(path: Path) -> int:
-    """The permission bits."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder."""
     return sorted(entry.name for entry in folder.iterdir())
 
 
 @pytest.mark.parametrize("token", [FULL, BARE], ids=["full", "bare"])
 @pytest.mark.parametrize("kind", ["memory", "file"])
-async def test_what_is_saved_is_loaded(kind: str, token: Token, tmp_path: Path) -> None:
-    """A token comes back whole, an empty store gives None, and a later token replaces an earlier one."""
+async def test_saved_token_is_loaded_whole_and_replaces_the_earlier_one(
+    kind: str, token: Token, tmp_path: Path
+) -> None:
     store: TokenStore = MemoryTokenStore() if kind == "memory" else FileTokenStore(tmp_path / "token.json")
     assert await store.load() is None
     await store.save(Token("earlier", "r"))
@@ -66,8 +65,7 @@ async def test_what_is_saved_is_loaded(kind: str, token: Token, tmp_path: Path) 
     assert await store.load() == token
 
 
-async def test_memory_store_begins_with_a_token_and_excludes() -> None:
-    """A token known beforehand is there; only one holds the lock."""
+async def test_memory_store_starts_with_a_token_and_its_lock_excludes() -> None:
     store = MemoryTokenStore(FULL)
     assert await store.load() == FULL
     async with store.lock():
@@ -78,8 +76,7 @@ async def test_memory_store_begins_with_a_token_and_excludes() -> None:
         pass
 
 
-async def test_only_the_owner_may_read(tmp_path: Path) -> None:
-    """The file and its lock have mode 0600, missing folders 0700, whatever the umask allows."""
+async def test_files_have_mode_0600_and_folders_0700_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = FileTokenStore(tmp_path / "a" / "b" / "token.json")
@@ -93,8 +90,7 @@ async def test_only_the_owner_may_read(tmp_path: Path) -> None:
     assert names(tmp_path / "a" / "b") == ["token.json", "token.json.lock"]
 
 
-async def test_a_file_readable_by_all_is_not_after_a_save(tmp_path: Path) -> None:
-    """A save does not inherit the mode of the file before."""
+async def test_save_does_not_inherit_the_mode_of_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "token.json"
     path.write_bytes(token_to_json(BARE))
     path.chmod(0o644)
@@ -102,10 +98,9 @@ async def test_a_file_readable_by_all_is_not_after_a_save(tmp_path: Path) -> Non
     assert mode(path) == 0o600
 
 
-async def test_bytes_are_on_disk_before_the_name_and_the_name_before_return(
+async def test_save_syncs_the_file_before_replacing_and_the_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new file is synced, then renamed, then its folder is synced; a folder made for it is synced too."""
     done: list[str] = []
     sync, replace = os.fsync, Path.replace
 
@@ -115,7 +110,7 @@ async def test_bytes_are_on_disk_before_the_name_and_the_name_before_return(
         sync(handle)
 
     def watched_replace(self: Path, target: Any) -> Path:
-        # On another file system it could not be replaced at once.
+        # Between file systems a replace is not atomic.
         assert self.parent == target.parent
         done.append("replace")
         return replace(self, target)
@@ -148,25 +143,22 @@ async def test_bytes_are_on_disk_before_the_name_and_the_name_before_return(
     ],
     ids=lambda content: content[:24].decode("latin-1"),
 )
-async def test_a_corrupt_file_is_an_error_and_stays(content: bytes, tmp_path: Path) -> None:
-    """What is no token is told as that, with the path and none of the content, and the file is left alone."""
+async def test_corrupt_file_is_auth_error_without_content_and_is_not_changed(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "token.json"
     path.write_bytes(content)
     with pytest.raises(AuthError) as caught:
         await FileTokenStore(path).load()
-    assert str(caught.value) == f"the token file {path} holds no token; it was left as it is"
+    assert str(caught.value) == f"the token file {path} holds no token; it was not changed"
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
     assert path.read_bytes() == content
 
 
-def test_fields_of_a_later_version_do_no_harm() -> None:
-    """Unknown members of a stored token are ignored; a missing type is Bearer."""
+def test_unknown_fields_are_ignored_and_missing_type_is_bearer() -> None:
     assert token_from_json(b'{"access_token": "a", "scope": "x"}') == Token("a")
 
 
-async def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
-    """A path that leads through a file is an error that names it, when loading, saving and locking."""
+async def test_path_through_a_file_is_auth_error_for_load_save_and_lock(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = FileTokenStore(tmp_path / "file" / "token.json")
     with pytest.raises(AuthError, match=r"token\.json cannot be read: Not a directory"):
@@ -179,9 +171,8 @@ async def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", [0o555, 0o000], ids=["read only", "closed"])
-def test_an_unwritable_folder_is_told(closed: int) -> None:
-    """In a folder that it may not write to, a process that is not root gets a clear error for save and lock."""
-    # pytest's own folders are closed to others, and root is held up by no mode: the process makes itself another user.
+def test_unwritable_folder_is_auth_error_for_save_and_lock(closed: int) -> None:
+    # pytest's folders are closed to other users, and root ignores modes: the process becomes another user.
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         folder = Path(name, "locked")
@@ -195,7 +186,6 @@ def test_an_unwritable_folder_is_told(closed: int) -> None:
 
 
 async def test_no_file_is_left_open(tmp_path: Path) -> None:
-    """However often it saves, loads and locks."""
     store = FileTokenStore(tmp_path / "new" / "token.json")
     before = len(names(Path("/proc/self/fd")))
     for _ in range(9):
@@ -206,11 +196,9 @@ async def test_no_file_is_left_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-async def test_a_save_that_fails_leaves_the_old_token(
+async def test_failed_save_keeps_the_old_token_and_leaves_no_file(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk the old token stays, the error says why, and nothing of the new one is left behind."""
-
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -225,10 +213,9 @@ async def test_a_save_that_fails_leaves_the_old_token(
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
-async def test_a_file_system_that_syncs_no_folders(
+async def test_folder_sync_is_optional_but_its_io_errors_are_raised(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some have no such thing, which is no reason to refuse a token; a disk that fails is one."""
     sync = os.fsync
 
     def of_files(handle: int) -> None:
@@ -246,8 +233,8 @@ async def test_a_file_system_that_syncs_no_folders(
         assert await store.load() == FULL
 
 
-async def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
-    """Files of a save that was killed long ago hold a token, so they go; what may be in use stays, and others'."""
+async def test_old_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """Young ones may be in use, and those of other stores stay."""
     path = tmp_path / "token[1].json"
     old, young, foreign = (tmp_path / n for n in (".token[1].json.a.new", ".token[1].json.b.new", ".token1.json.c.new"))
     for file in (old, young, foreign):
@@ -260,8 +247,9 @@ async def test_leftovers_of_the_killed_are_removed(tmp_path: Path) -> None:
     assert foreign.exists()
 
 
-async def test_a_leftover_that_another_removes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes that tidy up at once do not trip over each other."""
+async def test_temporary_file_may_be_removed_by_two_processes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = tmp_path / ".token.json.a.new"
     left.write_text("{}")
     os.utime(left, (1, 1))
@@ -278,8 +266,7 @@ async def test_a_leftover_that_another_removes_meanwhile(tmp_path: Path, monkeyp
     assert await store.load() == FULL
 
 
-async def test_a_leftover_that_cannot_be_removed(tmp_path: Path) -> None:
-    """It does not keep a token from being saved."""
+async def test_temporary_file_that_cannot_be_removed_does_not_prevent_a_save(tmp_path: Path) -> None:
     left = tmp_path / ".token.json.a.new"
     left.mkdir()
     os.utime(left, (1, 1))
@@ -288,8 +275,7 @@ async def test_a_leftover_that_cannot_be_removed(tmp_path: Path) -> None:
     assert await store.load() == FULL
 
 
-async def test_a_folder_that_another_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes that begin at once do not trip over each other."""
+async def test_folder_may_be_created_by_two_processes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mkdir = Path.mkdir
 
     def raced(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
@@ -302,8 +288,7 @@ async def test_a_folder_that_another_makes_meanwhile(tmp_path: Path, monkeypatch
     assert await store.load() == FULL
 
 
-async def test_links_are_followed(tmp_path: Path) -> None:
-    """A save through a symbolic link changes the file it leads to, and whoever comes by the link shares the lock."""
+async def test_symbolic_link_is_kept_and_shares_the_lock_of_its_target(tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()
     link = tmp_path / "token.json"
     link.symlink_to(tmp_path / "volume" / "real.json")
@@ -317,8 +302,9 @@ async def test_links_are_followed(tmp_path: Path) -> None:
                 pass
 
 
-async def test_a_relative_path_is_fixed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of the working directory does not move the store; ``~`` is the home."""
+async def test_relative_path_is_resolved_once_and_tilde_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     store, at_home = FileTokenStore("token.json"), FileTokenStore("~/token.json")
@@ -329,28 +315,27 @@ async def test_a_relative_path_is_fixed_once(tmp_path: Path, monkeypatch: pytest
     assert at_home.path == tmp_path / "home" / "token.json"
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    """A folder where a file is meant is told at once; the text of a store shows its path alone."""
-    with pytest.raises(ConfigurationError, match=rf"^FileTokenStore: path is a folder: {re.escape(str(tmp_path))}$"):
+def test_folder_is_refused_as_path(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"^FileTokenStore: path: must be a file, got the folder {re.escape(str(tmp_path))}$"
+    ):
         FileTokenStore(tmp_path)
     assert repr(FileTokenStore(tmp_path / "t.json")) == f"FileTokenStore('{tmp_path}/t.json')"
 
 
-async def test_a_path_that_cannot_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused at once; what only the system can tell, when it is used. A home of nobody is a name like others."""
+async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[Any] = [3, b"token.json", "token\0.json"]
     for path in paths:
         with pytest.raises(ConfigurationError) as caught:
             FileTokenStore(path)
-        assert str(caught.value) == f"FileTokenStore: path must be a path, not {path!r}"
+        assert str(caught.value) == f"FileTokenStore: path: must be a path, got {path!r}"
     with pytest.raises(AuthError, match="cannot be read: File name too long"):
         await FileTokenStore(tmp_path / ("x" * 300)).load()
     monkeypatch.chdir(tmp_path)
     assert FileTokenStore("~nobody-of-this-name/x").path == tmp_path / "~nobody-of-this-name/x"
 
 
-def test_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a system without flock the module loads, and the file store alone refuses to be made."""
+def test_file_store_needs_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     name = "signing_async.auth._token_stores_elsewhere"
     spec = importlib.util.spec_from_file_location(name, str(module.__file__))
@@ -363,8 +348,7 @@ def test_without_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere.FileTokenStore("token.json")
 
 
-async def test_what_is_carried_through() -> None:
-    """Who is cancelled while it waits is cancelled only when the work is done; what the work raises is raised."""
+async def test_cancelled_caller_of_carried_through_waits_for_the_work() -> None:
     begun, go, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -392,8 +376,7 @@ async def test_what_is_carried_through() -> None:
 # The lock
 
 
-async def test_the_lock_excludes_two_objects_in_one_process(tmp_path: Path) -> None:
-    """Two stores on one path exclude each other, twenty tasks come in one at a time, and none is left out."""
+async def test_lock_excludes_two_stores_in_one_process(tmp_path: Path) -> None:
     inside, entered = 0, 0
 
     async def enter() -> None:
@@ -409,8 +392,7 @@ async def test_the_lock_excludes_two_objects_in_one_process(tmp_path: Path) -> N
     assert entered == 20
 
 
-async def test_who_waits_for_the_lock_asks_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every few hundredths of a second, so that a refresh is not held up for longer than it must be."""
+async def test_lock_is_polled_every_few_hundredths_of_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileTokenStore(tmp_path / "token.json")
     waits: list[float] = []
     sleep = asyncio.sleep
@@ -430,8 +412,7 @@ async def test_who_waits_for_the_lock_asks_often(tmp_path: Path, monkeypatch: py
     assert 0.005 <= min(waits) < max(waits) <= 0.03
 
 
-async def test_a_cancelled_waiter_leaves_no_file_open(tmp_path: Path) -> None:
-    """Who is cancelled while waiting, or while inside, gives up the lock's file."""
+async def test_cancelled_waiter_and_holder_leave_no_file_open(tmp_path: Path) -> None:
     store = FileTokenStore(tmp_path / "token.json")
     before = len(names(Path("/proc/self/fd")))
 
@@ -449,8 +430,8 @@ async def test_a_cancelled_waiter_leaves_no_file_open(tmp_path: Path) -> None:
         pass
 
 
-async def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """The lock is given up outright, not only by closing a file that a child may have inherited."""
+async def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """It may have inherited the lock's file."""
     store = FileTokenStore(tmp_path / "token.json")
     async with store.lock():
         held = next(
@@ -466,8 +447,7 @@ async def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path
         os.close(inherited)
 
 
-async def test_a_lock_that_the_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system without locks is a clear error, not an endless wait."""
+async def test_file_system_without_locks_is_auth_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = fcntl.flock
 
     def refuse(handle: int, operation: int) -> None:
@@ -476,13 +456,12 @@ async def test_a_lock_that_the_system_refuses_is_told(tmp_path: Path, monkeypatc
         flock(handle, operation)
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be taken: No locks available$"):
+    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be acquired: No locks available$"):
         async with FileTokenStore(tmp_path / "token.json").lock():
             pass
 
 
-async def test_the_lock_holds_across_processes_and_dies_with_its_holder(tmp_path: Path) -> None:
-    """While another process holds the lock it is not given; when that is killed, it is."""
+async def test_lock_holds_across_processes_and_is_released_when_its_holder_dies(tmp_path: Path) -> None:
     path = tmp_path / "token.json"
     holder = start("hold", path)
     try:
@@ -506,23 +485,23 @@ async def test_the_lock_holds_across_processes_and_dies_with_its_holder(tmp_path
     ("moment", "survives"),
     [("mkstemp", "old"), ("write", "old"), ("fsync", "old"), ("replace", "old"), ("after", "new")],
 )
-async def test_killed_at_each_step_of_a_save(moment: str, survives: str, tmp_path: Path) -> None:
-    """A process that dies at any step leaves the old token or the new one."""
+async def test_process_killed_at_any_step_of_a_save_leaves_a_whole_token(
+    moment: str, survives: str, tmp_path: Path
+) -> None:
     path = tmp_path / "token.json"
     await FileTokenStore(path).save(Token("old", "refresh-old"))
     process = start("die", path, moment)
     assert await asyncio.to_thread(finish, process) == -9
     kept = await FileTokenStore(path).load()
     assert kept == Token(survives, f"refresh-{survives}")
-    # What it left is recognised by the next save once it is old.
+    # The next save removes its temporary file once that is old.
     for entry in tmp_path.iterdir():
         os.utime(entry, (1, 1))
     await FileTokenStore(path).save(FULL)
     assert names(tmp_path) == ["token.json"]
 
 
-async def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Killed while it saves large tokens as fast as it can, a process leaves a whole one, never a mixture."""
+async def test_process_killed_at_random_moments_leaves_a_whole_token(tmp_path: Path) -> None:
     path = tmp_path / "token.json"
     store = FileTokenStore(path)
     seen: set[str] = set()
@@ -543,8 +522,7 @@ async def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert len(seen) > 1
 
 
-async def test_many_writers_and_readers(tmp_path: Path) -> None:
-    """Saves without the lock, as fast as they come, never show a reader half a token."""
+async def test_concurrent_saves_never_show_half_a_token(tmp_path: Path) -> None:
     store = FileTokenStore(tmp_path / "token.json")
 
     async def write(number: int) -> None:

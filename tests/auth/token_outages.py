@@ -1,7 +1,7 @@
 """Outages of a token store's engine during a refresh: ``python -m tests.auth.token_outages`` runs the full matrix.
 
-Eight workers share an expired token. As soon as the first one has posted the refresh token the engine fails. The token
-server counts refresh tokens that are posted again: with reuse detection each would revoke the grant.
+Eight workers share an expired token. As soon as the first one has posted the refresh token, the engine fails. The token
+server counts reused refresh tokens: with reuse detection each would revoke the grant.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Case:
     engine: str
     fault: str
     outage: float
-    """Seconds that the engine is away."""
+    """Seconds of the outage."""
     request: float
     """Seconds until the token server responds."""
     late: bool = False
-    """Whether the outage begins just before the response, and not with the request."""
+    """Whether the outage begins just before the response, not with the request."""
 
     def __str__(self) -> str:
         moment = "response" if self.late else "request"
@@ -58,20 +58,20 @@ class Case:
 
 @attrs.frozen
 class Result:
-    """What the workers and the token server saw."""
+    """What the workers and the token server observed."""
 
     case: Case
     refreshes: int
     reuses: int
     served: int
-    """The workers that had the new token in the end."""
+    """The workers that got the new token."""
     seconds: float
     """From the end of the outage and of the token request until all workers had the new token."""
     errors: Counter[str]
 
 
 class TokenServer(Scripted):
-    """Detects reuse: counts refresh tokens that were posted before."""
+    """A token server that counts reused refresh tokens."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(self._grant)
@@ -97,14 +97,14 @@ class TokenServer(Scripted):
 
 
 class Engine(Protocol):
-    """A server that can be hurt."""
+    """A database server that can fail."""
 
     port: int
 
     def store(self, port: int) -> RedisTokenStore | PostgresTokenStore: ...
 
     async def seed(self) -> None:
-        """Keep an expired token that lived for an hour."""
+        """Save an expired token with a lifetime of one hour."""
 
     async def terminate(self) -> None:
         """Break every connection."""
@@ -119,7 +119,7 @@ class Engine(Protocol):
 
 
 class Redis:
-    """A Redis server, with or without a file that outlives it."""
+    """A Redis server, with or without an append-only file."""
 
     def __init__(self, server: RedisServer, **settings: Any) -> None:
         self.server = server
@@ -172,7 +172,7 @@ class Postgres:
     async def seed(self) -> None:
         async with self.store(self.port) as store:
             await first_save(store)
-        # A server that has only just been started waits for refreshers of an earlier run.
+        # A server that has just started waits for refreshers of an earlier run.
         await asyncio.sleep(self.settings.get("grace", 45.0))
 
     async def terminate(self) -> None:
@@ -195,7 +195,7 @@ class Postgres:
 
 
 async def hurt(engine: Engine, case: Case, way: SlowWay) -> None:
-    """Let the engine fail for the time of the outage."""
+    """Let the engine fail for the duration of the outage."""
     until = time.monotonic() + case.outage
     if case.fault == "stopped":
         await engine.stop()
@@ -209,7 +209,7 @@ async def hurt(engine: Engine, case: Case, way: SlowWay) -> None:
         way.cut = True
         await engine.terminate()
         await asyncio.sleep(case.outage)
-        # What the holder sent meanwhile is lost.
+        # Drop what the holder sent meanwhile.
         way.cut = False
         await engine.terminate()
     while case.fault in ("restarted", "terminated"):
@@ -224,7 +224,7 @@ async def hurt(engine: Engine, case: Case, way: SlowWay) -> None:
 
 
 async def refresh(oauth: Any, errors: Counter[str]) -> None:
-    """Ask for a token until there is a new one."""
+    """Request a token until there is a new one."""
     while True:
         try:
             if await oauth.access_token() != EXPIRED.access_token:
@@ -235,7 +235,7 @@ async def refresh(oauth: Any, errors: Counter[str]) -> None:
 
 
 async def first_load(store: RedisTokenStore | PostgresTokenStore) -> None:
-    """Load the token, however busy the machine is: each worker has seen it before the outage."""
+    """Load the token, however busy the machine is: every worker knows it before the outage."""
     while True:
         with contextlib.suppress(SigningError):
             assert await store.load() == EXPIRED
@@ -279,7 +279,7 @@ async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
 
 @asynccontextmanager
 async def running(case: Case, **settings: Any) -> AsyncIterator[Engine]:
-    """A server of this case's own."""
+    """Run a server for this case alone."""
     if case.engine == "postgres":
         server = await asyncio.to_thread(PostgresServer().__enter__)
         try:
@@ -295,7 +295,7 @@ async def running(case: Case, **settings: Any) -> AsyncIterator[Engine]:
 
 
 async def matrix(cases: Sequence[Case], at_once: int, output: Path | None) -> list[Result]:
-    """Run the cases, some at once, and tell each result as it comes."""
+    """Run the cases concurrently, and print each result."""
     free = asyncio.Semaphore(at_once)
 
     async def one(case: Case) -> Result:
@@ -315,7 +315,7 @@ async def matrix(cases: Sequence[Case], at_once: int, output: Path | None) -> li
 
 
 def main() -> int:
-    """Run the full matrix; the exit code says whether a refresh token was used twice."""
+    """Run the full matrix; the exit code is 1 if a refresh token was used twice."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, action="append")
     parser.add_argument("--fault", choices=FAULTS, action="append")

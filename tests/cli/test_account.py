@@ -1,4 +1,4 @@
-"""login, logout and me: the browser's way and by hand, what is kept where, and what is not."""
+"""`login`, `logout` and `me`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT, Terminal
 
+SSH = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 BROWSER = f"{sys.executable} {Path(__file__).parent / 'browser.py'} %s"
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
 
 
-def until(done: Callable[[], object]) -> None:
-    """Wait for what happens in a thread."""
+def wait_until(done: Callable[[], object]) -> None:
+    """Wait for something that happens in a thread."""
     end = time.monotonic() + 20
     while not done():
         assert time.monotonic() < end
@@ -50,12 +50,12 @@ def until(done: Callable[[], object]) -> None:
 
 @pytest.fixture
 def app(service: Service, run: Run, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An app whose redirect URI is on this machine, in the environment; no access token."""
-    return registered(service, monkeypatch, f"http://127.0.0.1:{free_port()}/callback")
+    """Register an app with a redirect URI on this machine, and set it in the environment without an access token."""
+    return register_app(service, monkeypatch, f"http://127.0.0.1:{free_port()}/callback")
 
 
-def registered(service: Service, monkeypatch: pytest.MonkeyPatch, redirect_uri: str) -> dict[str, str]:
-    """An app with that redirect URI, in the environment."""
+def register_app(service: Service, monkeypatch: pytest.MonkeyPatch, redirect_uri: str) -> dict[str, str]:
+    """Register an app and set it in the environment."""
     made = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
     assert made.client_secret
     environment = {
@@ -71,12 +71,12 @@ def registered(service: Service, monkeypatch: pytest.MonkeyPatch, redirect_uri: 
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pages that the browser ended at; it agrees."""
-    return browsing(monkeypatch, agree)
+    """The pages where a browser ended up that allows access."""
+    return browse_with(monkeypatch, agree)
 
 
-def browsing(monkeypatch: pytest.MonkeyPatch, visit: Callable[[str], str]) -> list[str]:
-    """Let a browser do this with the address it is opened with."""
+def browse_with(monkeypatch: pytest.MonkeyPatch, visit: Callable[[str], str]) -> list[str]:
+    """Replace the browser: it calls ``visit`` with the URL it is opened with. Return what that returned."""
     ended: list[str] = []
 
     def open_browser(address: str) -> bool:
@@ -84,11 +84,15 @@ def browsing(monkeypatch: pytest.MonkeyPatch, visit: Callable[[str], str]) -> li
         return True
 
     monkeypatch.setattr("webbrowser.open", open_browser)
+    monkeypatch.setenv("DISPLAY", ":0")
+    for name in SSH:
+        monkeypatch.delenv(name, raising=False)
     return ended
 
 
-def test_login_with_the_browser(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
-    """The token is in a file of the user's own; then all commands work, and so does `from_env`."""
+def test_login_saves_token_that_commands_and_from_env_use(
+    run: Run, app: dict[str, str], service: Service, pages: list[str]
+) -> None:
     ran = run("login")
     assert ran.code == 0, ran.err
     origin = service.sandbox.base_url
@@ -107,8 +111,9 @@ def test_login_with_the_browser(run: Run, app: dict[str, str], service: Service,
     assert app["SIGNING_CLIENT_SECRET"] not in f"{ran.out}{ran.err}{pages[0]}"
 
 
-def test_login_for_machines(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
-    """The address is told on standard error, what came of it on standard output; no secret in either."""
+def test_login_json_prints_url_to_stderr_and_user_to_stdout_without_secrets(
+    run: Run, app: dict[str, str], service: Service, pages: list[str]
+) -> None:
     ran = run("login", "--json")
     assert json.loads(ran.err)["url"].startswith(f"{service.sandbox.base_url}/oauth/authorize?")
     (facts,) = ran.lines
@@ -118,8 +123,9 @@ def test_login_for_machines(run: Run, app: dict[str, str], service: Service, pag
         assert secret not in ran.out + ran.err
 
 
-def test_the_page_in_the_browser(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is clean: it is not stored, runs nothing, and sends nothing on; the server is gone after it."""
+def test_callback_pages_are_not_stored_run_nothing_and_send_no_referrer(
+    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = []
 
     def visit(address: str) -> str:
@@ -133,18 +139,18 @@ def test_the_page_in_the_browser(run: Run, app: dict[str, str], monkeypatch: pyt
                 answers.append(error)
         return ""
 
-    browsing(monkeypatch, visit)
+    browse_with(monkeypatch, visit)
     ran = run("login")
     assert ran.code == 4
     assert "Error: " in ran.err
-    until(lambda: len(answers) == 3)
+    wait_until(lambda: len(answers) == 3)
     forged, empty, wrong = answers
     for answer in answers:
         assert answer.status == 400
         assert answer.headers["Cache-Control"] == "no-store"
         assert answer.headers["Referrer-Policy"] == "no-referrer"
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert "does not belong to the login" in forged.text == empty.text
+    assert "does not belong to the current login" in forged.text == empty.text
     assert "Not logged in" in wrong.text
 
 
@@ -160,10 +166,10 @@ def test_the_page_in_the_browser(run: Run, app: dict[str, str], monkeypatch: pyt
         ("?code=x", "\xff"),
     ],
 )
-def test_a_request_without_the_state_does_not_end_the_login(
+def test_request_without_the_state_does_not_end_the_login(
     query: str, host: str, run: Run, app: dict[str, str], service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any program on this machine, and any page in a browser, may send one: it is refused, and the login goes on."""
+    """Any program on this machine, and any page in a browser, may send one."""
     statuses: list[bytes] = []
 
     def visit(address: str) -> str:
@@ -173,14 +179,14 @@ def test_a_request_without_the_state_does_not_end_the_login(
             statuses.append(connection.recv(4096).split()[1])
         return agree(address)
 
-    browsing(monkeypatch, visit)
+    browse_with(monkeypatch, visit)
     ran = run("login")
     assert (ran.code, statuses) == (0, [b"400"]), ran.err
 
 
 @pytest.mark.parametrize("arguments", [["login"], ["login", "--no-browser"]])
 @pytest.mark.parametrize("pkce", [True, False])
-def test_login_proves_who_asked_for_the_code(
+def test_login_uses_pkce_unless_assumptions_disable_it(
     arguments: list[str],
     pkce: bool,
     run: Run,
@@ -189,7 +195,6 @@ def test_login_proves_who_asked_for_the_code(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """By PKCE, whose challenge the sandbox verifies, unless the assumptions say that the service takes none."""
     (tmp_path / "assumptions.toml").write_text(f"pkce = {str(pkce).lower()}\n")
     monkeypatch.setenv("SIGNING_ASSUMPTIONS", str(tmp_path / "assumptions.toml"))
     asked: list[dict[str, str]] = []
@@ -207,8 +212,8 @@ def test_login_proves_who_asked_for_the_code(
         return service.do(service.sandbox.accounts.consent_redirect, made, query["state"], challenge=challenge)
 
     monkeypatch.setattr(OAuth, "authorization_request", request)
-    monkeypatch.setattr(account, "_answer", answer)
-    browsing(monkeypatch, agree)
+    monkeypatch.setattr(account, "_read_callback_url", answer)
+    browse_with(monkeypatch, agree)
     ran = run(*arguments)
     assert ran.code == 0, ran.err
     assert asked[0].get("code_challenge_method") == ("S256" if pkce else None)
@@ -216,26 +221,27 @@ def test_login_proves_who_asked_for_the_code(
     assert kept == asked[0].get("code_challenge")
 
 
-def test_the_user_does_not_agree(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 4, and both the page and the terminal say so."""
-    pages = browsing(monkeypatch, lambda address: agree(address, "deny"))
+def test_denied_access_is_exit_code_4_and_shown_in_browser_and_terminal(
+    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = browse_with(monkeypatch, lambda address: agree(address, "deny"))
     ran = run("login")
     assert ran.code == 4
     assert "access_denied" in ran.err
-    until(lambda: pages)
+    wait_until(lambda: pages)
     assert "Not logged in" in pages[0]
 
 
-def test_nobody_comes_back(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 5 after the time that was given, and the address could be read."""
-    browsing(monkeypatch, lambda address: "")
+def test_login_without_callback_is_exit_code_5_after_the_wait(
+    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browse_with(monkeypatch, lambda address: "")
     ran = run("login", "--wait", "0.2")
     assert (ran.code, ran.err.splitlines()[-1]) == (5, "Error: the browser did not come back within 0.2 s")
     assert "/oauth/authorize?" in ran.err
 
 
-def test_a_second_answer_is_too_late(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code was used, and is not used again."""
+def test_second_callback_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[int] = []
 
     def visit(address: str) -> str:
@@ -248,33 +254,71 @@ def test_a_second_answer_is_too_late(run: Run, app: dict[str, str], monkeypatch:
             late.append(410)  # the server is gone already
         return page
 
-    browsing(monkeypatch, visit)
+    browse_with(monkeypatch, visit)
     assert run("login").code == 0
-    until(lambda: late)
+    wait_until(lambda: late)
     assert late == [410]
 
 
+@pytest.mark.parametrize(
+    ("environment", "platform", "opened"),
+    [
+        ({"DISPLAY": ":0"}, "linux", True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+        ({}, "linux", False),
+        ({}, "darwin", True),
+        ({}, "win32", True),
+        ({"DISPLAY": ":0", "SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "linux", False),
+        ({"SSH_TTY": "/dev/ttys001"}, "darwin", False),
+        ({"BROWSER": "firefox", "SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "linux", True),
+    ],
+)
+def test_login_opens_no_browser_over_ssh_or_without_display(
+    environment: dict[str, str],
+    platform: str,
+    opened: bool,
+    run: Run,
+    app: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It prints the URL instead; a browser named by $BROWSER is opened anywhere."""
+    visited = browse_with(monkeypatch, lambda address: "")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(account.sys, "platform", platform)  # type: ignore[attr-defined]  # the module's sys
+    ran = run("login", "--wait", "0.2")
+    assert ran.code == 5
+    if opened:
+        wait_until(lambda: visited)
+        assert ran.err.startswith("Opening your browser. If nothing happens, visit\n  http://127.0.0.1:")
+    else:
+        assert ran.err.startswith("Visit this URL in a browser:\n  http://127.0.0.1:")
+        assert "--no-browser" in ran.err
+        assert visited == []
+
+
 @pytest.mark.parametrize("path", ["a{b", "{x}", ""])
-def test_a_redirect_uri_with_an_odd_path(
+def test_login_works_with_unusual_redirect_path(
     path: str, run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, pages: list[str]
 ) -> None:
-    """The browser finds its way back, however it writes that."""
-    registered(service, monkeypatch, f"http://127.0.0.1:{free_port()}/{path}")
+    register_app(service, monkeypatch, f"http://127.0.0.1:{free_port()}/{path}")
     ran = run("login", "--wait", "5")
     assert ran.code == 0, ran.err
 
 
-def test_a_redirect_uri_without_a_port(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A free port is taken, and named to the service; one that insists on the registered address says no to it."""
-    registered(service, monkeypatch, "http://127.0.0.1/callback")
+def test_redirect_uri_without_port_uses_a_free_port_in_the_authorize_url(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_app(service, monkeypatch, "http://127.0.0.1/callback")
     addresses: list[str] = []
-    browsing(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
+    browse_with(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
     assert run("login", "--wait", "0.3").code == 5
     assert "redirect_uri=http%3A%2F%2F127.0.0.1%3A" in addresses[0]
 
 
-def test_a_port_that_is_taken(run: Run, app: dict[str, str]) -> None:
-    """Is a sentence with what can be done."""
+def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[str, str]) -> None:
     port = int(app["SIGNING_REDIRECT_URI"].split(":")[2].split("/")[0])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
@@ -285,11 +329,12 @@ def test_a_port_that_is_taken(run: Run, app: dict[str, str]) -> None:
     assert "--no-browser" in ran.err
 
 
-def test_a_loopback_address_of_version_6(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is one too, with brackets where it is named."""
-    registered(service, monkeypatch, "http://[::1]/callback")
+def test_ipv6_loopback_redirect_uri_is_written_with_brackets(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_app(service, monkeypatch, "http://[::1]/callback")
     addresses: list[str] = []
-    browsing(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
+    browse_with(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
     ran = run("login", "--wait", "0.2")
     if ran.code == 2:
         pytest.skip("this machine has no loopback of version 6")
@@ -308,23 +353,22 @@ def test_a_loopback_address_of_version_6(run: Run, service: Service, monkeypatch
         ("urn:ietf:wg:oauth:2.0:oob", False),
     ],
 )
-def test_what_can_be_listened_at(address: str, loopback: bool) -> None:
-    """Only plain http on this machine."""
+def test_only_plain_http_on_this_machine_is_loopback(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
 
 
 @pytest.mark.parametrize("address", ["http://[nonsense/", "http://127.0.0.1:99999/", "http://127.0.0.1:x/"])
-def test_a_redirect_uri_that_is_no_address(
+def test_invalid_redirect_uri_is_refused(
     address: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is said to be none."""
     monkeypatch.setenv("SIGNING_REDIRECT_URI", address)
     ran = run("login")
     assert (ran.code, ran.err) == (2, f"Error: redirect_uri is not a URL: {address!r}\n")
 
 
-def test_login_by_hand(run: Run, app: dict[str, str], service: Service, tmp_path: Path) -> None:
-    """--no-browser in a terminal: the address that the browser ended at is asked for, and its state is checked."""
+def test_login_without_browser_prompts_for_callback_url_and_checks_its_state(
+    run: Run, app: dict[str, str], service: Service, tmp_path: Path
+) -> None:
     terminal = Terminal("login", "--no-browser")
     terminal.wait_for("or the code in it")
     screen = terminal._seen.decode()
@@ -338,8 +382,7 @@ def test_login_by_hand(run: Run, app: dict[str, str], service: Service, tmp_path
     assert "Logged in at" in ended.text
 
 
-def test_an_answer_that_is_no_text(app: dict[str, str]) -> None:
-    """Is a sentence, in whatever encoding standard input is read."""
+def test_undecodable_standard_input_is_an_error_without_traceback(app: dict[str, str]) -> None:
     ran = subprocess.run(
         [*COMMAND, "login", "--no-browser"],
         input=b"\xff\n",
@@ -352,11 +395,10 @@ def test_an_answer_that_is_no_text(app: dict[str, str]) -> None:
     assert b"Traceback" not in ran.stderr
 
 
-def test_login_by_hand_through_a_pipe(
+def test_login_with_remote_redirect_uri_reads_code_from_stdin_and_refuses_forged_state(
     run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The same where the redirect URI is on another machine: a code from standard input; a forged state is refused."""
-    registered(service, monkeypatch, "https://app.example.com/callback")
+    register_app(service, monkeypatch, "https://app.example.com/callback")
     (made,) = service.do(lambda: service.sandbox.apps)
     (tmp_path / "code").write_text(service.do(service.sandbox.authorize, made) + "\n")
     with (tmp_path / "code").open() as code:
@@ -368,24 +410,23 @@ def test_login_by_hand_through_a_pipe(
         monkeypatch.setattr(sys, "stdin", forged)
         ran = run("login")
     assert ran.code == 4
-    assert "state is not the one" in ran.err
+    assert "state does not match" in ran.err
 
 
-def test_what_is_not_set_is_asked_for(
+def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
     service: Service, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In a terminal; the secret is not shown, and the answers are kept where only the user may read them."""
     redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
-    app = registered(service, monkeypatch, redirect_uri)
+    app = register_app(service, monkeypatch, redirect_uri)
     for name in ("SIGNING_BASE_URL", *app):
         monkeypatch.delenv(name)
     terminal = Terminal("login", environment={"BROWSER": BROWSER})
     for words, answer in (
-        ("The tenant's address", "tenant.example.com"),
+        ("The tenant's URL", "tenant.example.com"),
         ("Error: base_url: must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
         ("client id", app["SIGNING_CLIENT_ID"]),
         ("client secret", " "),
-        ("that is nothing\r\nThe app's client secret: ", app["SIGNING_CLIENT_SECRET"]),
+        ("a value is required\r\nThe app's client secret: ", app["SIGNING_CLIENT_SECRET"]),
         ("redirect URI", "http://127.0.0.1:x/callback"),
         ("Error: redirect_uri is not a URL", redirect_uri),
     ):
@@ -401,56 +442,56 @@ def test_what_is_not_set_is_asked_for(
     assert run("me").code == 0
 
 
-def test_answers_are_not_written_into_a_file_that_is_there(
+def test_answers_are_not_written_into_an_existing_settings_file(
     service: Service, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pages: list[str]
 ) -> None:
-    """It is the user's: what should be put there is said."""
     monkeypatch.delenv("SIGNING_REDIRECT_URI")
-    monkeypatch.setattr(account.sys, "stdin", Terminalike())  # type: ignore[attr-defined]  # the module's sys
+    monkeypatch.setattr(account.sys, "stdin", TerminalInput())  # type: ignore[attr-defined]  # the module's sys
     monkeypatch.setattr("click.prompt", lambda words, **options: app["SIGNING_REDIRECT_URI"])
     folder = tmp_path / "config" / "signing-async"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text("")
     ran = run("login")
     assert ran.code == 0
-    assert f"Warning: redirect_uri will be asked for again: put them into {folder / 'config.toml'}" in ran.err
+    assert f"Warning: redirect_uri not saved: add to {folder / 'config.toml'} to avoid the prompt" in ran.err
     assert (folder / "config.toml").read_text() == ""
 
 
-class Terminalike:
-    """Standard input that says that it is a terminal."""
+class TerminalInput:
+    """Standard input that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def test_nothing_is_asked_where_nobody_can_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is named."""
+def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
     ran = run("login")
     names = "SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI"
-    assert (ran.code, ran.err) == (2, f"Error: to log in without a terminal to ask at, set {names}\n")
+    assert (ran.code, ran.err) == (2, f"Error: there is no terminal to ask for missing settings: set {names}\n")
     ran = run("list")
     words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; signing-async login asks for it"
     assert (ran.code, ran.err) == (2, f"Error: {words}\n")
 
 
-def test_logout(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
-    """The token is gone from this machine; that the service was not told is said."""
+def test_logout_removes_the_token_and_says_that_the_service_was_not_told(
+    run: Run, app: dict[str, str], service: Service, pages: list[str]
+) -> None:
     run("login")
     ran = run("logout")
-    assert ran.out.startswith("The token was removed: ")
+    assert ran.out.startswith("Token removed: ")
     assert "The service was not told" in ran.err
     assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []
     ran = run("me")
     assert ran.code == 4
     assert ran.err == f"Error: nobody has logged in at {service.sandbox.base_url}: run signing-async login\n"
     assert run("logout", "--json").lines[0]["removed"] is False
-    assert run("logout").out == f"Nobody was logged in at {service.sandbox.base_url}\n"
+    assert run("logout").out == f"Not logged in at {service.sandbox.base_url}\n"
 
 
-def test_logout_ends_a_process_that_runs(run: Run, app: dict[str, str], service: Service, pages: list[str]) -> None:
-    """Its next refresh is an AuthError: no token is asked for, and the file does not come back."""
+def test_refresh_after_logout_fails_and_does_not_restore_the_token_file(
+    run: Run, app: dict[str, str], service: Service, pages: list[str]
+) -> None:
     run("login")
     (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
 
@@ -467,60 +508,63 @@ def test_logout_ends_a_process_that_runs(run: Run, app: dict[str, str], service:
     assert len(service.do(lambda: service.sandbox.requests_of("oauth.token"))) == 1
 
 
-def test_token_of_the_environment_is_not_sent_to_another_tenant(run: Run) -> None:
-    """--base-url names one: the access token beside SIGNING_BASE_URL is not for it."""
+def test_access_token_of_the_environment_is_not_sent_to_another_tenant(run: Run) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         other.setblocking(False)
         ran = run("me", "--base-url", f"http://127.0.0.1:{other.getsockname()[1]}")
         assert ran.code == 2
-        assert f"the SIGNING_ACCESS_TOKEN in the environment belong to {os.environ['SIGNING_BASE_URL']}" in ran.err
+        assert (
+            f"not used: SIGNING_ACCESS_TOKEN in the environment, which belong to {os.environ['SIGNING_BASE_URL']}"
+            in ran.err
+        )
         with pytest.raises(BlockingIOError):
             other.accept()
 
 
-def test_a_file_that_is_no_token_is_left_alone(
+def test_token_file_with_other_content_is_neither_overwritten_nor_removed(
     run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """SIGNING_TOKEN_FILE names the wrong one: it is neither written over nor removed, and no browser is opened."""
+    """No browser is opened either."""
     (tmp_path / "lease.pdf").write_bytes(b"%PDF-1.7 and so on")
     monkeypatch.setenv("SIGNING_TOKEN_FILE", str(tmp_path / "lease.pdf"))
     for command in ("login", "logout"):
         ran = run(command)
         assert (ran.code, ran.out) == (4, "")
-        assert "lease.pdf holds no token; it was left as it is" in ran.err
+        assert "lease.pdf holds no token; it was not changed" in ran.err
     assert (tmp_path / "lease.pdf").read_bytes() == b"%PDF-1.7 and so on"
     assert pages == []
 
 
-def test_an_access_token_beside_a_login(
+def test_login_and_logout_warn_that_an_access_token_is_set(
     run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is used instead: that is said by both commands."""
     monkeypatch.setenv("SIGNING_ACCESS_TOKEN", service.do(service.sandbox.access_token))
     assert "is used instead of the login" in run("login").err
     assert "is still set" in run("logout").err
 
 
-def test_a_token_file_in_use(run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refresh in another process would bring the token back: it is waited for, and not for ever."""
+def test_logout_fails_when_the_token_file_stays_locked(
+    run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run("login")
-    monkeypatch.setattr(account, "_PATIENCE", 0.2)
+    monkeypatch.setattr(account, "_LOCK_TIMEOUT", 0.2)
     (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
 
     async def hold() -> None:
         async with FileTokenStore(kept).lock():
             ran = await asyncio.to_thread(run, "logout")
             assert ran.code == 4
-            assert "is in use; try again" in ran.err
+            assert "is in use: try again" in ran.err
 
     asyncio.run(hold())
     assert kept.exists()
 
 
-def test_me(run: Run, monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
-    """Who it is, for people and for machines; a token that is not accepted is exit code 4."""
+def test_me_shows_the_user_and_hides_a_rejected_token(
+    run: Run, monkeypatch: pytest.MonkeyPatch, service: Service
+) -> None:
     (facts,) = run("me", "--json").lines
     assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", service.sandbox.base_url)
     monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong-token-of-the-test")
@@ -535,11 +579,10 @@ def test_me(run: Run, monkeypatch: pytest.MonkeyPatch, service: Service) -> None
         ({"name": "Anna"}, "Anna"),
         ({"email": "a@b"}, "<a@b>"),
         ({"id": "7"}, "7"),
-        ({}, "somebody"),
+        ({}, "unknown user"),
     ],
 )
-def test_how_a_user_is_named(fields: dict[str, Any], named: str) -> None:
-    """By what the service gives: its documentation names no field."""
+def test_user_is_shown_by_the_fields_that_the_service_gives(fields: dict[str, Any], named: str) -> None:
     from signing_async import User
 
-    assert account._named(User(**fields)) == named
+    assert account._format_user(User(**fields)) == named

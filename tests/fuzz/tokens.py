@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from signing_async import Assumptions, Token
-from signing_async.auth.oauth import _expired, _read_token, _seconds_left
+from signing_async.auth.refresh import _expired, _seconds_left
+from signing_async.auth.token_endpoint import decode_token
 from signing_async.auth.token_stores import token_from_json, token_to_json
 from signing_async.transport.decode import Unreadable, parse
 from tests.fuzz.running import Target
@@ -16,7 +17,7 @@ def attack(data: bytes) -> None:
         answer = parse(data)
     except Unreadable:
         answer = None
-    _check(_read_token(answer, 1.8e9, Assumptions(), "https://tenant.example.com"))
+    _check(decode_token(answer, 1.8e9, Assumptions(), "https://tenant.example.com"))
     try:
         kept = token_from_json(data)
     except ValueError as error:

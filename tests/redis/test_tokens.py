@@ -813,12 +813,12 @@ async def test_the_token_in_hand_serves_on(redis: RedisServer, fault: str, caplo
         await store.save(soon)
         assert await oauth.access_token() == "access-soon"
         still(redis, fault)
-        oauth._fresh_until = 0.0
+        oauth._current._fresh_until = 0.0
         began = time.monotonic()
         assert [await oauth.access_token() for _ in range(50)] == ["access-soon"] * 50
         assert time.monotonic() - began < 2
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
-        assert "the present token serves on" in caplog.text
+        assert "the current token stays in use" in caplog.text
         assert not server.requests
         redis.wake() if fault == "stopped" else redis.start()
 

@@ -1,0 +1,281 @@
+"""The current token: loaded once, refreshed by one task for all callers, saved before it is published."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import attrs
+
+from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
+from ..models import Token
+from .token_endpoint import TokenEndpoint, TokenForm
+from .token_stores import TokenStore
+
+__all__ = ["CurrentToken"]
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+_EARLY_REFRESH_TIMEOUT = 5.0
+_MAX_MARGIN_SHARE = 0.1
+
+
+class CurrentToken:
+    """The token that all clients of one `OAuth` use, and its single-flight refresh."""
+
+    def __init__(self, endpoint: TokenEndpoint, store: TokenStore) -> None:
+        self._endpoint = endpoint
+        self._store = store
+        self._token: Token | None = None
+        self._fresh_until = 0.0
+        self._tasks: set[asyncio.Task[Token]] = set()
+        self._refreshing: asyncio.Task[Token] | None = None
+        self._replacing: str | None = None
+        self._unsaved: tuple[str | None, Token] | None = None
+        """A token whose save failed, and the access token that it replaces in the store; None: any, or none."""
+        self._rejected: tuple[str, RefreshRejected] | None = None
+        """The refresh token that the service rejected last, and its error."""
+
+    async def token(self) -> Token:
+        """Return the token to use now, refreshed first if it is about to expire."""
+        token = await self._current()
+        if token is None:
+            raise AuthError("there is no token yet: send the user to authorization_request().url, then call exchange()")
+        if time.time() < self._fresh_until:
+            return token
+        left = _seconds_left(token)
+        if left <= 0:
+            return await self.refresh(token)
+        return token if token.refresh_token is None else await self._refresh_early(token, left)
+
+    async def refresh(self, rejected: Token | None = None) -> Token:
+        """Return a token other than ``rejected``; None stands for the current token.
+
+        Concurrent callers share one refresh, which runs in a task of its own: cancelling a caller cancels neither the
+        refresh nor the other callers.
+        """
+        if rejected is None:
+            rejected = await self._current()
+        while True:
+            if rejected is not None and self._token is not None and self._token.access_token != rejected.access_token:
+                return self._token
+            if self._refreshing is None or self._refreshing.done():
+                self._replacing = None if rejected is None else rejected.access_token
+                self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
+            if rejected is None or self._replacing == rejected.access_token:
+                return await _result(self._refreshing)
+            # This refresh replaces another token than the caller's.
+            await asyncio.wait([self._refreshing])
+
+    async def renewed(self, rejected: Token) -> bool:
+        """Replace a rejected token; return False if that is impossible without the user."""
+        if rejected.refresh_token is None:
+            stored = await self._load()
+            if stored is not None and stored.access_token == rejected.access_token:
+                return False
+        await self.refresh(rejected)
+        return True
+
+    async def exchange(self, form: TokenForm) -> Token:
+        """Exchange the code in the form for a token and save it, even if the caller is cancelled: a code works once."""
+        return await _result(self._start(self._exchange(form), "signing_async code exchange"))
+
+    async def settle(self) -> None:
+        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+        if self._unsaved is not None:
+            await _result(self._start(self._save_again(self._unsaved[1]), "signing_async token save"))
+
+    # What runs in tasks of its own
+
+    def _start(self, work: Coroutine[Any, Any, Token], name: str) -> asyncio.Task[Token]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._discard)
+        return task
+
+    def _discard(self, task: asyncio.Task[Token]) -> None:
+        self._tasks.discard(task)
+        # Retrieve the exception: asyncio logs it otherwise if every caller was cancelled.
+        if not task.cancelled():
+            task.exception()
+
+    async def _exchange(self, form: TokenForm) -> Token:
+        # Acquire the lock first: a code works only once, so it is not used unless its token can be saved.
+        async with self._locked():
+            token = await self._endpoint.request("oauth.exchange", form)
+            await self._save(token)
+        log.debug("token obtained")
+        return token
+
+    async def _refresh(self, rejected: Token | None) -> Token:
+        # If the lock expired and another worker saved a newer token, the store refuses the save: adopt that token.
+        with contextlib.suppress(TokenSuperseded):
+            return await self._refresh_once(rejected)
+        return await self._refresh_once(rejected)
+
+    async def _refresh_once(self, rejected: Token | None) -> Token:
+        async with self._locked():
+            stored = await self._load()
+            token = self._unsaved_successor(stored)
+            if token is None:
+                if stored is None:
+                    raise self._no_token()
+                is_other = rejected is None or stored.access_token != rejected.access_token
+                if is_other and not _expired(stored):
+                    # Another process has refreshed the token: adopt its token.
+                    self._publish(stored)
+                    return stored
+                token = await self._request_refresh(stored)
+            await self._save(token, replaces=stored)
+        log.debug("token refreshed")
+        return token
+
+    async def _request_refresh(self, stored: Token) -> Token:
+        if stored.refresh_token is None:
+            raise AuthError("cannot refresh the access token: there is no refresh token; authorize again")
+        if self._rejected is not None and self._rejected[0] == stored.refresh_token:
+            raise copy.copy(self._rejected[1])
+        self._endpoint.remember(stored)
+        form = self._endpoint.form(grant_type="refresh_token", refresh_token=stored.refresh_token)
+        try:
+            token = await self._endpoint.request("oauth.refresh", form)
+        except RefreshRejected as error:
+            # Final for this refresh token: it is not sent again.
+            self._rejected = (stored.refresh_token, copy.copy(error))
+            raise
+        return token if token.refresh_token else attrs.evolve(token, refresh_token=stored.refresh_token)
+
+    async def _refresh_early(self, token: Token, left: float) -> Token:
+        """Return a new token; if the refresh fails or is slow, the old one, which is valid for ``left`` seconds."""
+        try:
+            async with asyncio.timeout(min(left / 2, _EARLY_REFRESH_TIMEOUT)):
+                return await self.refresh(token)
+        except Exception as error:
+            if self._token is None:
+                # The token was removed from its store.
+                raise
+            # Try again in half of the remaining time, not on every call.
+            if self._token is token and time.time() >= self._fresh_until:
+                self._fresh_until = time.time() + _seconds_left(token) / 2
+                log.warning("early token refresh failed or is slow; the current token stays in use: %s", _text(error))
+            return token
+
+    @contextlib.asynccontextmanager
+    async def _locked(self) -> AsyncIterator[None]:
+        """Hold the store's lock; raise an `AuthError` if its holder keeps it for longer than a refresh can take."""
+        timeout = 2 * self._endpoint.timeout
+        async with contextlib.AsyncExitStack() as stack:
+            locked = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await stack.enter_async_context(self._store.lock())
+                    locked = True
+            if not locked:
+                raise AuthError(f"could not acquire the token store's lock within {timeout:g} s: its holder may hang")
+            yield
+
+    # The store and the token in memory
+
+    async def _current(self) -> Token | None:
+        if self._token is None:
+            stored = await self._load()
+            # A token that was published during the load is newer.
+            if stored is not None and self._token is None:
+                self._publish(stored)
+        return self._token
+
+    async def _load(self) -> Token | None:
+        """Load the token from the store; raise an `AuthError` if another tenant issued it."""
+        token = await self._store.load()
+        if token is not None and token.origin not in (None, self._endpoint.origin):
+            raise AuthError(
+                f"the stored token is for {token.origin}, not for {self._endpoint.origin}:"
+                " use another token store, or authorize again"
+            )
+        return token
+
+    async def _save(self, token: Token, replaces: Token | None = None) -> None:
+        """Save a new token, then publish it."""
+        # If the save fails, the next refresh or `settle` repeats it: the refresh token may already be used up.
+        self._unsaved = (None if replaces is None else replaces.access_token, token)
+        try:
+            await self._store.save(token)
+        except TokenSuperseded:
+            self._unsaved = None
+            raise
+        self._unsaved = None
+        self._publish(token)
+
+    def _publish(self, token: Token) -> None:
+        self._endpoint.remember(token)
+        self._token = token
+        left = _seconds_left(token)
+        margin = min(self._endpoint.assumptions.refresh_margin, _MAX_MARGIN_SHARE * max(left, 0.0))
+        self._fresh_until = time.time() + left - margin
+
+    def _unsaved_successor(self, stored: Token | None) -> Token | None:
+        """Return the token that could not be saved, if it is still the successor of the stored one."""
+        if self._unsaved is None:
+            return None
+        replaces, token = self._unsaved
+        if replaces is None or (stored is not None and replaces == stored.access_token):
+            return token
+        # The save succeeded after all, another process has saved a newer token, or the user has logged out.
+        self._unsaved = None
+        return None
+
+    async def _save_again(self, token: Token) -> Token:
+        """Repeat a failed save; raise and log an error if the token is lost."""
+        try:
+            async with self._locked():
+                stored = await self._load()
+                if self._unsaved_successor(stored) is not None:
+                    await self._save(token, replaces=stored)
+            return token
+        except Exception as error:
+            lost = AuthError(
+                "a new token could not be saved and is lost with this process, so the user may have to authorize again:"
+                f" {_text(error)}"
+            )
+        log.error("%s", lost)
+        raise lost
+
+    def _no_token(self) -> AuthError:
+        """Return the error for an empty store, and forget the token in memory."""
+        if self._token is None:
+            return AuthError("there is no token to refresh: authorize first")
+        self._token = None
+        return AuthError("the token was removed from its store (logout): authorize again")
+
+
+def _text(error: Exception) -> str:
+    """Return an error's text; only the type of a foreign one, whose text may contain secrets."""
+    return str(error) if isinstance(error, SigningError) else type(error).__name__
+
+
+async def _result(task: asyncio.Task[Token]) -> Token:
+    """Wait for the task's result. Cancelling the caller does not cancel the task."""
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise AuthError("the token request was cancelled")
+    error = task.exception()
+    if isinstance(error, SigningError):
+        # A copy for each caller: a shared exception would collect the tracebacks of all of them.
+        raise copy.copy(error)
+    return task.result()
+
+
+def _seconds_left(token: Token) -> float:
+    return math.inf if token.expires_at is None else token.expires_at.timestamp() - time.time()
+
+
+def _expired(token: Token) -> bool:
+    return _seconds_left(token) <= 0

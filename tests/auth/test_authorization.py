@@ -1,0 +1,228 @@
+"""The authorize URL, its state and PKCE, and the callback."""
+
+from __future__ import annotations
+
+import hmac
+import traceback
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
+
+import pytest
+
+from signing_async import (
+    AuthError,
+    InvalidRequest,
+    SigningError,
+    StateMismatch,
+)
+from signing_async.auth.authorization import read_callback
+from signing_async.sandbox import Sandbox
+from tests.auth.oauth_servers import (
+    BASE,
+    REDIRECT,
+    Scripted,
+    grants,
+    oauth_for,
+    sandbox_oauth,
+)
+
+
+def test_authorize_url_has_all_parameters_encoded() -> None:
+    redirect = "https://app.example.com/call back?a=1&b=å"
+    request = oauth_for(BASE, client_id="app &1/ö", redirect_uri=redirect).authorization_request()
+    parts = urlsplit(request.url)
+    assert (parts.scheme, parts.netloc, parts.path, parts.fragment) == (
+        "https",
+        "tenant.example.com",
+        "/oauth/authorize",
+        "",
+    )
+    assert parts.query.isascii()
+    assert " " not in parts.query
+    assert parse_qs(parts.query, strict_parsing=True) == {
+        "client_id": ["app &1/ö"],
+        "redirect_uri": [redirect],
+        "response_type": ["code"],
+        "state": [request.state],
+    }
+
+
+def test_states_are_unique_and_have_256_bits() -> None:
+    oauth = oauth_for(BASE)
+    states = {oauth.authorization_request().state for _ in range(1000)}
+    assert len(states) == 1000
+    assert min(map(len, states)) >= 43
+
+
+def test_repr_of_authorization_request_hides_the_state() -> None:
+    request = oauth_for(BASE).authorization_request()
+    assert request.state not in repr(request)
+    assert repr(request) == (
+        f"AuthorizationRequest(url='{BASE}/oauth/authorize?client_id=app-1&redirect_uri={quote(REDIRECT, safe='')}"
+        "&response_type=code&state=...')"
+    )
+    assert repr(oauth_for(BASE)) == f"OAuth('{BASE}', client_id='app-1')"
+
+
+async def test_pkce_code_works_only_with_its_verifier_which_no_text_shows(sandbox: Sandbox) -> None:
+    oauth, _ = sandbox_oauth(sandbox)
+    (app,) = sandbox.apps
+    request = oauth.authorization_request(pkce=True)
+    verifier = request.code_verifier
+    assert verifier is not None
+    assert verifier not in request.url + repr(request)
+    asked = dict(parse_qsl(urlsplit(request.url).query))
+    assert asked["code_challenge_method"] == "S256"
+    code = sandbox.accounts.authorize(app, challenge=asked["code_challenge"])
+    async with oauth:
+        for wrong in (None, f"{verifier}-not"):
+            with pytest.raises(AuthError, match="code_verifier") as caught:
+                await oauth.exchange(code, code_verifier=wrong)
+            assert verifier not in "".join(traceback.format_exception(caught.value))
+        assert (await oauth.exchange(code, code_verifier=verifier)).access_token
+    assert oauth.authorization_request().code_verifier is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "code=c",
+        "code=c&state=",
+        "code=c&state=other",
+        "code=c&state=STATE",
+        "code=c&state=state-",
+        "code=c&state=state&state=state",
+        "code=c&state=other&state=state",
+        "code=c&state=st%C3%A5te",
+        "code=c&state=%ff%fe",
+        "error=access_denied",
+        "error=access_denied&state=other",
+    ],
+)
+@pytest.mark.parametrize("form", ["https://app.example.com/callback?{}", "/callback?{}", "?{}"])
+async def test_wrong_state_is_state_mismatch_and_nothing_is_sent(query: str, form: str) -> None:
+    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(StateMismatch, match="may be forged"):
+            await oauth.exchange(form.format(query), state="state")
+        assert not server.requests
+
+
+async def test_state_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def watched(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", watched)
+    with pytest.raises(StateMismatch):
+        await oauth_for(BASE).exchange(f"{REDIRECT}?code=c&state=returned", state="kept-å")
+    assert compared == [(b"returned", "kept-å".encode())]
+
+
+@pytest.mark.parametrize("state", [None, "", 5])
+async def test_callback_url_without_kept_state_is_refused(state: Any) -> None:
+    with pytest.raises(InvalidRequest, match="state is missing"):
+        await oauth_for(BASE).exchange(f"{REDIRECT}?code=c&state=", state=state)
+
+
+async def test_callback_error_is_auth_error_with_code_and_description() -> None:
+    query = urlencode(
+        {"error": "access_denied", "error_description": "The user said no", "state": "st4te", "code": "c0de"}
+    )
+    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(
+            AuthError, match=r"authorization was refused: The user said no \(code access_denied\)"
+        ) as it:
+            await oauth.exchange(f"{REDIRECT}?{query}", state="st4te")
+        assert (type(it.value), it.value.code) == (AuthError, "access_denied")
+        with pytest.raises(AuthError, match=r"refused: x \(code x\)"):
+            await oauth.exchange(f"{REDIRECT}?error=x&state=st4te", state="st4te")
+        assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("callback", "kind", "words"),
+    [
+        (f"{REDIRECT}?state=s", AuthError, "has no code"),
+        (f"{REDIRECT}?state=s&code=", AuthError, "has no code"),
+        (f"{REDIRECT}?state=s&code=a&code=b", AuthError, "more than one code"),
+        ("state=s&x=1", AuthError, "has no code"),
+        (REDIRECT, StateMismatch, "forged"),
+        ("", InvalidRequest, "is missing"),
+        ("  \n", InvalidRequest, "is missing"),
+        (None, InvalidRequest, "is missing"),
+        (b"code", InvalidRequest, "is missing"),
+        ("two words", InvalidRequest, "whitespace"),
+        ("a\nb", InvalidRequest, "whitespace"),
+        ("https://[oops?code=a&state=s", InvalidRequest, "not a valid URL"),
+        (f"{REDIRECT}?" + "a=1&" * 200, InvalidRequest, "not a valid URL"),
+    ],
+    ids=range(13),
+)
+async def test_malformed_callback_is_refused_and_nothing_is_sent(
+    callback: Any, kind: type[SigningError], words: str
+) -> None:
+    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(kind, match=words):
+            await oauth.exchange(callback, state="s")
+        assert not server.requests
+
+
+async def test_kept_state_with_lone_surrogate_is_state_mismatch() -> None:
+    oauth = oauth_for("http://127.0.0.1:9")
+    with pytest.raises(StateMismatch):
+        await oauth.exchange("https://app.example.com/callback?code=c&state=%ed%a0%80", state="\ud800")
+    await oauth.aclose()
+
+
+STATE = "the-state"
+
+MISSING = "exchange: the callback URL or code is missing"
+
+SPACE = "exchange: neither a callback URL nor a code: it contains whitespace"
+
+UNREADABLE = "exchange: the callback is not a valid URL"
+
+NO_STATE = "exchange: state is missing: pass the state of the authorization request"
+
+FORGED = "the callback's state does not match the authorization request: it may be forged"
+
+
+@pytest.mark.parametrize(
+    ("callback", "state", "kind", "words"),
+    [
+        (None, STATE, InvalidRequest, MISSING),
+        (" ", STATE, InvalidRequest, MISSING),
+        ("https://a/?code=c d&state=the-state", STATE, InvalidRequest, SPACE),
+        ("https://a/?code=c\td&state=the-state", STATE, InvalidRequest, SPACE),
+        ("https://[a/?code=c&state=the-state", STATE, InvalidRequest, UNREADABLE),
+        ("https://a/?code=c&state=the-state" + "&a=b" * 99, STATE, InvalidRequest, UNREADABLE),
+        ("https://a/?code=c&state=the-state", None, InvalidRequest, NO_STATE),
+        ("https://a/?code=c&state=the-state", "", InvalidRequest, NO_STATE),
+        ("https://a/?code=c&state=the-State", STATE, StateMismatch, FORGED),
+        ("https://a/?code=c", STATE, StateMismatch, FORGED),
+        ("https://a/?code=c&state=the-state&state=the-state", STATE, StateMismatch, FORGED),
+        ("https://a/?code=c&code=d&state=the-state", STATE, AuthError, "the callback has more than one code"),
+        ("https://a/?state=the-state", STATE, AuthError, "the callback has no code"),
+        (
+            "https://a/?state=the-state&error=no&error_description=not&error_description=now",
+            STATE,
+            AuthError,
+            "authorization was refused: not now (code no)",
+        ),
+        ("https://a/?state=the-state&error=no", STATE, AuthError, "authorization was refused: no (code no)"),
+    ],
+)
+def test_callback_errors_show_nothing_but_what_the_service_says(
+    callback: Any, state: Any, kind: type[Exception], words: str
+) -> None:
+    found = read_callback(callback, state)
+    assert (type(found), str(found)) == (kind, words)
+
+
+def test_callback_has_at_most_100_fields_and_error_texts_are_cut() -> None:
+    assert read_callback("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
+    found = read_callback(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
+    assert str(found) == f"authorization was refused: {'d' * 500} (code {'e' * 100})"

@@ -1,0 +1,539 @@
+"""Single-flight refresh: one for all callers, early, forced, cancelled, rejected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    Assumptions,
+    AuthError,
+    FileTokenStore,
+    MemoryTokenStore,
+    RefreshRejected,
+    RetryPolicy,
+    SigningClient,
+    Token,
+    Unauthorized,
+)
+from signing_async.sandbox import Sandbox
+from signing_async.sandbox.profile import Profile
+from tests.auth.oauth_servers import (
+    SECRET,
+    Received,
+    Scripted,
+    Slow,
+    WatchedStore,
+    expired,
+    grants,
+    in_seconds,
+    nearly_expired,
+    oauth_for,
+    sandbox_oauth,
+    says,
+)
+
+
+async def test_cancelled_exchange_still_saves_its_token() -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.Request, received: Received) -> web.StreamResponse:
+        begun.set()
+        await go.wait()
+        return await grants()(request, received)
+
+    store = MemoryTokenStore()
+    async with Scripted(slow) as server, oauth_for(server.base_url, store=store) as oauth:
+        task = asyncio.create_task(oauth.exchange("code"))
+        await begun.wait()
+        assert "signing_async code exchange" in {running.get_name() for running in asyncio.all_tasks()}
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await oauth.settle()
+        assert await oauth.access_token() == "access-new"
+        assert await store.load() is not None
+
+
+async def test_calls_before_authorization_raise_auth_error_without_a_request() -> None:
+    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError, match=r"there is no token yet: .*authorization_request\(\)\.url.*exchange\(\)"):
+            await oauth.access_token()
+        with pytest.raises(AuthError, match=r"^there is no token to refresh: authorize first$"):
+            await oauth.refresh()
+        assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "refreshed"), [(3600, False), (100, False), (28, False), (5, False), (-1, True), (None, False)]
+)
+async def test_stored_token_is_refreshed_only_after_expiry(lifetime: float | None, refreshed: bool) -> None:
+    token = Token("access-old", "refresh-old", None if lifetime is None else in_seconds(lifetime))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=MemoryTokenStore(token)) as oauth:
+        assert await oauth.access_token() == ("access-new" if refreshed else "access-old")
+
+
+@pytest.mark.parametrize(("passed", "refreshed"), [(0, False), (3560, False), (3575, True), (3700, True)])
+async def test_one_hour_token_is_refreshed_in_its_last_30_seconds(
+    passed: float, refreshed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Scripted(grants("first"), grants("second")) as server, oauth_for(server.base_url) as oauth:
+        await oauth.exchange("code")
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + passed)
+        assert await oauth.access_token() == ("access-second" if refreshed else "access-first")
+
+
+async def test_token_without_refresh_token_is_used_until_it_expires(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = Token("access-old", None, in_seconds(100))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=MemoryTokenStore(token)) as oauth:
+        assert await oauth.access_token() == "access-old"
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 95)
+        assert await oauth.access_token() == "access-old"
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        monkeypatch.setattr(time, "time", lambda: now() + 105)
+        with pytest.raises(AuthError, match="no refresh token; authorize again"):
+            await oauth.access_token()
+        assert not server.requests
+
+
+async def test_200_concurrent_calls_with_rejected_token_make_one_refresh(sandbox: Sandbox) -> None:
+    oauth, code = sandbox_oauth(sandbox)
+    async with oauth, SigningClient(sandbox.base_url, oauth) as client:
+        await oauth.exchange(code())
+        sandbox.clock.advance(hours=2)
+        users = await asyncio.gather(*(client.me() for _ in range(200)))
+        assert len(users) == 200
+        assert len(sandbox.requests_of("oauth.token")) == 2
+        assert [record.status for record in sandbox.requests_of("me")].count(200) == 200
+
+
+async def test_200_concurrent_calls_with_expired_token_make_one_refresh(sandbox: Sandbox, tmp_path: Path) -> None:
+    """None of them is sent with the old token."""
+    store = FileTokenStore(tmp_path / "token.json")
+    oauth, code = sandbox_oauth(sandbox, store=store)
+    async with oauth:
+        token = await oauth.exchange(code())
+    await store.save(Token(token.access_token, token.refresh_token, in_seconds(-1)))
+    again = oauth_for(sandbox.base_url, client_id=oauth.client_id, client_secret=oauth._client_secret, store=store)
+    async with again, SigningClient(sandbox.base_url, again) as client:
+        await asyncio.gather(*(client.me() for _ in range(200)))
+        assert len(sandbox.requests_of("oauth.token")) == 2
+        assert {record.status for record in sandbox.requests_of("me")} == {200}
+        assert await store.load() == await again.token()
+
+
+async def test_200_concurrent_refreshes_acquire_the_lock_once() -> None:
+    store = WatchedStore(expired())
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        await oauth.refresh(rejected="access-other")
+        store._token = expired("new")
+        store.done.clear()
+        await asyncio.gather(*(oauth.refresh(rejected="access-new") for _ in range(200)))
+        assert store.done == ["lock", "load", "save", "unlock"]
+
+
+@pytest.mark.parametrize("cancelled", [[0], [3], [6], [0, 1, 2], list(range(7))], ids=str)
+async def test_cancelled_caller_stops_neither_the_refresh_nor_other_callers(cancelled: list[int]) -> None:
+    store, slow = MemoryTokenStore(expired()), Slow(grants())
+    async with Scripted(slow) as server, oauth_for(server.base_url, store=store) as oauth:
+        tasks = [asyncio.create_task(oauth.token()) for _ in range(7)]
+        await slow.begun.wait()
+        for number in cancelled:
+            tasks[number].cancel()
+        await asyncio.sleep(0)
+        slow.go.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await oauth.settle()
+        for number, result in enumerate(results):
+            if number in cancelled:
+                assert isinstance(result, asyncio.CancelledError)
+            else:
+                assert isinstance(result, Token)
+                assert result.access_token == "access-new"
+        kept = await store.load()
+        assert kept is not None
+        assert kept.access_token == "access-new"
+        assert await oauth.access_token() == "access-new"
+        assert len(server.requests) == 1
+
+
+async def test_failure_after_all_callers_were_cancelled_is_not_logged_by_asyncio(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slow = Slow(says({"error": "invalid_grant"}, 400))
+    async with Scripted(slow) as server, oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth:
+        task = asyncio.create_task(oauth.token())
+        await slow.begun.wait()
+        task.cancel()
+        slow.go.set()
+        await oauth.settle()
+    del task, oauth
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_failed_refresh_raises_a_separate_error_for_each_caller_and_is_not_cached() -> None:
+    async with (
+        Scripted(says({"error": "invalid_client"}, 401), grants()) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
+    ):
+        errors = await asyncio.gather(*(oauth.token() for _ in range(20)), return_exceptions=True)
+        assert {type(error) for error in errors} == {AuthError}
+        assert {str(error) for error in errors} == {str(errors[0])}
+        assert len({id(error) for error in errors}) == 20
+        assert len(server.requests) == 1
+        assert await oauth.access_token() == "access-new"
+
+
+async def test_cancelled_refresh_task_is_auth_error_for_its_callers(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow(grants())
+    async with (
+        Scripted(slow, grants()) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
+    ):
+        task = asyncio.create_task(oauth.token())
+        await slow.begun.wait()
+        [refresh] = [task for task in asyncio.all_tasks() if task.get_name() == "signing_async token refresh"]
+        refresh.cancel()
+        with pytest.raises(AuthError, match=r"^the token request was cancelled$"):
+            await task
+        slow.go.set()
+        assert await oauth.access_token() == "access-new"
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_refresh_is_keyed_on_the_rejected_token() -> None:
+    store = WatchedStore(expired("0"))
+    async with (
+        Scripted(grants("1"), grants("2"), grants("3")) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        first = await oauth.refresh(rejected="access-0")
+        assert first.access_token == "access-1"
+        store.done.clear()
+        assert (await oauth.refresh(rejected=Token("access-0"))).access_token == "access-1"
+        assert (await oauth.refresh(rejected="access-0")).access_token == "access-1"
+        assert len(server.requests) == 1
+        assert not store.done
+        assert (await oauth.refresh(rejected=first)).access_token == "access-2"
+        assert (await oauth.refresh()).access_token == "access-3"
+        assert len(server.requests) == 3
+
+
+async def test_refresh_without_rejected_token_replaces_a_valid_stored_token() -> None:
+    store = MemoryTokenStore(Token("access-old", "refresh-old", in_seconds(3600)))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        assert (await oauth.refresh()).access_token == "access-new"
+
+
+async def test_caller_that_rejects_the_new_token_gets_a_second_refresh() -> None:
+    slow = Slow(grants("2"))
+    store = MemoryTokenStore(expired("0"))
+    async with Scripted(slow, grants("3")) as server, oauth_for(server.base_url, store=store) as oauth:
+        first = asyncio.create_task(oauth.refresh(rejected="access-0"))
+        await slow.begun.wait()
+        second = asyncio.create_task(oauth.refresh(rejected="access-2"))
+        third = asyncio.create_task(oauth.refresh(rejected="access-0"))
+        await asyncio.sleep(0)
+        slow.go.set()
+        assert (await first).access_token == "access-2"
+        assert (await second).access_token == "access-3"
+        assert (await third).access_token in {"access-2", "access-3"}
+        assert len(server.requests) == 2
+
+
+async def test_refresh_that_returns_the_same_access_token_is_one_request() -> None:
+    old = Token("access-same", "refresh-old", in_seconds(-1))
+    async with (
+        Scripted(grants("same")) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(old)) as oauth,
+    ):
+        await asyncio.gather(*(oauth.refresh(rejected=old) for _ in range(20)))
+        assert len(server.requests) == 1
+
+
+async def test_token_rejected_again_after_refresh_is_unauthorized(sandbox: Sandbox) -> None:
+    oauth, code = sandbox_oauth(sandbox)
+    async with oauth, SigningClient(sandbox.base_url, oauth) as client:
+        await oauth.exchange(code())
+        sandbox.faults.add("me", "expired-token", times=None)
+        with pytest.raises(Unauthorized):
+            await client.me()
+        assert len(sandbox.requests_of("oauth.token")) == 2
+        assert len(sandbox.requests_of("me")) == 2
+
+
+async def test_rejected_token_without_refresh_token_is_unauthorized_unless_the_store_has_another() -> None:
+    store = MemoryTokenStore(Token("access-old"))
+    async with (
+        Scripted(says({"message": "no"}, 401), says({"message": "no"}, 401), says({"id": "u"})) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+        SigningClient(server.base_url, oauth) as client,
+    ):
+        with pytest.raises(Unauthorized):
+            await client.me()
+        await store.save(Token("access-newer"))
+        await client.me()
+        assert [received.headers["Authorization"] for received in server.requests] == [
+            "Bearer access-old",
+            "Bearer access-old",
+            "Bearer access-newer",
+        ]
+
+
+async def test_assumed_expired_token_status_causes_a_refresh() -> None:
+    profile = Profile(expired_token_status=403)
+    async with Sandbox(seed=3, profile=profile) as sandbox:
+        oauth, code = sandbox_oauth(sandbox)
+        assumptions = Assumptions(expired_token_statuses=frozenset({401, 403}))
+        async with oauth, SigningClient(sandbox.base_url, oauth, assumptions=assumptions) as client:
+            await oauth.exchange(code())
+            sandbox.clock.advance(hours=2)
+            await client.me()
+
+
+async def test_slow_load_does_not_overwrite_a_newer_token() -> None:
+    release = asyncio.Event()
+
+    class Late(MemoryTokenStore):
+        async def load(self) -> Token | None:
+            kept = await super().load()
+            await release.wait()
+            return kept
+
+    old = Token("access-old", "refresh-old", in_seconds(3600))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Late(old)) as oauth:
+        loading = asyncio.create_task(oauth.token())
+        await asyncio.sleep(0)
+        await oauth.exchange("code")
+        release.set()
+        assert (await loading).access_token == "access-new"
+        assert len(server.requests) == 1
+
+
+async def test_failed_early_refresh_returns_the_old_token_and_warns_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        Scripted(grants("old"), says({"error": "server_error"}, 503)) as server,
+        oauth_for(server.base_url, retry=RetryPolicy.none()) as oauth,
+    ):
+        await oauth.exchange("code")
+        nearly_expired(monkeypatch)
+        tokens = await asyncio.gather(*(oauth.access_token() for _ in range(50)))
+        assert set(tokens) == {"access-old"}
+        assert await oauth.access_token() == "access-old"
+        assert len(server.requests) == 2
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warned) == 1
+        assert "HTTP 503" in warned[0]
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 11)
+        assert await oauth.access_token() == "access-old"
+        assert len(server.requests) == 3
+        monkeypatch.setattr(time, "time", lambda: now() + 21)
+        with pytest.raises(AuthError, match="HTTP 503"):
+            await oauth.access_token()
+
+
+async def test_slow_early_refresh_returns_the_old_token_and_completes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(grants())
+    monkeypatch.setattr("signing_async.auth.refresh._EARLY_REFRESH_TIMEOUT", 0.05)
+    async with Scripted(grants("old"), slow) as server, oauth_for(server.base_url) as oauth:
+        await oauth.exchange("code")
+        nearly_expired(monkeypatch)
+        async with asyncio.timeout(5):
+            assert set(await asyncio.gather(*(oauth.access_token() for _ in range(20)))) == {"access-old"}
+        slow.go.set()
+        await oauth.settle()
+        assert await oauth.access_token() == "access-new"
+        assert len(server.requests) == 2
+
+
+async def test_store_error_in_early_refresh_returns_the_old_token_and_its_text_is_not_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = WatchedStore()
+    async with Scripted(grants("old"), grants("new")) as server, oauth_for(server.base_url, store=store) as oauth:
+        await oauth.exchange("code")
+        store.fail_saves = 1
+        nearly_expired(monkeypatch)
+        assert await oauth.access_token() == "access-old"
+        assert "OSError" in caplog.text
+        assert "no space" not in caplog.text
+
+
+async def test_failed_early_refresh_does_not_extend_a_token_that_was_exchanged_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unlocked(MemoryTokenStore):
+        def lock(self) -> AbstractAsyncContextManager[None]:
+            return contextlib.nullcontext()
+
+    slow = Slow(says({}, 503))
+    async with (
+        Scripted(grants("old"), slow, grants("brief", expires_in=0.01), grants("new")) as server,
+        oauth_for(server.base_url, retry=RetryPolicy.none(), store=Unlocked()) as oauth,
+    ):
+        await oauth.exchange("code")
+        nearly_expired(monkeypatch)
+        task = asyncio.create_task(oauth.access_token())
+        await slow.begun.wait()
+        assert (await oauth.exchange("another")).access_token == "access-brief"
+        await asyncio.sleep(0.02)
+        slow.go.set()
+        assert await task == "access-old"
+        assert await oauth.access_token() == "access-new"
+        assert len(server.requests) == 4
+
+
+async def test_rejected_refresh_token_is_sent_once_until_the_store_holds_another() -> None:
+    store = MemoryTokenStore(expired())
+    answers = [says({"error": "invalid_grant"}, 400, request_id="req-9"), grants("1"), says({"error": "x"}, 400)]
+    async with Scripted(*answers) as server, oauth_for(server.base_url, store=store) as oauth:
+        rejections = []
+        for _ in range(50):
+            with pytest.raises(RefreshRejected, match="invalid_grant") as caught:
+                await oauth.access_token()
+            rejections.append(caught.value)
+        assert len(server.requests) == 1
+        assert {(error.code, error.request_id, str(error)) for error in rejections} == {
+            ("invalid_grant", "req-9", str(rejections[0]))
+        }
+        assert len({id(error) for error in rejections}) == 50
+        await store.save(expired("authorized-again"))
+        assert await oauth.access_token() == "access-1"
+        assert len(server.requests) == 2
+        for _ in range(2):
+            with pytest.raises(AuthError, match="code x"):
+                await oauth.refresh()
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_invalid_grant_with_429_or_5xx_is_not_final(status: int) -> None:
+    answers = [says({"error": "invalid_grant"}, status), grants()]
+    async with (
+        Scripted(*answers) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired()), retry=RetryPolicy.none()) as oauth,
+    ):
+        with pytest.raises(AuthError, match="invalid_grant") as caught:
+            await oauth.access_token()
+        assert type(caught.value) is AuthError
+        assert await oauth.access_token() == "access-new"
+
+
+NOW = 1_900_000_000.0
+
+
+async def test_token_is_used_until_its_last_moment_if_refresh_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = Token("old", "refresh-old", datetime.fromtimestamp(NOW, UTC))
+    once = RetryPolicy.none()
+    limits: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def watched(delay: float | None) -> asyncio.Timeout:
+        limits.append(delay)
+        return timeout(10)
+
+    async with (
+        Scripted(says({}, 503)) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(token), retry=once) as oauth,
+    ):
+        monkeypatch.setattr(time, "time", lambda: NOW - 100)
+        assert await oauth.access_token() == "old"
+        monkeypatch.setattr(time, "time", lambda: NOW - 0.5)
+        monkeypatch.setattr(asyncio, "timeout", watched)
+        assert await oauth.access_token() == "old"
+        assert len(server.token_requests) == 1
+        # An endpoint that hangs would not hold the call up until the token has expired.
+        assert limits[0] == 0.25
+        monkeypatch.setattr(time, "time", lambda: NOW)
+        with pytest.raises(AuthError, match="HTTP 503"):
+            await oauth.access_token()
+
+
+async def test_only_recent_tokens_are_kept_for_redaction() -> None:
+    async with (
+        Scripted(*(grants(str(number)) for number in range(20))) as server,
+        oauth_for(server.base_url) as oauth,
+    ):
+        await oauth.exchange("a-code")
+        for _ in range(19):
+            await oauth.refresh()
+        held = set(oauth.secrets())
+        server.answers = [says({"access_token": "access-alone"})]
+        await oauth.exchange("a-code")
+        assert set(oauth.secrets()) == held - {"access-12"} | {"access-alone"}
+    assert held == {SECRET} | {f"{kind}-{number}" for kind in ("access", "refresh") for number in range(12, 20)}
+
+
+async def test_renewed_replaces_a_rejected_token_once() -> None:
+    token = Token("old", "refresh-old", in_seconds(3600))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=MemoryTokenStore(token)) as oauth:
+        assert await oauth.access_token() == "old"
+        assert await oauth.renewed(token) is True
+        assert await oauth.access_token() == "access-new"
+        # Whoever comes late with the old one gets the new one, without another request.
+        assert await oauth.renewed(token) is True
+        assert len(server.token_requests) == 1
+
+
+async def test_renewed_without_refresh_token_needs_another_token_in_the_store() -> None:
+    old, store = Token("old"), MemoryTokenStore(Token("old"))
+    async with (
+        Scripted(says({"access_token": "newer"})) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        with pytest.raises(AuthError, match="there is no token to refresh"):
+            await oauth_for(server.base_url).renewed(old)
+        assert await oauth.token() == old
+        assert await oauth.renewed(old) is False
+        newer = await oauth.exchange("a-code")
+        store._token = None
+        assert await oauth.renewed(old) is True
+        assert await oauth.token() == newer
+        assert len(server.token_requests) == 1
+
+
+async def test_early_refresh_is_repeated_after_half_of_the_remaining_time(caplog: pytest.LogCaptureFixture) -> None:
+    token = Token("old", "refresh-old", in_seconds(20))
+    failing = oauth_for("http://127.0.0.1:9", store=MemoryTokenStore(token))
+    async with failing as oauth:
+        oauth._current._token = token
+        oauth._current._fresh_until = 0.0
+        assert await oauth.access_token() == "old"
+        assert 8.0 < oauth._current._fresh_until - time.time() < 10.5
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert record.getMessage().startswith(
+        "early token refresh failed or is slow; the current token stays in use: oauth.refresh: no conn"
+    )
+
+
+async def test_errors_about_missing_tokens_say_what_to_do() -> None:
+    async with oauth_for("http://127.0.0.1:9") as oauth:
+        with pytest.raises(AuthError) as missing:
+            await oauth.token()
+    assert str(missing.value) == (
+        "there is no token yet: send the user to authorization_request().url, then call exchange()"
+    )
+    only = MemoryTokenStore(Token("old", None, in_seconds(-1)))
+    async with oauth_for("http://127.0.0.1:9", store=only) as oauth:
+        with pytest.raises(AuthError) as alone:
+            await oauth.token()
+    assert str(alone.value) == ("cannot refresh the access token: there is no refresh token; authorize again")

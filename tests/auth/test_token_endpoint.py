@@ -1,0 +1,641 @@
+"""Token requests: fields, responses, errors, retries."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import logging
+import random
+import re
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+import pytest
+
+from signing_async import (
+    Assumptions,
+    AuthError,
+    MemoryTokenStore,
+    OAuth,
+    RefreshRejected,
+    RequestTimeout,
+    RetryPolicy,
+    SigningClient,
+    Token,
+    TransportError,
+)
+from signing_async.sandbox import Sandbox
+from signing_async.sandbox.profile import Profile
+from signing_async.transport import wire
+from tests.auth.oauth_servers import (
+    QUICK,
+    REDIRECT,
+    SECRET,
+    Scripted,
+    drops,
+    expired,
+    grants,
+    hangs,
+    in_seconds,
+    oauth_for,
+    raw,
+    sandbox_oauth,
+    says,
+)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("token_format", ["form", "json"])
+async def test_exchange_posts_the_documented_fields_as_form_or_json(token_format: Any) -> None:
+    async with (
+        Scripted(grants()) as server,
+        oauth_for(server.base_url, token_format=token_format, client_secret="s&c=r/å t") as oauth,
+    ):
+        token = await oauth.exchange(f"{REDIRECT}?code={quote('c+ö &/=')}&state=s", state="s")
+        [request] = server.requests
+    assert (request.method, request.path) == ("POST", "/api/oauth/token")
+    assert "Authorization" not in request.headers
+    assert request.headers["Accept"] == "application/json"
+    if token_format == "json":
+        assert request.headers["Content-Type"] == "application/json"
+        sent = json.loads(request.body)
+    else:
+        assert request.headers["Content-Type"] == "application/x-www-form-urlencoded"
+        sent = {name: values[0] for name, values in parse_qs(request.body.decode(), strict_parsing=True).items()}
+    assert sent == {
+        "grant_type": "authorization_code",
+        "client_id": "app-1",
+        "client_secret": "s&c=r/å t",
+        "redirect_uri": REDIRECT,
+        "code": "c+ö &/=",
+    }
+    assert token.access_token == "access-new"
+    assert token.refresh_token == "refresh-new"
+
+
+@pytest.mark.parametrize(
+    "callback", ["the-code", " the-code\n", f"{REDIRECT}?code=the-code&state=s", "code=the-code&state=s"]
+)
+async def test_exchange_accepts_callback_url_query_and_bare_code(callback: str) -> None:
+    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
+        await oauth.exchange(callback, state="s")
+        assert parse_qs(server.requests[0].body.decode())["code"] == ["the-code"]
+
+
+@pytest.mark.parametrize("token_format", ["form", "json"])
+async def test_exchanged_token_works_and_is_stored(sandbox: Sandbox, token_format: Any) -> None:
+    store = MemoryTokenStore()
+    oauth, code = sandbox_oauth(sandbox, store=store, token_format=token_format)
+    async with oauth, SigningClient(sandbox.base_url, oauth) as client:
+        token = await oauth.exchange(code())
+        assert (await client.me()).email
+        assert await store.load() == token
+        assert token.expires_at is not None
+        assert abs((token.expires_at - in_seconds(3600)).total_seconds()) < 60
+        again = oauth_for(sandbox.base_url, store=store)
+        assert await again.access_token() == token.access_token
+
+
+async def test_second_use_of_a_code_is_auth_error_and_keeps_the_stored_token(sandbox: Sandbox) -> None:
+    store = MemoryTokenStore()
+    oauth, code = sandbox_oauth(sandbox, store=store)
+    async with oauth:
+        used = code()
+        token = await oauth.exchange(used)
+        with pytest.raises(AuthError, match="used before") as caught:
+            await oauth.exchange(used)
+        assert type(caught.value) is AuthError
+        assert (caught.value.code, caught.value.status) == ("invalid_grant", 400)
+        assert caught.value.request_id is not None
+        assert await store.load() == token
+        assert len(sandbox.requests_of("oauth.token")) == 2
+
+
+@pytest.mark.parametrize(
+    ("expires_in", "unit", "seconds"),
+    [
+        (3600, 1, 3600),
+        ("3600", 1, 3600),
+        (" 60.5 ", 1, 60.5),
+        (60, 60, 3600),
+        (3_600_000, 0.001, 3600),
+        (None, 1, None),
+        ("soon", 1, None),
+        ("", 1, None),
+        (0, 1, None),
+        (-5, 1, None),
+        (True, 1, None),
+        ([3600], 1, None),
+        (1e300, 1, None),
+        (10**300, 1, None),
+        (1e15, 1, None),
+        ("nan", 1, None),
+        ("inf", 1, None),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+async def test_expires_in_is_read_as_number_in_the_assumed_unit_or_ignored(
+    expires_in: Any, unit: float, seconds: float | None
+) -> None:
+    before = datetime.now(UTC)
+    body = json.dumps({"access_token": "a", "expires_in": expires_in})
+    async with (
+        Scripted(raw(200, body)) as server,
+        oauth_for(server.base_url, assumptions=Assumptions(expires_in_seconds=unit)) as oauth,
+    ):
+        token = await oauth.exchange("code")
+        assert await oauth.access_token() == "a"
+    if seconds is None:
+        assert token.expires_at is None
+    else:
+        assert token.expires_at is not None
+        assert timedelta(0) <= token.expires_at - before - timedelta(seconds=seconds) <= timedelta(seconds=30)
+
+
+async def test_token_without_lifetime_is_used_until_rejected() -> None:
+    async with (
+        Scripted(says({"access_token": "a", "refresh_token": "r"})) as server,
+        oauth_for(server.base_url) as oauth,
+    ):
+        assert (await oauth.exchange("code")).expires_at is None
+        assert [await oauth.access_token() for _ in range(3)] == ["a"] * 3
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"),
+    [
+        ("Bearer", "Bearer"),
+        ("bearer", "Bearer"),
+        ("BEARER", "Bearer"),
+        (None, "Bearer"),
+        ("", "Bearer"),
+        (5, "Bearer"),
+        ("a b", "Bearer"),
+        ("x\r\nEvil: 1", "Bearer"),
+        ("Bärer", "Bearer"),
+        ("DPoP", "DPoP"),
+    ],
+)
+async def test_token_type_is_sent_in_the_authorization_header(named: Any, kept: str) -> None:
+    async with (
+        Scripted(grants(token_type=named), says({"id": "u"})) as server,
+        oauth_for(server.base_url) as oauth,
+        SigningClient(server.base_url, oauth) as client,
+    ):
+        assert (await oauth.exchange("code")).token_type == kept
+        await client.me()
+        assert server.requests[1].headers["Authorization"] == f"{kept} access-new"
+
+
+async def test_refresh_posts_the_documented_fields_and_keeps_an_unreplaced_refresh_token() -> None:
+    store = MemoryTokenStore(expired())
+    async with (
+        Scripted(says({"access_token": "access-new", "expires_in": 60})) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        assert await oauth.access_token() == "access-new"
+        assert parse_qs(server.requests[0].body.decode(), strict_parsing=True) == {
+            "grant_type": ["refresh_token"],
+            "client_id": ["app-1"],
+            "client_secret": [SECRET],
+            "refresh_token": ["refresh-old"],
+        }
+        kept = await store.load()
+        assert kept is not None
+        assert kept.refresh_token == "refresh-old"
+
+
+async def test_failed_connection_is_retried_as_the_policy_says(sandbox: Sandbox) -> None:
+    async with Scripted(grants()) as server:
+        base_url = server.base_url
+    store = MemoryTokenStore(expired())
+    async with oauth_for(base_url, store=store, retry=RetryPolicy(max_attempts=3, base_delay=0.001)) as oauth:
+        with pytest.raises(TransportError, match=r"oauth\.refresh: no connection could be made") as caught:
+            await oauth.access_token()
+        assert caught.value.attempts == 3
+        assert caught.value.operation == "oauth.refresh"
+
+
+async def test_server_that_starts_between_attempts_is_found(unused_port: int) -> None:
+    base_url = f"http://127.0.0.1:{unused_port}"
+    policy = RetryPolicy(max_attempts=1000, base_delay=0.02, max_delay=0.02)
+    async with oauth_for(base_url, store=MemoryTokenStore(expired()), retry=policy) as oauth:
+        task = asyncio.create_task(oauth.access_token())
+        await asyncio.sleep(0.05)
+        async with Sandbox(port=unused_port):
+            with pytest.raises(AuthError, match="invalid_client"):
+                await task
+
+
+@pytest.mark.parametrize("http_date", [False, True], ids=["seconds", "date"])
+async def test_429_is_retried_after_retry_after(sandbox: Sandbox, http_date: bool) -> None:
+    oauth, code = sandbox_oauth(sandbox)
+    sandbox.faults.add("oauth.token", "429", retry_after=1, http_date=http_date)
+    async with oauth:
+        await oauth.exchange(code())
+    first, second = sandbox.requests_of("oauth.token")
+    assert (first.status, second.status) == (429, 200)
+    # A date has whole seconds.
+    assert (second.received_at - first.received_at).total_seconds() >= (0.0 if http_date else 1.0)
+
+
+async def test_429_delays_other_token_requests() -> None:
+    async with (
+        Scripted(says({}, 429, **{"Retry-After": "1"}), grants("1"), grants("2")) as server,
+        oauth_for(server.base_url) as oauth,
+    ):
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(oauth.exchange("one"))
+        while not server.requests:
+            await asyncio.sleep(0.001)
+        while oauth._endpoint._pause.next_at == 0.0:
+            await asyncio.sleep(0.001)
+        opens_at = oauth._endpoint._pause.next_at
+        await oauth.exchange("two")
+        assert loop.time() >= opens_at
+        await first
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "timeout"), [("61", 30.0), ("31", 30.0), ("86400", 30.0)], ids=["cap", "deadline", "a day"]
+)
+async def test_429_with_too_long_retry_after_raises_and_later_requests_are_not_sent(
+    retry_after: str, timeout: float
+) -> None:
+    async with (
+        Scripted(says({"error": "slow_down"}, 429, **{"Retry-After": retry_after})) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired()), timeout=timeout) as oauth,
+    ):
+        with pytest.raises(AuthError) as caught:
+            await oauth.access_token()
+        assert (caught.value.status, caught.value.retry_after) == (429, float(retry_after))
+        with pytest.raises(AuthError, match="nothing was sent") as caught:
+            await oauth.access_token()
+        assert caught.value.status == 429
+        assert caught.value.retry_after is not None
+        assert 20 < caught.value.retry_after <= 60
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["500", "503", "502-html", "429", "drop-before-commit"])
+async def test_transient_failure_is_retried(sandbox: Sandbox, kind: str) -> None:
+    oauth, code = sandbox_oauth(sandbox)
+    sandbox.faults.add("oauth.token", kind, **({"retry_after": 0} if kind in {"429", "503"} else {}))
+    async with oauth:
+        await oauth.exchange(code())
+        assert len(sandbox.requests_of("oauth.token")) == 2
+
+
+async def test_persistent_5xx_is_auth_error_after_the_attempts_of_the_policy() -> None:
+    body = "<html><head><title>502 Bad Gateway</title></head></html>"
+    async with (
+        Scripted(raw(502, body, request_id="req-77")) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
+    ):
+        with pytest.raises(AuthError, match="502 Bad Gateway") as caught:
+            await oauth.access_token()
+        assert (caught.value.status, caught.value.request_id) == (502, "req-77")
+        assert "req-77" in str(caught.value)
+        assert len(server.requests) == QUICK.max_attempts
+
+
+async def test_lost_response_is_retried_once() -> None:
+    async with (
+        Scripted(drops, grants()) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
+    ):
+        assert await oauth.access_token() == "access-new"
+        assert len(server.requests) == 2
+    async with (
+        Scripted(drops) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
+    ):
+        with pytest.raises(TransportError, match=r"oauth\.refresh: the connection was closed") as caught:
+            await oauth.access_token()
+        assert caught.value.attempts == 2
+        assert len(server.requests) == 2
+
+
+async def test_second_lost_response_is_not_retried_even_after_a_5xx_between() -> None:
+    async with (
+        Scripted(drops, says({}, 500), grants()) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
+    ):
+        assert await oauth.access_token() == "access-new"
+    async with (
+        Scripted(drops, says({}, 500), drops, grants()) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
+    ):
+        with pytest.raises(TransportError):
+            await oauth.access_token()
+        assert len(server.requests) == 3
+
+
+async def test_lost_response_costs_nothing_if_the_service_allows_reuse() -> None:
+    async with Sandbox(seed=4, profile=Profile(replay_grace=30)) as sandbox:
+        oauth, code = sandbox_oauth(sandbox)
+        async with oauth, SigningClient(sandbox.base_url, oauth) as client:
+            await oauth.exchange(code())
+            sandbox.faults.add("oauth.token", "drop-after-commit")
+            await oauth.refresh()
+            await client.me()
+
+
+async def test_truncated_response_is_retried_once(sandbox: Sandbox) -> None:
+    oauth, code = sandbox_oauth(sandbox)
+    sandbox.faults.add("oauth.token", "truncate", times=None)
+    async with oauth:
+        with pytest.raises((TransportError, AuthError)) as caught:
+            await oauth.exchange(code())
+        assert len(sandbox.requests_of("oauth.token")) == 2
+        assert isinstance(caught.value, TransportError | AuthError)
+        assert caught.value.status in {200, 400}
+
+
+async def test_token_request_without_response_within_timeout_is_request_timeout() -> None:
+    """An endpoint that hangs gets one request, and the token is not touched."""
+    store = MemoryTokenStore(expired())
+    async with Scripted(hangs) as server, oauth_for(server.base_url, store=store, timeout=0.2) as oauth:
+        with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no .* 0\.2 s") as caught:
+            await oauth.access_token()
+        assert (caught.value.operation, caught.value.attempts) == ("oauth.refresh", 1)
+        assert len(server.requests) == 1
+        kept = await store.load()
+        assert kept is not None
+        assert kept.access_token == "access-old"
+
+
+async def test_token_request_is_not_sent_when_no_time_for_its_response_is_left() -> None:
+    """The endpoint's pause ends a moment before the timeout: a refresh token whose response is lost may be lost."""
+    async with (
+        Scripted(says({}, 429, **{"Retry-After": "1.9"}), grants()) as server,
+        oauth_for(server.base_url, store=MemoryTokenStore(expired()), timeout=2.0, retry=RetryPolicy.none()) as oauth,
+    ):
+        for _ in range(2):
+            with pytest.raises(AuthError) as caught:
+                await oauth.access_token()
+            assert caught.value.status == 429
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "code"),
+    [
+        (says({"error": "invalid_grant", "error_description": "gone"}, 400), RefreshRejected, "invalid_grant"),
+        (says({"error": "invalid_grant", "code": 400}, 400), RefreshRejected, "invalid_grant"),
+        (says({"code": "invalid_grant", "message": "gone"}, 401), RefreshRejected, "invalid_grant"),
+        (says({"error": {"code": "invalid_grant", "message": "gone"}}, 400), RefreshRejected, "invalid_grant"),
+        (says({"errors": [{"code": "invalid_grant", "message": "gone"}]}, 400), RefreshRejected, "invalid_grant"),
+        (says({"error": "invalid_client"}, 401), AuthError, "invalid_client"),
+        (says({"error": "", "code": "invalid_client"}, 401), AuthError, "invalid_client"),
+        (says({"error": "unsupported_grant_type"}, 400), AuthError, "unsupported_grant_type"),
+        (says(["odd"], 400), AuthError, None),
+        (raw(400, b"\xff\xfe"), AuthError, None),
+        (raw(403, b""), AuthError, None),
+        (raw(302, b"", Location="https://elsewhere.example.com/"), AuthError, None),
+        (raw(404, "<html><title>Not here</title>"), AuthError, None),
+    ],
+    ids=range(13),
+)
+async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_auth_errors(
+    answer: Any, kind: type[AuthError], code: str | None
+) -> None:
+    store = MemoryTokenStore(expired())
+    async with Scripted(answer) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(AuthError, match=r"^HTTP \d+ on oauth\.refresh") as caught:
+            await oauth.access_token()
+        assert type(caught.value) is kind
+        assert caught.value.code == code
+        assert len(server.requests) == 1
+        kept = await store.load()
+        assert kept is not None
+        assert kept.refresh_token == "refresh-old"
+
+
+@pytest.mark.parametrize("shape", ["flat", "nested", "rfc9457", "list"])
+async def test_revoked_refresh_token_is_refresh_rejected_in_every_error_shape(shape: Any) -> None:
+    profile = Profile(token_error_shape="profile", error_shape=shape)
+    async with Sandbox(seed=6, profile=profile) as sandbox:
+        oauth, code = sandbox_oauth(sandbox)
+        async with oauth:
+            old = await oauth.exchange(code())
+            await oauth.refresh()
+            await oauth._current._store.save(Token(old.access_token, old.refresh_token, in_seconds(-1)))
+            with pytest.raises(RefreshRejected, match="used before") as caught:
+                await oauth.refresh()
+            assert caught.value.code == "invalid_grant"
+            assert caught.value.request_id
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        raw(200, b""),
+        raw(200, b"<html>Hello</html>"),
+        raw(200, b"\xff\xfe{}"),
+        raw(200, b'{"access_token": "a'),
+        says([]),
+        says("text"),
+        says({}),
+        says({"access_token": None}),
+        says({"access_token": ""}),
+        says({"access_token": 5}),
+        says({"access_token": "a\nb"}),
+        says({"access_token": "a", "refresh_token": 5}),
+        raw(204),
+    ],
+    ids=range(13),
+)
+async def test_success_without_token_is_auth_error_and_not_retried(answer: Any) -> None:
+    async with Scripted(answer) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(
+            AuthError, match=r"^oauth\.exchange: the response holds no usable token \(HTTP 20[04]\)$"
+        ) as caught:
+            await oauth.exchange("code")
+        assert caught.value.status in {200, 204}
+        assert len(server.requests) == 1
+
+
+async def test_success_without_token_names_the_request_id() -> None:
+    async with Scripted(says({"request_id": "req-5"})) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError, match="request id req-5") as caught:
+            await oauth.exchange("code")
+        assert caught.value.request_id == "req-5"
+
+
+async def test_oversized_response_is_transport_error_with_status_and_request_id() -> None:
+    async with (
+        Scripted(raw(200, b" " * 3_000_000, request_id="req-6")) as server,
+        oauth_for(server.base_url) as oauth,
+    ):
+        with pytest.raises(TransportError, match="larger than 1048576 bytes") as caught:
+            await oauth.exchange("code")
+        assert (caught.value.status, caught.value.request_id) == (200, "req-6")
+        assert len(server.requests) == 1
+
+
+async def test_default_policy_retries_transient_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+    async with (
+        Scripted(*[raw(503)] * 4, grants()) as server,
+        OAuth(server.base_url, client_id="a", client_secret="s", redirect_uri="https://b.example") as oauth,
+    ):
+        assert (await oauth.exchange("a-code")).access_token == "access-new"
+        assert len(server.token_requests) == 5
+
+
+async def test_token_request_during_a_long_pause_raises_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with oauth_for("http://127.0.0.1:9", timeout=5.0) as oauth:
+        oauth._endpoint._pause.close(100.0)
+        with caplog.at_level(logging.DEBUG, "signing_async"), pytest.raises(AuthError) as caught:
+            await oauth.exchange("a-code")
+    assert str(caught.value).startswith("HTTP 429 on oauth.exchange: ")
+    assert "nothing was sent" in str(caught.value)
+    assert caught.value.status == 429
+    assert 99 < (caught.value.retry_after or 0) <= 100
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == ["oauth.exchange attempt 1"]
+
+
+async def test_error_texts_name_status_reason_and_request_id() -> None:
+    async with Scripted(drops) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(TransportError) as lost:
+            await oauth.exchange("a-code")
+        assert str(lost.value).startswith("oauth.exchange: the connection was closed before an answer came (")
+        assert "request id" not in str(lost.value)
+        assert str(lost.value).endswith(")")
+        assert len(server.token_requests) == 2
+    async with Scripted(raw(418)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as refused:
+            await oauth.exchange("a-code")
+        assert str(refused.value) == "HTTP 418 on oauth.exchange: I'm a Teapot"
+    async with Scripted(says({"id": 1}, request_id="r1")) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as empty:
+            await oauth.exchange("a-code")
+        assert str(empty.value) == "oauth.exchange: the response holds no usable token (HTTP 200, request id r1)"
+        assert (empty.value.status, empty.value.request_id) == (200, "r1")
+
+
+@pytest.mark.parametrize("ahead", [0.0, 7200.0])
+async def test_retry_after_date_is_read_by_the_servers_clock(ahead: float) -> None:
+    dated = {"Date": email.utils.formatdate(time.time() + ahead, usegmt=True)} if ahead else {}
+    later = email.utils.formatdate(time.time() + ahead + 1800, usegmt=True)
+    async with Scripted(raw(429, b"", Retry_After=later, **dated)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as caught:
+            await oauth.exchange("a-code")
+        assert 1700 < (caught.value.retry_after or 0) < 1810
+        assert len(server.token_requests) == 1
+
+
+async def test_oauth_error_member_takes_precedence_and_is_cut() -> None:
+    body = {"code": "other", "message": "No.", "error": "invalid_grant"}
+    store = MemoryTokenStore(Token("old", "refresh-old", in_seconds(-1)))
+    async with Scripted(says(body, status=400)) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(RefreshRejected) as refused:
+            await oauth.access_token()
+        assert refused.value.code == "invalid_grant"
+    async with Scripted(says({"error": "e" * 500}, status=400)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError) as endless:
+            await oauth.exchange("a-code")
+        assert endless.value.code == "e" * 100
+
+
+async def test_429_without_retry_after_does_not_delay_the_next_request() -> None:
+    once = RetryPolicy.none()
+    async with Scripted(raw(429), grants()) as server, oauth_for(server.base_url, retry=once) as oauth:
+        with pytest.raises(AuthError):
+            await oauth.exchange("a-code")
+        assert oauth._endpoint._pause.next_at <= asyncio.get_running_loop().time()
+        assert (await oauth.exchange("a-code")).access_token == "access-new"
+
+
+async def test_429_pauses_for_the_whole_random_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "random", lambda: 0.999)
+    policy = RetryPolicy(base_delay=0.3)
+    async with (
+        Scripted(raw(429, b"", Retry_After="0.01"), grants()) as server,
+        oauth_for(server.base_url, retry=policy) as oauth,
+    ):
+        began = asyncio.get_running_loop().time()
+        await oauth.exchange("a-code")
+        assert oauth._endpoint._pause.next_at >= began + 0.29
+
+
+async def test_5xx_does_not_delay_the_next_request() -> None:
+    once = RetryPolicy.none()
+    async with (
+        Scripted(raw(503, b"", Retry_After="30"), grants()) as server,
+        oauth_for(server.base_url, retry=once) as oauth,
+    ):
+        with pytest.raises(AuthError):
+            await oauth.exchange("a-code")
+        assert (await oauth.exchange("a-code")).access_token == "access-new"
+
+
+@pytest.mark.parametrize(("retry_after", "requests"), [("61", 1), ("0", 5)])
+async def test_5xx_respects_retry_after_and_its_cap(retry_after: str, requests: int) -> None:
+    async with Scripted(raw(503, b"", Retry_After=retry_after)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError, match="HTTP 503") as caught:
+            await oauth.exchange("a-code")
+        assert caught.value.retry_after == float(retry_after)
+        assert len(server.token_requests) == requests
+
+
+async def test_oversized_error_response_keeps_its_status() -> None:
+    async with Scripted(raw(400, b"x" * 3_000_000)) as server, oauth_for(server.base_url) as oauth:
+        with pytest.raises(AuthError, match=r"^HTTP 400 on oauth\.exchange") as caught:
+            await oauth.exchange("a-code")
+        assert caught.value.status == 400
+        assert len(server.token_requests) == 1
+
+
+async def test_timeout_counts_attempts_and_connecting_takes_at_most_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    connects: list[float] = []
+    send = wire.send
+
+    async def watched(*arguments: Any, connect: float, **more: Any) -> Any:
+        connects.append(connect)
+        return await send(*arguments, connect=connect, **more)
+
+    monkeypatch.setattr(wire, "send", watched)
+    async with Scripted(raw(503), hangs) as server, oauth_for(server.base_url, timeout=1.5) as oauth:
+        with pytest.raises(RequestTimeout, match=r"no .* 1\.5 s") as caught:
+            await oauth.exchange("a-code")
+        assert caught.value.attempts == 2
+    assert connects == [0.75, 0.75]
+
+
+async def test_each_attempt_of_a_token_request_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line for each attempt, with the delay before the next one, and one for each new token."""
+    monkeypatch.setattr(random, "random", lambda: 0.5)
+    answers = [raw(503, request_id="r1"), grants("1"), grants("2"), says({"error": "no"}, status=400)]
+    async with Scripted(*answers) as server, oauth_for(server.base_url) as oauth:
+        with caplog.at_level(logging.DEBUG, "signing_async"):
+            await oauth.exchange("a-code")
+            await oauth.refresh()
+            with pytest.raises(AuthError):
+                await oauth.refresh()
+    lines = [
+        r"oauth\.exchange attempt 1: 503 .*r1.* in 0\.005 s",
+        r"oauth\.exchange attempt 2: 200 .*",
+        "token obtained",
+        r"oauth\.refresh attempt 1: 200 .*",
+        "token refreshed",
+        r"oauth\.refresh attempt 1: 400 .*code no.*",
+    ]
+    logged = [record.getMessage() for record in caplog.records if record.name == "signing_async"]
+    for message, line in zip(logged, lines, strict=True):
+        assert re.fullmatch(line, message)
