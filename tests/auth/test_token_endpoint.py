@@ -222,7 +222,7 @@ async def test_failed_connection_is_retried_as_the_policy_says(sandbox: Sandbox)
         base_url = server.base_url
     store = MemoryTokenStore(expired())
     async with oauth_for(base_url, store=store, retry=RetryPolicy(max_attempts=3, base_delay=0.001)) as oauth:
-        with pytest.raises(TransportError, match=r"oauth\.refresh: no connection could be made") as caught:
+        with pytest.raises(TransportError, match=r"oauth\.refresh: could not connect") as caught:
             await oauth.access_token()
         assert caught.value.attempts == 3
         assert caught.value.operation == "oauth.refresh"
@@ -498,7 +498,7 @@ async def test_default_policy_retries_transient_failures(monkeypatch: pytest.Mon
 
 async def test_token_request_during_a_long_pause_raises_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async with oauth_for("http://127.0.0.1:9", timeout=5.0) as oauth:
-        oauth._endpoint._pause.close(100.0)
+        oauth._endpoint._pause.pause(100.0)
         with caplog.at_level(logging.DEBUG, "signing_async"), pytest.raises(AuthError) as caught:
             await oauth.exchange("a-code")
     assert str(caught.value).startswith("HTTP 429 on oauth.exchange: ")
@@ -512,7 +512,7 @@ async def test_error_texts_name_status_reason_and_request_id() -> None:
     async with Scripted(drops) as server, oauth_for(server.base_url) as oauth:
         with pytest.raises(TransportError) as lost:
             await oauth.exchange("a-code")
-        assert str(lost.value).startswith("oauth.exchange: the connection was closed before an answer came (")
+        assert str(lost.value).startswith("oauth.exchange: the connection was closed before a response came (")
         assert "request id" not in str(lost.value)
         assert str(lost.value).endswith(")")
         assert len(server.token_requests) == 2
