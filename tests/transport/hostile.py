@@ -132,19 +132,19 @@ def saying(raw: bytes) -> Behave:
 async def connected(server: Hostile, **options: Any) -> AsyncIterator[SigningClient]:
     """A client of the server, which is looked at afterwards: nothing of it may be left."""
     store = MemoryTokenStore(Token(TOKEN, TOKEN + "-refresh"))
+    settings: dict[str, Any] = {"retry": QUICK, "timeout": 5.0} | options
     oauth = OAuth(
         server.origin,
         client_id="app",
         client_secret=TOKEN + "-secret",
         redirect_uri="https://app.example.com/",
         store=store,
-        retry=QUICK,
-        timeout=5.0,
+        retry=settings["retry"],
+        timeout=settings["timeout"],
     )
     await oauth.access_token()
     files = open_files()
-    settings: dict[str, Any] = {"retry": QUICK, "timeout": 5.0}
-    async with SigningClient(server.origin, oauth, **(settings | options)) as client:
+    async with SigningClient(server.origin, oauth, **settings) as client:
         yield client
         connector = client._shared.sessions.get().connector
         assert connector is not None

@@ -36,7 +36,6 @@ from tests.transport.hostile import (
     Hostile,
     connected,
     hostile,
-    oauth_of,
     outcome,
     saying,
     sized,
@@ -218,7 +217,6 @@ DRIPS = {
 async def test_trickling_response_ends_at_the_deadline(name: str, tmp_path: Path) -> None:
     """Each byte arrives within every idle timeout."""
     async with hostile(DRIPS[name]) as server, connected(server, timeout=0.5) as client:
-        oauth_of(client)._timeout = 0.5
         began = time.monotonic()
         found = await asyncio.gather(*(outcome(operate, client, tmp_path) for operate in OPERATIONS.values()))
         assert time.monotonic() - began < 15
@@ -264,8 +262,6 @@ async def test_endless_response_is_read_in_bounded_memory(name: str, tmp_path: P
     async with hostile(FLOODS[name]) as server:
         for operation in ("me", "download_signed", "remind", "refresh"):
             async with connected(server, timeout=0.3, retry=RetryPolicy.none(), assumptions=limits) as client:
-                oauth_of(client)._retry = RetryPolicy.none()
-                oauth_of(client)._timeout = 0.5
                 tracemalloc.start()
                 try:
                     found = await outcome(OPERATIONS[operation], client, tmp_path)
