@@ -349,7 +349,7 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
     _checks.text("redis_streams", "queue", queue)
     _checks.seconds("redis_streams", "redeliver_after", redeliver_after)
     # It is not connected to: this refuses a URL that cannot be used, without showing its password.
-    Connection("redis_streams", url, _ANSWER)
+    Connection(url, _ANSWER)
     # redis-py would try again for a quarter of a minute.
     bounds: dict[str, Any] = {
         "socket_connect_timeout": _ANSWER,
