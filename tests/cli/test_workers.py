@@ -230,7 +230,7 @@ def test_a_document_that_changes_while_it_is_enqueued(
         (["--broker", "redis://r", "--wait", "--for", "0"], 2, "0.0 is not in the range x>0"),
         (["--broker", "redis://r", "--journal", "j"], 2, "--broker: needs a journal that all workers reach"),
         (["--broker", "env:OTHER"], 2, "invalid Redis URL: must begin with redis://"),
-        (["--broker", "env:SIGNING_BROKER"], 1, "the broker cannot be reached"),
+        (["--broker", "env:SIGNING_BROKER"], 1, "the broker is unavailable"),
         (["--journal", "postgresql://app@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
         (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., not 'mysql://app@db/x'"),
         (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., not 'x://...'"),
