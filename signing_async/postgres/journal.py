@@ -36,21 +36,21 @@ CREATE TABLE IF NOT EXISTS {table} (
 # A single statement: nothing is half done if the connection breaks. If its response is lost, the row names this journal
 # as the owner, and the repeated claim succeeds. A journal never claims a key that it knows it holds.
 _CLAIM = """\
-WITH free AS (
+WITH claimable AS (
     SELECT key FROM {table}
     WHERE key = $1 AND (leased_until IS NULL OR leased_until <= clock_timestamp() OR owner = $2)
     FOR UPDATE SKIP LOCKED
-), taken AS (
+), updated AS (
     UPDATE {table} AS row SET owner = $2, fence = row.fence + 1, leased_until = clock_timestamp() + $3
-    FROM free WHERE row.key = free.key
+    FROM claimable WHERE row.key = claimable.key
     RETURNING row.state, row.fence
-), made AS (
+), inserted AS (
     INSERT INTO {table} (key, owner, fence, leased_until)
     SELECT $1, $2, 1, clock_timestamp() + $3 WHERE NOT EXISTS (SELECT FROM {table} WHERE key = $1)
     ON CONFLICT (key) DO NOTHING
     RETURNING state, fence
 )
-SELECT * FROM taken UNION ALL SELECT * FROM made"""
+SELECT * FROM updated UNION ALL SELECT * FROM inserted"""
 _WRITE = """\
 UPDATE {table} SET state = $4, updated_at = clock_timestamp(), leased_until = clock_timestamp() + $5
 WHERE key = $1 AND fence = $2 AND owner = $3 RETURNING true"""

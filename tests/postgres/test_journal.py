@@ -23,7 +23,7 @@ from signing_async.sandbox import Sandbox
 from signing_async.testing.journals import claimed, soon_claimed
 from tests.pdfs import make_pdf
 from tests.postgres.server import PASSWORD, PostgresServer
-from tests.postgres.test_tokens import said, tell, worker
+from tests.postgres.test_tokens import read_line, worker, write_line
 from tests.redis.server import slow_way
 
 
@@ -75,9 +75,9 @@ async def test_killed_run_is_taken_over_when_its_lease_expires(postgres: Postgre
     """Its last journal entry is kept."""
     async with journals(dsn) as (one, _):
         with worker("claim", dsn) as process:
-            assert await asyncio.to_thread(said, process) == "claimed 1"
-            tell(process, '{"status": "draft"}')
-            assert await asyncio.to_thread(said, process) == "written"
+            assert await asyncio.to_thread(read_line, process) == "claimed 1"
+            write_line(process, '{"status": "draft"}')
+            assert await asyncio.to_thread(read_line, process) == "written"
             process.kill()
         lease_ends = await leased_until(postgres, dsn, "package")
         claim = await soon_claimed(one, "package")
@@ -88,13 +88,13 @@ async def test_killed_run_is_taken_over_when_its_lease_expires(postgres: Postgre
 async def test_paused_run_cannot_write_after_its_package_was_taken_over(dsn: str) -> None:
     async with journals(dsn) as (one, _):
         with worker("claim", dsn) as process:
-            assert await asyncio.to_thread(said, process) == "claimed 1"
+            assert await asyncio.to_thread(read_line, process) == "claimed 1"
             process.send_signal(signal.SIGSTOP)
             claim = await soon_claimed(one, "package")
             await one.write(claim, "by another")
             process.send_signal(signal.SIGCONT)
-            tell(process, "late")
-            assert await asyncio.to_thread(said, process) == "ClaimLost"
+            write_line(process, "late")
+            assert await asyncio.to_thread(read_line, process) == "ClaimLost"
         await one.release(claim)
         assert (await claimed(one, "package")).state == "by another"
 

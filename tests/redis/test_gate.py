@@ -467,20 +467,20 @@ async def hear():
                 await asyncio.sleep(0.01)
         print("heard")
 
-async def tell():
+async def publish():
     gate.close(120)
     async with asyncio.timeout(20), RedisGate({shared.url!r}, "loops") as other:
         await passed(other)
         while other.opens_at <= now() + 90:
             await asyncio.sleep(0.01)
-    print("told")
+    print("published")
 
 print(asyncio.run(passed(gate)))
 asyncio.run(hear())
-asyncio.run(tell())
+asyncio.run(publish())
 asyncio.run(gate.aclose())
 """
     # The connections of the first loop are lost with it, which is a warning.
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout.split() == ["True", "True", "True", "heard", "told"], done.stderr
+    assert done.stdout.split() == ["True", "True", "True", "heard", "published"], done.stderr
     assert "Traceback" not in done.stderr
