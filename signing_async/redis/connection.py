@@ -61,7 +61,7 @@ class Connection:
     def __init__(
         self, redis: str | RedisClient, timeout: float, failure: Callable[[str], Exception] = RedisUnavailable
     ) -> None:
-        self.timeout = _checks.number("timeout", timeout, above=0)
+        self.timeout: float = _checks.number("timeout", timeout, above=0)
         self._failure = failure
         self._given: RedisClient | None = None
         self._url = ""

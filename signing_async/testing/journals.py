@@ -37,7 +37,7 @@ class JournalConformance:
                     yield open_journal
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     async def test_new_package_has_no_state(self, open_journal: OpenJournal) -> None:
         claim = await claimed(open_journal(), "new")
@@ -174,7 +174,7 @@ class FencedJournalConformance:
     journal and returns as soon as others can claim its packages.
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     async def test_former_holder_cannot_write_after_a_takeover(
         self, open_journal: OpenJournal, lapse: Callable[[Journal], Awaitable[None]]

@@ -56,7 +56,7 @@ class SeenEventsConformance:
                 return lambda ttl=60, lease=60: MySeenEvents(tmp_path / "seen", ttl=ttl, lease=lease)
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     async def test_event_is_claimed_once_and_stays_confirmed(self, open_seen: OpenSeenEvents) -> None:
         """New, then pending for all receivers, then confirmed; other events are not affected."""

@@ -41,7 +41,7 @@ class TokenStoreConformance:
                 return lambda: MyStore(tmp_path / "token")
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     async def test_empty_store_returns_none(self, open_store: OpenStore) -> None:
         """Inside the lock and outside it."""
@@ -205,7 +205,7 @@ class FencedTokenStoreConformance:
                 return lapse
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     async def test_former_holder_cannot_overwrite_a_newer_token(
         self, open_store: OpenStore, lapse: Callable[[TokenStore], Awaitable[None]]
