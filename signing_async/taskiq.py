@@ -1,23 +1,23 @@
 """Dispatch by workers on many machines, through Taskiq: one task is one package, and the journal sends each once.
 
-Workers are started with Taskiq's own command. With Redis Streams, all of it may come from the environment: the broker
-from ``SIGNING_BROKER`` (``redis://...``), the journal from ``SIGNING_JOURNAL`` (``postgresql://...``), and the client
-from the settings that every client has::
+Start workers with Taskiq's own command. With Redis Streams, all settings may come from the environment: the broker from
+``SIGNING_BROKER`` (``redis://...``), the journal from ``SIGNING_JOURNAL`` (``postgresql://...``), and the client from
+the same settings as everywhere::
 
     taskiq worker --max-async-tasks 8 signing_async.taskiq:broker
 
-Or for any broker of Taskiq's, in a module of the application's::
+Or use any Taskiq broker, in a module of your own::
 
     broker = add_dispatch(redis_streams("redis://..."), client=make_client, journal=make_journal)
 
-so also where workers on several machines use one OAuth token: then the client's `OAuth` needs a `PostgresTokenStore` or
-a `RedisTokenStore`, since the environment's token file is one machine's.
+This is also the way if workers on several machines use one OAuth token: their `OAuth` needs a `PostgresTokenStore` or a
+`RedisTokenStore`, because the environment's token file belongs to one machine.
 
-A message carries a package's fields, and of each document its path and hash: workers read it from storage that they
-share with whoever enqueues, and refuse one that they cannot read, or that has other content. It is acknowledged when
-its package is sent, or has failed for good. One of a worker that died, or that failed for a transient reason or for
-want of a usable token, is delivered again. So a package may well come twice: then the journal tells that it was sent,
-or that another worker has it, which is waited for.
+A message carries a package's fields, and each document's path and hash: workers read documents from storage that they
+share with the enqueuing process, and reject a document that is missing or has changed. A message is acknowledged when
+its package has been sent, or has failed permanently. It is delivered again if its worker died, or if the failure was
+transient (the service, the journal or the token is unavailable). A package may therefore be delivered twice: the
+journal then says that it was sent, or that another worker has claimed it, which is waited for.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ _TASK = "signing_async:dispatch"
 _VERSION = 1
 _DAY = 86_400
 _BLOCK = 1.0
-_ANSWER = 2.0
-_FROM_THE_FIRST = (b"0-0", "0-0")
-_ENTRY = "signing_async:entry"
-# Deleting a consumer takes its pending messages along, so both happen in one step.
+_TIMEOUT = 2.0
+_SCAN_START = (b"0-0", "0-0")
+_ENTRY_LABEL = "signing_async:entry"
+# Deleting a consumer deletes its pending messages, so the check and the deletion are one script.
 _DELETE_IDLE_CONSUMERS = """
 for _, found in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
     local consumer = {}
@@ -91,7 +91,7 @@ _CONTEXT: Any = TaskiqDepends()
 
 @attrs.frozen
 class Outcome:
-    """What came of a package, as its worker tells it; the journal tells more."""
+    """The outcome of a package, as reported by its worker."""
 
     key: str
     signing: str | None
@@ -100,11 +100,11 @@ class Outcome:
     kind: str | None
     """The name of the error's class."""
     effect: str = "none"
-    """The error's ``effect``: ``"unknown"`` if the package may have been sent all the same."""
+    """The error's ``effect``: ``"unknown"`` if the package may have been sent nevertheless."""
 
 
 class Enqueued:
-    """A package on its way to a worker, under its key in the journal."""
+    """An enqueued package, identified by its key in the journal."""
 
     def __init__(self, key: str, task: Any) -> None:
         self.key = key
@@ -114,46 +114,46 @@ class Enqueued:
         return f"Enqueued({self.key!r})"
 
     async def outcome(self) -> Outcome | None:
-        """What came of it; None as long as no worker has told. It can be asked for a day."""
-        if not await _reached(self._task.is_ready()):
+        """Return the outcome, or None if no worker has reported it yet. Outcomes are kept for a day."""
+        if not await _call_broker(self._task.is_ready()):
             return None
-        result = await _reached(self._task.get_result())
+        result = await _call_broker(self._task.get_result())
         if result.is_err:
             return Outcome(self.key, None, str(result.error), type(result.error).__name__)
         return Outcome(**result.return_value)
 
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
-        """What came of it, as soon as a worker tells; `WaitTimeout` if none does within ``timeout`` seconds.
+        """Return the outcome as soon as a worker reports it; raise `WaitTimeout` after ``timeout`` seconds.
 
-        It is asked for every ``poll`` seconds. Without a ``timeout`` that has no end where there are no workers.
+        Asks every ``poll`` seconds. Without a ``timeout``, and without workers, this waits forever.
         """
         if timeout is not None:
-            _checks.seconds("Enqueued.wait", "timeout", timeout)
+            _checks.number("timeout", timeout, above=0)
         try:
             async with asyncio.timeout(timeout):
                 while (outcome := await self.outcome()) is None:
                     await asyncio.sleep(poll)
                 return outcome
         except TimeoutError:
-            words = f"no worker has told of package {self.key!r} within {timeout:g} s: it may be sent later"
-        raise WaitTimeout(words)
+            message = f"no worker reported on package {self.key!r} within {timeout:g} s: it may still be sent"
+        raise WaitTimeout(message)
 
 
-# Whoever enqueues
+# Enqueuing
 
 
 @contextlib.asynccontextmanager
 async def enqueuing(
     broker: Any, *, max_pdf_bytes: int | None = None
 ) -> AsyncIterator[Callable[[SigningPackage], Awaitable[Enqueued]]]:
-    """Give packages to workers. ::
+    """Yield a function that enqueues packages for workers. ::
 
         async with enqueuing(redis_streams("redis://...")) as enqueue:
             enqueued = await enqueue(package)
             outcome = await enqueued.wait()
 
-    Each is checked first; its documents have to be paths, which lead to the same files wherever the workers run. One
-    that is enqueued again is not sent again.
+    Each package is checked first. Its documents must be paths that lead to the same files wherever the workers run. A
+    package that is enqueued again is not sent again.
     """
     most = Assumptions().max_pdf_bytes if max_pdf_bytes is None else max_pdf_bytes
     task = broker.find_task(_TASK) or broker.register_task(_dispatch, task_name=_TASK, ack_type="manual")
@@ -164,16 +164,16 @@ async def enqueuing(
             message = _message(prepared)
         finally:
             prepared.close()
-        return Enqueued(prepared.key, await _reached(task.kiq(message)))
+        return Enqueued(prepared.key, await _call_broker(task.kiq(message)))
 
-    await _reached(broker.startup())
+    await _call_broker(broker.startup())
     try:
         yield enqueue
     finally:
         try:
             await broker.shutdown()
         except Exception as error:
-            log.warning("the broker was not closed as it should be: %s", type(error).__name__)
+            log.warning("the broker could not be closed: %s", type(error).__name__)
 
 
 def _message(prepared: Prepared) -> dict[str, Any]:
@@ -189,29 +189,30 @@ def _message(prepared: Prepared) -> dict[str, Any]:
 def _document(number: int, source: PdfSource) -> dict[str, Any]:
     path = source.source
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
-        words = f"documents[{number}]: must be a path that the workers can read, not {type(path).__name__}"
-        raise InvalidRequest(words)
+        raise InvalidRequest(
+            f"documents[{number}]: must be a path that the workers can read, got {type(path).__name__}"
+        )
     return {"path": str(Path(path).absolute()), "filename": source.filename, "sha256": source.sha256}
 
 
-async def _reached(step: Awaitable[Any]) -> Any:
-    """What came of a step with the broker; what goes wrong is told without the URL, which may hold a password."""
+async def _call_broker(call: Awaitable[Any]) -> Any:
+    """Await a call to the broker. The error does not show the URL, which may hold a password."""
     try:
-        async with asyncio.timeout(_ANSWER):
-            return await step
+        async with asyncio.timeout(_TIMEOUT):
+            return await call
     except Exception as error:
         problem = type(error.__cause__ or error).__name__
-    raise TransportError(f"the broker cannot be reached ({problem})")
+    raise TransportError(f"the broker is unavailable ({problem})")
 
 
 # Workers
 
 
 def add_dispatch(broker: Any, *, client: Callable[[], SigningClient], journal: Callable[[], Journal]) -> Any:
-    """Have workers of this `taskiq.AsyncBroker` send packages; the broker is returned.
+    """Register the task that sends packages with a `taskiq.AsyncBroker`, and return the broker.
 
-    ``client`` and ``journal`` make what a worker works with, when it starts; it closes both when it stops. What else
-    they need, such as a token store, is closed by a handler of the broker's own ``WORKER_SHUTDOWN``.
+    Each worker calls ``client`` and ``journal`` when it starts, and closes both when it stops. Close what else they
+    need, such as a token store, in a handler of the broker's ``WORKER_SHUTDOWN``.
     """
 
     async def start(state: TaskiqState) -> None:
@@ -229,7 +230,7 @@ def add_dispatch(broker: Any, *, client: Callable[[], SigningClient], journal: C
 
 
 def broker() -> Any:
-    """Redis Streams, a client and a journal by the settings: ``taskiq worker signing_async.taskiq:broker``."""
+    """Return a broker with its client and journal from the settings: ``taskiq worker signing_async.taskiq:broker``."""
     from .settings import Settings
 
     settings = Settings.load()
@@ -255,40 +256,39 @@ def _journal(place: Any) -> Journal:
 
 
 async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dict[str, Any]:
-    """The task of a worker: one package."""
-    if not isinstance(context.broker, _Streams):
+    """Send one package: the task of a worker."""
+    if not isinstance(context.broker, _StreamBroker):
         return await _dispatch_one(message, context)
-    async with context.broker.keeping(context.message.labels[_ENTRY]):
+    async with context.broker.renewed(context.message.labels[_ENTRY_LABEL]):
         return await _dispatch_one(message, context)
 
 
 async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, Any]:
     key, began = str(message.get("key")), time.monotonic()
-    sent = await _sent(message, context.state)
-    if isinstance(sent, Signing):
-        outcome = Outcome(key, sent.id, None, None)
-    elif _is_passing(sent):
-        log.warning("package %r is left for later: %s", key, sent)
-        # Not acknowledged, and so delivered again.
+    result = await _send(message, context.state)
+    if isinstance(result, Signing):
+        outcome = attrs.asdict(Outcome(key, result.id, None, None))
+    elif _is_transient(result):
+        log.warning("package %r is retried later: %s", key, result)
+        # Not acknowledged, so delivered again.
         raise NoResultError
     else:
-        log.error("package %r has failed: %s", key, sent)
-        effect = sent.effect if isinstance(sent, SigningError) else "none"
-        outcome = Outcome(key, None, str(sent), type(sent).__name__, effect)
-    told = attrs.asdict(outcome)
-    if context.is_ackable and not await _told(told, time.monotonic() - began, context):
-        log.warning("what came of package %r could not be told: it is done again later", key)
+        log.error("package %r failed: %s", key, result)
+        effect = result.effect if isinstance(result, SigningError) else "none"
+        outcome = attrs.asdict(Outcome(key, None, str(result), type(result).__name__, effect))
+    if context.is_ackable and not await _report(outcome, time.monotonic() - began, context):
+        log.warning("the outcome of package %r could not be reported: the message is handled again later", key)
         raise NoResultError
-    return told
+    return outcome
 
 
-async def _told(told: dict[str, Any], took: float, context: Context) -> bool:
-    """Save what came of a package, and only then acknowledge its message; whether both went well.
+async def _report(outcome: dict[str, Any], seconds: float, context: Context) -> bool:
+    """Save the outcome, then acknowledge the message; return whether both succeeded.
 
-    Taskiq itself would save it afterwards: of a worker that dies in between nobody would ever hear.
+    Taskiq saves the result after it acknowledges: if the worker died in between, the outcome would be lost.
     """
     result: TaskiqResult[Any] = TaskiqResult(
-        is_err=False, return_value=told, execution_time=round(took, 2), labels=context.message.labels
+        is_err=False, return_value=outcome, execution_time=round(seconds, 2), labels=context.message.labels
     )
     with contextlib.suppress(Exception):
         await context.broker.result_backend.set_result(context.message.task_id, result)
@@ -297,30 +297,32 @@ async def _told(told: dict[str, Any], took: float, context: Context) -> bool:
     return False
 
 
-async def _sent(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
-    sent = await _tried(message, state)
-    if isinstance(sent, SigningError) and sent.effect == "unknown" and not _is_passing(sent):
-        # With what the journal knows by now another try can mostly tell. What it cannot tell either is for a person.
-        sent = await _tried(message, state)
-    return sent
+async def _send(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
+    result = await _attempt(message, state)
+    if isinstance(result, SigningError) and result.effect == "unknown" and not _is_transient(result):
+        # With the journal entry of the first attempt, a second one can usually reconcile. If not, a person must.
+        result = await _attempt(message, state)
+    return result
 
 
-async def _tried(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
+async def _attempt(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
     try:
-        signing: Signing = await state.signing_client.dispatch(_read(message), state.signing_journal)
+        signing: Signing = await state.signing_client.dispatch(_decode_package(message), state.signing_journal)
     except Exception as error:
         return error
     return signing
 
 
-def _is_passing(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Return whether the same message may succeed later, or with another worker's client."""
     return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
-def _read(message: dict[str, Any]) -> SigningPackage:
+def _decode_package(message: dict[str, Any]) -> SigningPackage:
     if message.get("version") != _VERSION:
-        raise InvalidRequest(f"the message is of version {message.get('version')!r}, this worker knows {_VERSION}")
+        raise InvalidRequest(
+            f"message version {message.get('version')!r} is not supported; this worker supports version {_VERSION}"
+        )
     return SigningPackage(
         key=message["key"],
         name=message["name"],
@@ -336,27 +338,27 @@ def _read(message: dict[str, Any]) -> SigningPackage:
 
 
 def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after: float = 60.0) -> Any:
-    """A broker of Taskiq's in Redis Streams, that gives a message to another worker after ``redeliver_after`` seconds.
+    """Return a Taskiq broker in Redis Streams. It redelivers the messages of dead workers.
 
-    A worker that is alive keeps its messages, however long a package takes: only one that died or stands still for so
-    long loses them. Outcomes are kept for a day.
+    A live worker keeps its messages, however long a package takes. If a worker dies, or is paused for
+    ``redeliver_after`` seconds, another worker gets them. Outcomes are kept for a day.
     """
-    _checks.text("redis_streams", "url", url)
-    _checks.text("redis_streams", "queue", queue)
-    _checks.seconds("redis_streams", "redeliver_after", redeliver_after)
-    # It is not connected to: this refuses a URL that cannot be used, without showing its password.
-    Connection("redis_streams", url, _ANSWER)
-    # redis-py would try again for a quarter of a minute.
+    _checks.string("url", url)
+    _checks.string("queue", queue)
+    _checks.number("redeliver_after", redeliver_after, above=0)
+    # Not connected: this rejects an invalid URL without showing its password.
+    Connection(url, _TIMEOUT)
+    # By default redis-py retries for a quarter of a minute.
     bounds: dict[str, Any] = {
-        "socket_connect_timeout": _ANSWER,
-        "socket_timeout": _BLOCK + _ANSWER,
+        "socket_connect_timeout": _TIMEOUT,
+        "socket_timeout": _BLOCK + _TIMEOUT,
         "retry": Retry(NoBackoff(), 0),
     }
-    streams = _Streams(
+    streams = _StreamBroker(
         url,
         queue_name=queue,
         consumer_group_name=queue,
-        # From the first message on, also where that came before the first worker.
+        # Includes messages that are older than the first worker.
         consumer_id="0",
         idle_timeout=max(1, round(redeliver_after * 1000)),
         xread_block=int(_BLOCK * 1000),
@@ -368,11 +370,11 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
     return streams.with_result_backend(results)
 
 
-class _Streams(RedisStreamBroker):
-    """Taskiq's own looks for what others have left behind only after something new has come, and keeps all messages.
+class _StreamBroker(RedisStreamBroker):
+    """A broker that loses no message and survives an outage of Redis.
 
-    This one looks all the time, takes a message only when it can be worked on, keeps it while it is worked on, deletes
-    what was done, and outlives a Redis that was away.
+    Taskiq's own broker looks for abandoned messages only after a new one, and never deletes any. This one looks all the
+    time, reads a message only when a worker is free, renews it during the work, and deletes it afterwards.
     """
 
     @property
@@ -380,14 +382,14 @@ class _Streams(RedisStreamBroker):
         return f"{socket.gethostname()}:{os.getpid()}:{self.consumer_name}"
 
     @contextlib.asynccontextmanager
-    async def keeping(self, entry: str) -> AsyncIterator[None]:
-        """Let no other worker get this message while the block runs."""
+    async def renewed(self, entry: str) -> AsyncIterator[None]:
+        """Keep the message from other workers during the block."""
         done = asyncio.Event()
         renewing = asyncio.create_task(self._renew(entry, done))
         try:
             yield
         finally:
-            # Not cancelled: a cancellation at the very end of a timeout of redis-py's is lost.
+            # Not cancelled: redis-py can lose a cancellation at the end of its timeouts.
             done.set()
             await renewing
 
@@ -397,84 +399,84 @@ class _Streams(RedisStreamBroker):
                 async with asyncio.timeout(self.idle_timeout / 3000):
                     await done.wait()
                     return
-            # Who cannot reach Redis may lose the message; then the journal tells that the package is worked on.
+            # If Redis is unavailable, another worker may get the message; the journal then holds its package back.
             with contextlib.suppress(RedisError, OSError):
                 async with Redis(connection_pool=self.connection_pool) as redis:
-                    # To claim it anew makes it look fresh; JUSTID does not count that as a delivery.
+                    # A claim resets the idle time; JUSTID does not count as a delivery.
                     queue, group = self.queue_name, self.consumer_group_name
                     await redis.xclaim(queue, group, self._consumer, min_idle_time=0, message_ids=[entry], justid=True)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         consumer = self._consumer
-        sweep = tidy = 0.0
-        was_away = False
+        next_scan = next_cleanup = 0.0
+        is_unavailable = False
         while True:
             try:
-                if was_away:
-                    # It may have come back empty.
+                if is_unavailable:
+                    # Redis may have lost its data.
                     await self._declare_consumer_group()
-                    was_away = False
-                    log.info("the broker answers again")
+                    is_unavailable = False
+                    log.info("the broker is available again")
                 async with Redis(connection_pool=self.connection_pool) as redis:
-                    if time.monotonic() >= tidy:
+                    if time.monotonic() >= next_cleanup:
                         arguments = (self.consumer_group_name, str(self.idle_timeout))
                         await redis.eval(_DELETE_IDLE_CONSUMERS, 1, self.queue_name, *arguments)
-                        tidy = time.monotonic() + self.idle_timeout / 1000
+                        next_cleanup = time.monotonic() + self.idle_timeout / 1000
                     found = []
-                    if time.monotonic() >= sweep:
-                        found = await self._left_behind(redis, consumer)
-                        # There may be more of it.
-                        sweep = 0.0 if found else time.monotonic() + _BLOCK
-                    found = found or await self._new(redis, consumer)
+                    if time.monotonic() >= next_scan:
+                        found = await self._claim_abandoned(redis, consumer)
+                        # Scan again at once: there may be more.
+                        next_scan = 0.0 if found else time.monotonic() + _BLOCK
+                    found = found or await self._read_new(redis, consumer)
             except (RedisError, OSError) as error:
-                if not was_away:
-                    log.warning("the broker does not answer, it is asked again and again: %s", type(error).__name__)
-                was_away = True
+                if not is_unavailable:
+                    log.warning("the broker is unavailable, retrying: %s", type(error).__name__)
+                is_unavailable = True
                 await asyncio.sleep(_BLOCK)
                 continue
-            for number, fields in found:
+            for entry, fields in found:
                 yield AckableMessage(
-                    data=self._labelled(number, fields), ack=self._ack_generator(number, self.queue_name)
+                    data=self._add_entry_label(entry, fields), ack=self._ack_generator(entry, self.queue_name)
                 )
 
-    def _labelled(self, number: Any, fields: dict[Any, Any]) -> bytes:
-        """The message, with its entry's number as a label."""
+    def _add_entry_label(self, entry: Any, fields: dict[Any, Any]) -> bytes:
+        """Return the message with the id of its stream entry as a label."""
         data: bytes = fields.get(b"data", b"")
         try:
             message = self.formatter.loads(data)
         except Exception:
-            return data  # Of what is no message Taskiq says so, and acknowledges it.
-        message.labels[_ENTRY] = number.decode()
+            return data  # Taskiq logs that this is no message, and acknowledges it.
+        message.labels[_ENTRY_LABEL] = entry.decode()
         return self.formatter.dumps(message).message
 
-    async def _left_behind(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
-        # Redis looks at ten of those that are being worked on, and tells where to look on.
+    async def _claim_abandoned(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
+        # Redis scans ten pending entries at a time, and returns where to continue.
         start: Any = None
         found: list[tuple[Any, Any]] = []
-        while start not in _FROM_THE_FIRST and not found:
-            answer = await redis.xautoclaim(
+        while start not in _SCAN_START and not found:
+            response = await redis.xautoclaim(
                 self.queue_name,
                 self.consumer_group_name,
                 consumer,
                 min_idle_time=self.idle_timeout,
-                start_id=start or _FROM_THE_FIRST[0],
+                start_id=start or _SCAN_START[0],
                 count=1,
             )
-            start = answer[0]
-            found = [(number, fields) for number, fields in answer[1] if fields]
+            start = response[0]
+            found = [(entry, fields) for entry, fields in response[1] if fields]
         return found
 
-    async def _new(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
-        answer = await redis.xreadgroup(
+    async def _read_new(self, redis: Any, consumer: str) -> list[tuple[Any, Any]]:
+        response = await redis.xreadgroup(
             self.consumer_group_name, consumer, {self.queue_name: ">"}, count=1, block=self.block
         )
-        return [entry for _, entries in answer or [] for entry in entries]
+        return [entry for _, entries in response or [] for entry in entries]
 
     def _ack_generator(self, id: Any, queue_name: str) -> Callable[[], Awaitable[None]]:
         async def ack() -> None:
-            async with Redis(connection_pool=self.connection_pool) as redis, redis.pipeline() as done:
-                done.xack(queue_name, self.consumer_group_name, id)
-                done.xdel(queue_name, id)
-                await done.execute()
+            async with Redis(connection_pool=self.connection_pool) as redis, redis.pipeline() as pipeline:
+                pipeline.xack(queue_name, self.consumer_group_name, id)
+                pipeline.xdel(queue_name, id)
+                await pipeline.execute()
 
         return ack

@@ -1,4 +1,4 @@
-"""What ``taskiq worker tests.taskiq_workers:broker`` starts: workers that soon notice what happens to others."""
+"""The broker of ``taskiq worker tests.taskiq_workers:broker``: its workers soon notice the end of others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from signing_async.taskiq import add_dispatch, redis_streams
 
 
 def client() -> SigningClient:
-    """One that has patience with a service that fails now and then."""
+    """Return a client that retries often."""
     quick = RetryPolicy(max_attempts=8, base_delay=0.02, max_delay=0.2, settle=0.3)
     return SigningClient(os.environ["SIGNING_BASE_URL"], os.environ["SIGNING_ACCESS_TOKEN"], retry=quick)
 
 
 def journal() -> PostgresJournal:
-    """One with a short lease."""
+    """Return a journal with a short lease."""
     return PostgresJournal(os.environ["SIGNING_JOURNAL"], lease=1.5, timeout=0.5)
 
 
 def broker() -> Any:
-    """One that delivers again soon."""
+    """Return a broker that soon redelivers."""
     return add_dispatch(
         redis_streams(os.environ["SIGNING_BROKER"], redeliver_after=2.0), client=client, journal=journal
     )

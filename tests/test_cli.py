@@ -15,8 +15,8 @@ import pytest
 
 from signing_async import cli
 from signing_async.cli import running
-from signing_async.cli.demo import contract_pdf
 from signing_async.cli.exits import CODES
+from signing_async.testing import sample_pdf
 
 COMMANDS = sorted(cli.COMMANDS)
 
@@ -40,7 +40,7 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     for said in ("no legal signing service", "sent once: 1 invitation", "signing.completed", "refused", "Look further"):
         assert said in ran.stdout
     assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["inventory.pdf", "lease.pdf"]
-    assert (tmp_path / "signed/lease.pdf").read_bytes().startswith(contract_pdf("Lease of the boat house"))
+    assert (tmp_path / "signed/lease.pdf").read_bytes().startswith(sample_pdf("Lease of the boat house"))
 
 
 def test_the_demo_for_machines() -> None:

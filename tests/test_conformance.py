@@ -1,4 +1,4 @@
-"""The stores of this package run the suites that others can run on theirs; and the suites catch what is broken."""
+"""The conformance suites: this package's implementations pass them, and broken implementations fail."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from tests.redis.server import RedisServer, running_redis
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    """A Redis for this module."""
+    """A Redis for all tests."""
     with running_redis() as server:
         yield server
 
 
 class TestMemoryTokenStore(TokenStoreConformance):
-    """It lives in one object."""
+    """A store in one object."""
 
     @pytest.fixture
     def open_store(self) -> OpenStore:
-        """The same each time."""
+        """Return the same object each time."""
         store = MemoryTokenStore()
         return lambda: store
 
 
 class TestFileTokenStore(TokenStoreConformance):
-    """Shared by the file."""
+    """A store in a file."""
 
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
-        """Another object on one path."""
+        """Open one path again."""
         return lambda: FileTokenStore(tmp_path / "token.json")
 
 
 class TestRedisTokenStore(TokenStoreConformance):
-    """Shared by the server and the name, encrypted or not."""
+    """A store in Redis, encrypted or not."""
 
     @pytest.fixture(params=[None, "k" * 42 + "A="], ids=["plain", "encrypted"])
     async def open_store(self, request: pytest.FixtureRequest, redis: RedisServer) -> AsyncIterator[OpenStore]:
-        """Another object on one name."""
+        """Open one name again."""
         async with AsyncExitStack() as opened:
             made: list[RedisTokenStore] = []
 
@@ -64,11 +64,11 @@ class TestRedisTokenStore(TokenStoreConformance):
 
 
 class TestMemorySeenEvents(SeenEventsConformance):
-    """It lives in one object."""
+    """Seen events in one object."""
 
     @pytest.fixture
     def open_seen(self) -> OpenSeenEvents:
-        """The same for the same settings."""
+        """Return the same object for the same settings."""
         made: dict[tuple[tuple[str, Any], ...], SeenEvents] = {}
 
         def open_seen(**settings: Any) -> SeenEvents:
@@ -78,11 +78,11 @@ class TestMemorySeenEvents(SeenEventsConformance):
 
 
 class TestSQLiteSeenEvents(SeenEventsConformance):
-    """Shared by the file."""
+    """Seen events in a file."""
 
     @pytest.fixture
     def open_seen(self, tmp_path: Path) -> Iterator[OpenSeenEvents]:
-        """Another object on one path."""
+        """Open one path again."""
         made: list[SQLiteSeenEvents] = []
 
         def open_seen(**settings: Any) -> SeenEvents:
@@ -95,11 +95,11 @@ class TestSQLiteSeenEvents(SeenEventsConformance):
 
 
 class TestRedisSeenEvents(SeenEventsConformance):
-    """Shared by the server and the prefix."""
+    """Seen events in Redis."""
 
     @pytest.fixture
     async def open_seen(self, request: pytest.FixtureRequest, redis: RedisServer) -> AsyncIterator[OpenSeenEvents]:
-        """Another object on one prefix."""
+        """Open one prefix again."""
         async with AsyncExitStack() as opened:
 
             def open_seen(**settings: Any) -> SeenEvents:
@@ -112,7 +112,7 @@ class TestRedisSeenEvents(SeenEventsConformance):
 
 # The suites themselves
 
-_FLAWED_STORES = """
+_BROKEN_STORES = """
 import asyncio, contextlib
 import pytest
 from signing_async import MemoryTokenStore, Token
@@ -165,7 +165,7 @@ class TestSound(Suite):
     pass
 """
 
-_FLAWED_MEMORIES = """
+_BROKEN_SEEN_EVENTS = """
 import pytest
 from signing_async.testing import SeenEventsConformance
 from signing_async.webhooks import Claim, MemorySeenEvents
@@ -220,7 +220,7 @@ class TestSound(Suite):
 
 
 def _failed(pytester: pytest.Pytester, source: str) -> set[str]:
-    """Which tests of a module fail: the names of class and test, without parameters."""
+    """Return the failing tests of a module as ``Class::test``, without parameters."""
     pytester.makepyfile(source)
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     result = pytester.runpytest_inprocess("-q", "-rf", "-p", "no:randomly", "-p", "no:cacheprovider", "--tb=no")
@@ -230,31 +230,30 @@ def _failed(pytester: pytest.Pytester, source: str) -> set[str]:
     return {line.split("::", 1)[1].split(" ")[0].split("[")[0] for line in lines}
 
 
-def test_the_suite_of_token_stores_catches_flaws(pytester: pytest.Pytester) -> None:
-    """Each broken store fails the tests that are about its flaw; a sound one passes, without asyncio_mode=auto."""
-    failed = _failed(pytester, _FLAWED_STORES)
-    assert "TestUnlocked::test_one_at_a_time_and_nobody_is_left_out" in failed
-    assert "TestUnlocked::test_who_waits_for_the_lock_gets_it_afterwards" in failed
-    assert "TestForgetful::test_what_is_saved_is_loaded" in failed
-    assert "TestTalkative::test_its_text_shows_no_token" in failed
-    assert "TestJammed::test_an_error_inside_frees_the_lock" in failed
-    assert "TestJammed::test_cancelled_while_it_waits_or_holds" in failed
+def test_token_store_suite_fails_broken_stores_and_passes_a_sound_one(pytester: pytest.Pytester) -> None:
+    """Without asyncio_mode=auto."""
+    failed = _failed(pytester, _BROKEN_STORES)
+    assert "TestUnlocked::test_lock_excludes_concurrent_updates" in failed
+    assert "TestUnlocked::test_waiter_acquires_the_lock_when_it_is_released" in failed
+    assert "TestForgetful::test_saved_token_is_loaded" in failed
+    assert "TestTalkative::test_repr_and_str_show_no_token" in failed
+    assert "TestJammed::test_error_inside_the_lock_releases_it" in failed
+    assert "TestJammed::test_cancelled_waiter_or_holder_leaves_the_lock_free" in failed
     assert not [name for name in failed if name.startswith(("TestSound", "Suite", "TokenStore"))]
 
 
-def test_the_suite_of_seen_events_catches_flaws(pytester: pytest.Pytester) -> None:
-    """Each broken memory fails the tests that are about its flaw; a sound one passes."""
-    failed = _failed(pytester, _FLAWED_MEMORIES)
-    assert "TestEndless::test_a_lease_ends" in failed
-    assert "TestEndless::test_what_is_too_old_is_forgotten" in failed
-    assert "TestUndone::test_a_confirmed_event_cannot_be_released" in failed
-    assert "TestStuck::test_a_released_event_is_new_again" in failed
-    assert "TestGenerous::test_of_many_claims_one_wins" in failed
+def test_seen_events_suite_fails_broken_implementations_and_passes_a_sound_one(pytester: pytest.Pytester) -> None:
+    failed = _failed(pytester, _BROKEN_SEEN_EVENTS)
+    assert "TestEndless::test_claim_expires_with_its_lease" in failed
+    assert "TestEndless::test_event_is_forgotten_after_its_ttl" in failed
+    assert "TestUndone::test_confirmed_event_cannot_be_released" in failed
+    assert "TestStuck::test_released_event_is_new_again" in failed
+    assert "TestGenerous::test_one_of_many_concurrent_claims_succeeds" in failed
     assert not [name for name in failed if name.startswith(("TestSound", "Suite", "SeenEvents"))]
 
 
-def test_the_suites_are_loaded_when_they_are_used() -> None:
-    """Every run of pytest loads the plugin: it takes neither the suites nor the client along."""
+def test_suites_are_imported_on_first_use() -> None:
+    """Every run of pytest imports the plugin."""
     script = "import sys, signing_async.testing as t; print(*sys.modules); t.TokenStoreConformance; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     before, after = (set(line.split()) for line in done.stdout.splitlines())
@@ -263,8 +262,7 @@ def test_the_suites_are_loaded_when_they_are_used() -> None:
     assert suites < after
 
 
-def test_a_name_that_is_not_there() -> None:
-    """It is an error like any other module's."""
+def test_unknown_name_is_an_attribute_error() -> None:
     module: Any = sys.modules["signing_async.testing"]
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = module.Nothing

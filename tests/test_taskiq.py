@@ -1,4 +1,4 @@
-"""Dispatch through Taskiq: real workers, started with its own command, some of which are killed or stopped."""
+"""Dispatch through Taskiq: real workers, started with its own command, some of them killed or paused."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    """One for all tests: each has a queue of its own, or empties it."""
+    """A Redis for all tests: each uses a queue of its own, or flushes it."""
     with running_redis() as server:
         yield server
 
 
 @pytest.fixture
 async def environment(postgres: PostgresServer, redis: RedisServer, sandbox: Sandbox) -> dict[str, str]:
-    """What a worker is started with; nothing waits for it."""
+    """Return the environment of a worker; the queue is empty."""
     async with Redis.from_url(redis.url) as direct:
         await direct.flushall()
     return {
@@ -63,7 +63,7 @@ async def environment(postgres: PostgresServer, redis: RedisServer, sandbox: San
 
 
 class Worker:
-    """Taskiq's own command, with one process that works on three packages at a time; a group of its own."""
+    """Taskiq's own command in a process group of its own: one worker with three concurrent tasks."""
 
     def __init__(self, environment: dict[str, str], log: Path, factory: str) -> None:
         command = [sys.executable, "-m", "taskiq", "worker", "--workers", "1", "--max-async-tasks", "3", factory]
@@ -79,31 +79,31 @@ class Worker:
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """To all of its processes."""
+        """Send a signal to all of its processes."""
         os.killpg(self._process.pid, number)
 
     def is_at_work(self, owner: str) -> bool:
-        """Whether this owner, as a journal names it, is a process of its."""
+        """Return whether the journal's ``owner`` is one of its processes."""
         return os.getpgid(int(owner.split(":")[1])) == self._process.pid
 
     async def ready(self) -> None:
-        """Return when it takes messages."""
+        """Wait until it listens for messages."""
         while "Listening started" not in self.log:
             assert self._process.poll() is None, self.log
             await asyncio.sleep(0.02)
 
     async def end(self) -> int:
-        """Ask it to end, and wait for that."""
+        """Shut it down gracefully."""
         os.kill(self._process.pid, signal.SIGTERM)
         return await asyncio.to_thread(self._process.wait)
 
     @property
     def log(self) -> str:
-        """What it has written."""
+        """Its output."""
         return self._log.read_text()
 
     def close(self) -> None:
-        """Kill what is left of it."""
+        """Kill its remaining processes."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
         self._process.wait()
@@ -113,7 +113,7 @@ class Worker:
 async def workers(
     number: int, environment: dict[str, str], folder: Path, factory: str = "tests.taskiq_workers:broker"
 ) -> AsyncIterator[list[Worker]]:
-    """So many, ready."""
+    """Run workers, ready when the block begins."""
     async with contextlib.AsyncExitStack() as running:
         started = [Worker(environment, folder / f"{each}.log", factory) for each in range(number)]
         for each in started:
@@ -123,7 +123,7 @@ async def workers(
 
 
 def packages(folder: Path, number: int) -> list[SigningPackage]:
-    """So many, each with two documents and two recipients."""
+    """Return packages with two documents and two recipients each."""
     made = []
     for each in range(number):
         paths = [folder / f"lease-{each}.pdf", folder / f"inventory-{each}.pdf"]
@@ -137,14 +137,14 @@ def packages(folder: Path, number: int) -> list[SigningPackage]:
 
 
 def sendings(sandbox: Sandbox) -> list[str]:
-    """The name of each signing as often as it was sent."""
+    """Return the names of the signings that were sent."""
     return sorted(signing.name for signing in sandbox.signings if not signing.is_draft)
 
 
-async def test_each_is_sent_once_whatever_happens_to_the_workers(
+async def test_each_package_is_sent_once_despite_killed_and_paused_workers(
     environment: dict[str, str], postgres: PostgresServer, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """Of three workers one is killed and one is stopped and woken later, while the service fails and loses answers."""
+    """One of three workers is killed, one is paused and resumed, and the service fails and loses responses."""
     made = packages(tmp_path, 30)
     for kind, often in (("500-after-commit", 0.05), ("drop-after-commit", 0.05), ("503", 0.05)):
         sandbox.faults.add("*", kind, times=None, probability=often)
@@ -152,7 +152,7 @@ async def test_each_is_sent_once_whatever_happens_to_the_workers(
     table = f"{environment['SIGNING_JOURNAL'].rpartition('=')[2]}.signing_packages"
 
     async def held(condition: str = "leased_until > now()") -> dict[str, str]:
-        """Who has which of the packages that were enqueued once."""
+        """Return the owner of each claimed package, except those that were enqueued twice."""
         rows = await postgres.execute(f"SELECT key, owner FROM {table} WHERE {condition} AND key !~ '-[0-4]$'")
         return {row["key"]: row["owner"] for row in rows}
 
@@ -161,7 +161,7 @@ async def test_each_is_sent_once_whatever_happens_to_the_workers(
         enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue,
     ):
         enqueued = [await enqueue(package) for package in made]
-        # Enqueued twice: still sent once.
+        # Enqueue some twice: they are still sent once.
         enqueued += [await enqueue(package) for package in made[:5]]
         async with PostgresJournal(environment["SIGNING_JOURNAL"]) as journal:
             await journal.create_table()
@@ -176,7 +176,7 @@ async def test_each_is_sent_once_whatever_happens_to_the_workers(
                 for each in (killed, stopped):
                     each.signal(signal.SIGCONT)
         killed.signal(signal.SIGKILL)
-        # What they had is taken over from both before the one is woken that only slept.
+        # Others take over packages of both before the paused worker resumes.
         over: set[str] = set()
         while not all(over & keys for keys in theirs):
             await asyncio.sleep(0.1)
@@ -189,8 +189,9 @@ async def test_each_is_sent_once_whatever_happens_to_the_workers(
     assert [json.loads(row["state"])["status"] for row in states] == ["sent"] * 30
 
 
-async def test_a_worker_by_the_environment_alone(environment: dict[str, str], sandbox: Sandbox, tmp_path: Path) -> None:
-    """`taskiq worker signing_async.taskiq:broker` needs no code, and ends quietly when it is asked to."""
+async def test_worker_configured_by_the_environment_sends_and_shuts_down_gracefully(
+    environment: dict[str, str], sandbox: Sandbox, tmp_path: Path
+) -> None:
     async with (
         workers(1, environment, tmp_path, "signing_async.taskiq:broker") as (worker,),
         enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue,
@@ -209,12 +210,12 @@ async def test_a_worker_by_the_environment_alone(environment: dict[str, str], sa
 
 @contextlib.asynccontextmanager
 async def working(broker: Any) -> AsyncIterator[None]:
-    """Taskiq's receiver, for as long as this lasts."""
+    """Run Taskiq's receiver during the block."""
     receiving = asyncio.create_task(run_receiver_task(broker, run_startup=True, max_async_tasks=3))
     try:
         yield
     finally:
-        # What was told and acknowledged may not yet be done with: Taskiq saves it once more.
+        # Taskiq saves the result once more after the acknowledgement.
         under_way = [task for task in asyncio.all_tasks() if "Receiver.callback" in repr(task)]
         if under_way:
             await asyncio.wait(under_way, timeout=20)
@@ -224,7 +225,7 @@ async def working(broker: Any) -> AsyncIterator[None]:
 
 
 class Workplace:
-    """A queue of a test's own, and makers of workers for it."""
+    """The queue of one test, and brokers for it."""
 
     def __init__(self, redis: RedisServer, dsn: str, sandbox: Sandbox) -> None:
         self.url = f"{redis.url}/0"
@@ -233,29 +234,29 @@ class Workplace:
         self._sandbox = sandbox
 
     def streams(self) -> Any:
-        """One that delivers again soon."""
+        """Return a broker that soon redelivers."""
         return redis_streams(self.url, queue=self.queue, redeliver_after=0.4)
 
     def worker(self) -> Any:
-        """A broker with all that a worker needs."""
+        """Return a broker for a worker."""
         return add_dispatch(self.streams(), client=self.client, journal=self.journal)
 
     def client(self) -> SigningClient:
-        """One that does not try again itself."""
+        """Return a client that does not retry."""
         return SigningClient(self._sandbox.base_url, self._sandbox.access_token(), retry=RetryPolicy.none())
 
     def journal(self) -> PostgresJournal:
-        """In PostgreSQL."""
+        """Return a journal in PostgreSQL."""
         return PostgresJournal(self._dsn, lease=1.5, timeout=0.5)
 
     async def emptied(self) -> None:
-        """Wait until all messages are acknowledged: that follows when their outcomes are told."""
+        """Wait until all messages are acknowledged."""
         async with asyncio.timeout(60):
             while await self.left() != (0, 0):
                 await asyncio.sleep(0.02)
 
     async def left(self) -> tuple[int, int]:
-        """How many messages there are, and how many of them are delivered and not acknowledged."""
+        """Return the number of messages, and how many of them are delivered but not acknowledged."""
         async with Redis.from_url(self.url) as redis:
             pending = await redis.xpending(self.queue, self.queue)
             return await redis.xlen(self.queue), pending["pending"]
@@ -263,20 +264,20 @@ class Workplace:
 
 @pytest.fixture
 async def place(redis: RedisServer, postgres: PostgresServer, sandbox: Sandbox) -> Workplace:
-    """With nothing in it."""
+    """An empty queue."""
     return Workplace(redis, await postgres.new_schema(), sandbox)
 
 
 @pytest.mark.parametrize("how", ["fails", "dies"])
-async def test_an_outcome_that_was_not_saved_is_told_by_the_next(
+async def test_outcome_that_was_not_saved_is_reported_by_the_next_worker(
     how: str, place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message is acknowledged when its outcome is saved, so that who waits for it does so in vain of no worker."""
+    """A message is acknowledged only after its outcome was saved."""
     first, saving = place.worker(), asyncio.Event()
 
     async def set_result(*_: Any) -> None:
         saving.set()
-        # A task that is cancelled does nothing more, as if its worker had died.
+        # A cancelled task does nothing more, like a worker that died.
         raise asyncio.CancelledError if how == "dies" else ConnectionError
 
     monkeypatch.setattr(first.result_backend, "set_result", set_result)
@@ -291,10 +292,10 @@ async def test_an_outcome_that_was_not_saved_is_told_by_the_next(
     assert sendings(sandbox) == ["Lease 0"]
 
 
-async def test_an_acknowledgement_that_fails_spoils_no_outcome(
+async def test_failed_acknowledgement_does_not_change_the_outcome(
     place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package is sent, and that is what is told; its message comes again and is acknowledged then."""
+    """The message is delivered again, and acknowledged then."""
     broker = place.worker()
     made = broker._ack_generator
     failed = []
@@ -317,10 +318,9 @@ async def test_an_acknowledgement_that_fails_spoils_no_outcome(
     assert sendings(sandbox) == ["Lease 0"]
 
 
-async def test_a_message_that_was_left_behind_is_found_behind_many_others(
+async def test_abandoned_message_is_found_behind_many_pending_ones(
     place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """However many are being worked on that were enqueued before it."""
     (package,) = packages(tmp_path, 1)
     broker = add_dispatch(redis_streams(place.url, queue=place.queue), client=place.client, journal=place.journal)
     async with enqueuing(broker) as enqueue, Redis.from_url(place.url) as redis:
@@ -335,20 +335,20 @@ async def test_a_message_that_was_left_behind_is_found_behind_many_others(
     assert sendings(sandbox) == ["Lease 0"]
 
 
-async def test_a_package_that_takes_long_fills_one_slot(
+async def test_long_running_package_occupies_one_task(
     place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker keeps the message, so that no other slot, here or elsewhere, waits for the same package."""
+    """Its worker keeps the message, so no other task, here or elsewhere, waits for the same package."""
     long, *others = packages(tmp_path, 3)
-    slots, done, tried = [], asyncio.Event(), module._tried
+    slots, done, attempt = [], asyncio.Event(), module._attempt
 
-    async def try_at_length(message: dict[str, Any], state: Any) -> Any:
+    async def attempt_for_long(message: dict[str, Any], state: Any) -> Any:
         if message["key"] == long.key:
             slots.append(asyncio.current_task())
             await done.wait()
-        return await tried(message, state)
+        return await attempt(message, state)
 
-    monkeypatch.setattr(module, "_tried", try_at_length)
+    monkeypatch.setattr(module, "_attempt", attempt_for_long)
     async with enqueuing(place.streams()) as enqueue, working(place.worker()), working(place.worker()):
         enqueued = [await enqueue(long)]
         async with asyncio.timeout(60):
@@ -357,17 +357,15 @@ async def test_a_package_that_takes_long_fills_one_slot(
             await asyncio.sleep(6)  # time for six deliveries, to six slots
             enqueued += [await enqueue(package) for package in others]
             assert [(await each.wait(0.02)).error for each in enqueued[1:]] == [None, None]
-            assert len(slots) <= 2  # one, and another one if this machine stood still for a while
+            assert len(slots) <= 2  # two only if this machine stood still for a while
             done.set()
             assert (await enqueued[0].wait(0.02)).error is None
             await place.emptied()
     assert sendings(sandbox) == ["Lease 0", "Lease 1", "Lease 2"]
 
 
-async def test_consumers_of_workers_that_are_gone_are_deleted(
-    place: Workplace, sandbox: Sandbox, tmp_path: Path
-) -> None:
-    """Each start of a worker makes one; one that still has a message stays, since the message would go with it."""
+async def test_idle_consumers_without_messages_are_deleted(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
+    """A consumer with a pending message stays: deleting it would delete the message."""
     (package,) = packages(tmp_path, 1)
 
     async def names() -> set[str]:
@@ -379,7 +377,7 @@ async def test_consumers_of_workers_that_are_gone_are_deleted(
         await enqueue(package)
         await redis.xreadgroup(place.queue, "died", {place.queue: ">"}, count=1)
         left = await names()
-        await asyncio.sleep(0.5)  # they are gone for longer than it takes until a message is delivered again
+        await asyncio.sleep(0.5)  # idle for longer than until redelivery
         async with working(place.worker()):
             await place.emptied()
             left |= await names()
@@ -391,10 +389,10 @@ async def test_consumers_of_workers_that_are_gone_are_deleted(
 
 
 @pytest.mark.parametrize("change", ["other content", "gone", "not a PDF"])
-async def test_a_document_that_is_not_what_was_enqueued(
+async def test_changed_document_fails_the_package(
     change: str, place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """The worker refuses the package, says which document it is, and does not try for ever."""
+    """The outcome names the document, and the message is not delivered again."""
     (package,) = packages(tmp_path, 1)
     async with enqueuing(place.streams()) as enqueue:
         enqueued = await enqueue(package)
@@ -414,14 +412,13 @@ async def test_a_document_that_is_not_what_was_enqueued(
 
 
 @pytest.mark.parametrize(("kind", "status"), [("503", 503), ("expired-token", 401)])
-async def test_what_fails_for_a_passing_reason_is_tried_again(
+async def test_package_is_retried_after_a_transient_failure_and_after_a_rejected_token(
     place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, status: int
 ) -> None:
-    """The message stays until its package is sent; so it does where the worker's token is rejected."""
     fault = sandbox.faults.add("signings.create", kind, times=None)
     async with enqueuing(place.streams()) as enqueue, working(place.worker()):
         enqueued = await enqueue(packages(tmp_path, 1)[0])
-        while caplog.text.count(f"package 'lease-0' is left for later: HTTP {status}") < 2:
+        while caplog.text.count(f"package 'lease-0' is retried later: HTTP {status}") < 2:
             await asyncio.sleep(0.02)
         assert await place.left() == (1, 1)
         assert await enqueued.outcome() is None
@@ -431,10 +428,10 @@ async def test_what_fails_for_a_passing_reason_is_tried_again(
     assert sendings(sandbox) == ["Lease 0"]
 
 
-async def test_a_sending_that_could_not_be_settled_is_settled_later(
+async def test_ambiguous_send_is_reconciled_later_and_not_repeated(
     place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """Its answer is lost, and then the signing cannot be read: that may pass, and it is not sent a second time."""
+    """The response is lost, and then the signing cannot be read."""
     sandbox.faults.add("signings.send", "drop-after-commit")
     sandbox.faults.add("signings.get", "503", times=1)
     async with enqueuing(place.streams()) as enqueue, working(place.worker()):
@@ -444,10 +441,9 @@ async def test_a_sending_that_could_not_be_settled_is_settled_later(
     assert len(sandbox.requests_of("signings.send")) == 1
 
 
-async def test_what_a_person_has_to_look_at_is_not_tried_again(
+async def test_package_with_unknown_outcome_is_attempted_twice(
     place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """The draft vanishes under the worker's hands, each time: after two that is enough."""
     sandbox.faults.add("recipients.list", "not-json", times=None)
     sandbox.faults.add("recipients.add", "drop-after-commit", times=None)
     async with enqueuing(place.streams()) as enqueue, working(place.worker()):
@@ -458,7 +454,7 @@ async def test_what_a_person_has_to_look_at_is_not_tried_again(
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "emptied", "emptied, and killed when that was noticed"])
-async def test_workers_outlive_their_redis(
+async def test_workers_survive_an_outage_of_redis(
     how: str,
     redis: RedisServer,
     place: Workplace,
@@ -467,9 +463,9 @@ async def test_workers_outlive_their_redis(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It comes back with what it kept, or with nothing: they say so once, and go on with whatever is enqueued."""
+    """With or without its data; they log the outage once."""
     caplog.set_level("INFO", "signing_async")
-    monkeypatch.setattr(module, "_ANSWER", 0.5)
+    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
     first, second = packages(tmp_path, 2)
 
     worker, tries = place.worker(), [True]
@@ -486,8 +482,8 @@ async def test_workers_outlive_their_redis(
             while not condition():
                 await asyncio.sleep(0.02)
 
-    def missed() -> bool:
-        return "the broker does not answer, it is asked again and again: " in caplog.text
+    def is_noticed() -> bool:
+        return "the broker is unavailable, retrying: " in caplog.text
 
     async with working(worker):
         async with enqueuing(place.streams()) as enqueue:
@@ -496,28 +492,30 @@ async def test_workers_outlive_their_redis(
         if "emptied" in how:
             async with Redis.from_url(place.url) as direct:
                 await direct.flushall()
-            await until(missed)
+            await until(is_noticed)
         if "killed" in how:
             redis.kill()
-            await until(missed)
+            await until(is_noticed)
             before = len(tries)
             await until(lambda: len(tries) > before)
             redis.start()
         if how == "stopped":
             redis.stop()
-            await until(missed)
+            await until(is_noticed)
             redis.wake()
         async with enqueuing(place.streams()) as enqueue:
             assert (await (await enqueue(second)).wait(0.02, timeout=60)).error is None
-    said = [record.message for record in caplog.records if record.message.startswith("the broker ")]
-    assert [words.partition(",")[0] for words in said] == ["the broker does not answer", "the broker answers again"]
+    logged = [record.message for record in caplog.records if record.message.startswith("the broker ")]
+    assert [message.partition(",")[0] for message in logged] == [
+        "the broker is unavailable",
+        "the broker is available again",
+    ]
     assert sendings(sandbox) == ["Lease 0", "Lease 1"]
 
 
-async def test_a_slow_redis_is_only_slow(
+async def test_dispatch_works_with_slow_redis(
     redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """A twentieth of a second each way changes nothing but the time it takes, for worker and enqueuer."""
     async with slow_way(redis.port, 0.05) as way:
         place.url = f"{way.url}/0"
         async with enqueuing(place.streams()) as enqueue, working(place.worker()):
@@ -528,7 +526,7 @@ async def test_a_slow_redis_is_only_slow(
     assert sendings(sandbox) == ["Lease 0", "Lease 1", "Lease 2"]
 
 
-async def test_an_outcome_that_cannot_be_told_for_a_while(
+async def test_package_is_not_sent_again_if_its_outcome_cannot_be_reported(
     redis: RedisServer,
     place: Workplace,
     sandbox: Sandbox,
@@ -536,8 +534,7 @@ async def test_an_outcome_that_cannot_be_told_for_a_while(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Redis hears nothing more of a worker that sends: the message comes again, and the package is not sent again."""
-    monkeypatch.setattr(module, "_ANSWER", 0.5)
+    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
     sandbox.faults.add("signings.send", "slow", seconds=0.5)
     async with slow_way(redis.port) as way, enqueuing(place.streams()) as enqueue:
         place.url = f"{way.url}/0"
@@ -546,7 +543,7 @@ async def test_an_outcome_that_cannot_be_told_for_a_while(
             while not sandbox.requests_of("signings.send"):
                 await asyncio.sleep(0.01)
             way.cut = True
-            while "what came of package 'lease-0' could not be told" not in caplog.text:
+            while "the outcome of package 'lease-0' could not be reported" not in caplog.text:
                 await asyncio.sleep(0.02)
             assert await enqueued.outcome() is None
             way.cut = False
@@ -555,8 +552,9 @@ async def test_an_outcome_that_cannot_be_told_for_a_while(
     assert len(sandbox.requests_of("signings.send")) == 1
 
 
-async def test_an_entry_that_is_no_message(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
-    """Whoever wrote it into the queue: it is put away, and what comes after it is worked on."""
+async def test_foreign_stream_entry_is_acknowledged_and_skipped(
+    place: Workplace, sandbox: Sandbox, tmp_path: Path
+) -> None:
     async with enqueuing(place.streams()) as enqueue, working(place.worker()):
         async with Redis.from_url(place.url) as direct:
             await direct.xadd(place.queue, {"something": "else"})
@@ -566,22 +564,21 @@ async def test_an_entry_that_is_no_message(place: Workplace, sandbox: Sandbox, t
     assert sendings(sandbox) == ["Lease 0"]
 
 
-async def test_who_waits_for_workers_that_there_are_not(place: Workplace, tmp_path: Path) -> None:
-    """Waits for no longer than was said; the message stays for whoever may come."""
+async def test_wait_without_workers_times_out_and_keeps_the_message(place: Workplace, tmp_path: Path) -> None:
     async with enqueuing(place.streams()) as enqueue:
         enqueued = await enqueue(packages(tmp_path, 1)[0])
-        with pytest.raises(WaitTimeout, match=r"^no worker has told of package 'lease-0' within 0\.2 s: it may "):
+        with pytest.raises(WaitTimeout, match=r"^no worker reported on package 'lease-0' within 0\.2 s: it may "):
             await enqueued.wait(0.02, timeout=0.2)
-        with pytest.raises(ConfigurationError, match=r"Enqueued\.wait: timeout must be seconds above 0, not 0"):
+        with pytest.raises(ConfigurationError, match=r"timeout: must be a number above 0, got 0"):
             await enqueued.wait(timeout=0)
         assert await place.left() == (1, 0)
 
 
 @pytest.mark.parametrize("how", ["stopped", "stopped while it is waited for", "gone"])
-async def test_whoever_enqueues_does_not_wait_for_a_redis_that_does_not_answer(
+async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
     how: str, redis: RedisServer, place: Workplace, tmp_path: Path
 ) -> None:
-    """The error says so, and does not show the URL, which may hold a password."""
+    """The error does not show the URL, which may hold a password."""
     (package,) = packages(tmp_path, 1)
     url = place.url.replace("//", "//:geheim@")
     with contextlib.ExitStack() as fault:
@@ -595,16 +592,15 @@ async def test_whoever_enqueues_does_not_wait_for_a_redis_that_does_not_answer(
                 "gone": enqueuing(redis_streams(url)).__aenter__,
             }
             async with asyncio.timeout(10):
-                with pytest.raises(TransportError, match=r"^the broker cannot be reached \(\w+\)$") as caught:
+                with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
                     await steps[how]()
             assert caught.value.__context__ is None
             fault.close()
 
 
-async def test_a_broker_that_cannot_be_closed(
+async def test_broker_that_cannot_be_closed_is_logged_without_its_url(
     place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was enqueued is enqueued: no error says otherwise, the log tells of it, and not of the URL."""
     streams = place.streams()
     close = streams.connection_pool.disconnect
 
@@ -616,12 +612,12 @@ async def test_a_broker_that_cannot_be_closed(
     async with enqueuing(streams) as enqueue:
         await enqueue(packages(tmp_path, 1)[0])
     assert await place.left() == (1, 0)
-    assert "the broker was not closed as it should be: ConnectionError" in caplog.text
+    assert "the broker could not be closed: ConnectionError" in caplog.text
     assert place.url not in caplog.text
 
 
-async def test_any_broker_of_taskiqs_will_do(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
-    """One without acknowledgements and in memory, for example; what was sent before is found in the journal."""
+async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
+    """Even one in memory, without acknowledgements; the journal knows what was sent before."""
     broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
     (package,) = packages(tmp_path, 1)
     async with enqueuing(broker) as enqueue:
@@ -631,17 +627,17 @@ async def test_any_broker_of_taskiqs_will_do(place: Workplace, sandbox: Sandbox,
     assert sendings(sandbox) == ["Lease 0"]
 
 
-async def test_a_message_of_another_version(place: Workplace) -> None:
-    """Is refused in words, whoever is older."""
+async def test_message_of_another_version_is_rejected(place: Workplace) -> None:
     broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
     async with enqueuing(broker):
         task = await broker.find_task("signing_async:dispatch").kiq({"version": 2, "key": "k"})
         outcome = await Enqueued("k", task).wait(0.02)
-    assert outcome == Outcome("k", None, "the message is of version 2, this worker knows 1", "InvalidRequest")
+    assert outcome == Outcome(
+        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest"
+    )
 
 
-async def test_a_task_that_broke(place: Workplace) -> None:
-    """What goes wrong beside the package, as in acknowledging it, is told as well."""
+async def test_failed_task_is_an_outcome_with_its_error(place: Workplace) -> None:
     broker = InMemoryBroker()
     broken: TaskiqResult[Any] = TaskiqResult(
         is_err=True, return_value=None, execution_time=0.1, error=RuntimeError("no connection")
@@ -654,14 +650,13 @@ async def test_a_task_that_broke(place: Workplace) -> None:
 @pytest.mark.parametrize(
     ("documents", "words"),
     [
-        ([make_pdf()], r"^documents\[0\]: must be a path that the workers can read, not bytes$"),
+        ([make_pdf()], r"^documents\[0\]: must be a path that the workers can read, got bytes$"),
         ([PdfSource(os.fsencode(__file__))], "documents"),
         (["/no/such/file.pdf"], r"documents\[0\]"),
         ([], "documents: there is none"),
     ],
 )
-async def test_what_no_worker_could_send_is_not_enqueued(documents: Any, words: str, place: Workplace) -> None:
-    """The error names the field; nothing is in the queue."""
+async def test_invalid_package_is_not_enqueued(documents: Any, words: str, place: Workplace) -> None:
     package = SigningPackage("Lease", "EN", documents, [NewRecipient("anna@example.com")])
     async with enqueuing(place.streams(), max_pdf_bytes=10_000_000) as enqueue:
         with pytest.raises(InvalidRequest, match=words):
@@ -675,25 +670,24 @@ async def test_what_no_worker_could_send_is_not_enqueued(documents: Any, words: 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "amqp://guest:geheim@localhost"}, "redis_streams: the URL must begin with redis://"),
+        ({"url": "amqp://guest:geheim@localhost"}, "invalid Redis URL: must begin with redis://"),
         (
             {"url": "redis://:gehe/im@localhost"},
-            "redis_streams: the URL is not usable: its host or port cannot be read",
+            "invalid Redis URL: invalid host or port",
         ),
-        ({"url": "redis://:geheim@localhost?socket_timeout=x"}, "redis_streams: the URL is not usable: Invalid value"),
-        ({"url": None}, "redis_streams: url must be a text that is not empty, in whole characters, not None"),
-        ({"queue": ""}, "redis_streams: queue must be a text that is not empty, in whole characters, not ''"),
+        ({"url": "redis://:geheim@localhost?socket_timeout=x"}, "invalid Redis URL: Invalid value"),
+        ({"url": None}, "url: must be a non-empty string, got None"),
+        ({"queue": ""}, "queue: must be a non-empty string, got ''"),
         (
             {"queue": "\udfff"},
-            r"redis_streams: queue must be a text that is not empty, in whole characters, not '\udfff'",
+            r"queue: must be a non-empty string, got '\udfff'",
         ),
-        ({"redeliver_after": 0}, "redis_streams: redeliver_after must be seconds above 0, not 0"),
-        ({"redeliver_after": True}, "redis_streams: redeliver_after must be seconds above 0, not True"),
-        ({"redeliver_after": float("inf")}, "redis_streams: redeliver_after must be seconds above 0, not inf"),
+        ({"redeliver_after": 0}, "redeliver_after: must be a number above 0, got 0"),
+        ({"redeliver_after": True}, "redeliver_after: must be a number above 0, got True"),
+        ({"redeliver_after": float("inf")}, "redeliver_after: must be a number above 0, got inf"),
     ],
 )
-def test_settings_that_cannot_work(settings: dict[str, Any], words: str) -> None:
-    """The error names the setting, and no password."""
+def test_invalid_settings_are_rejected_without_showing_the_password(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         redis_streams(**{"url": "redis://localhost", **settings})
     assert words in str(caught.value)
@@ -701,8 +695,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], words: str) -> None
 
 
 @pytest.mark.parametrize("name", ["SIGNING_BROKER", "SIGNING_JOURNAL"])
-def test_what_the_environment_lacks_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that could do nothing does not start."""
+def test_missing_environment_variable_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {
         "SIGNING_BASE_URL": "https://tenant.example.com",
         "SIGNING_ACCESS_TOKEN": "t",
@@ -714,10 +707,9 @@ def test_what_the_environment_lacks_is_named(name: str, monkeypatch: pytest.Monk
         broker_by_environment()
 
 
-async def test_a_worker_on_one_machine_may_have_its_journal_in_a_file(
+async def test_journal_of_a_single_machine_may_be_a_file(
     place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path in the place of the URL; the rest of the environment as for any worker."""
     known = {
         "SIGNING_BASE_URL": sandbox.base_url,
         "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
@@ -732,13 +724,11 @@ async def test_a_worker_on_one_machine_may_have_its_journal_in_a_file(
     assert (tmp_path / "leases.journal").exists()
 
 
-def test_a_journal_by_its_place() -> None:
-    """What has a scheme is a PostgreSQL."""
+def test_journal_url_selects_postgresql() -> None:
     assert repr(module._journal("postgresql://app:geheim@db/app")) == "PostgresJournal('db/app')"
 
 
-def test_without_taskiq() -> None:
-    """The module says what is missing, and which extra brings it."""
+def test_missing_package_names_the_extra() -> None:
     code = "import sys; sys.modules['taskiq_redis'] = None; import signing_async.taskiq"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.stderr.splitlines()[-1].endswith("needs taskiq_redis: pip install 'signing-async[taskiq,postgres]'")

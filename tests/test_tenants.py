@@ -1,4 +1,4 @@
-"""Clients of many tenants: one each, a bounded number at a time, none closed in use, nothing shared but connections."""
+"""Clients of many tenants: a bounded number of clients, none closed in use, nothing shared but connections."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from tests.servers import Web, serving
 
 
 class Registry:
-    """What an application knows of its tenants."""
+    """The tenants of an application."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self.stores: dict[str, MemoryTokenStore] = {}
-        self.asked: list[str] = []
+        self.created: list[str] = []
 
     def store(self, tenant_id: str) -> TokenStore:
         fresh = MemoryTokenStore(Token(f"access-{tenant_id}", f"refresh-{tenant_id}"))
         return self.stores.setdefault(tenant_id, fresh)
 
     def app(self, tenant_id: str) -> TenantApp:
-        self.asked.append(tenant_id)
+        self.created.append(tenant_id)
         return TenantApp(self.origin, f"client-{tenant_id}", f"secret-{tenant_id}", "https://app.example.com/callback")
 
 
 class Unlocked(MemoryTokenStore):
-    """A store of the caller's own that keeps nobody out."""
+    """A store whose lock excludes nobody."""
 
     @asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
@@ -58,23 +58,23 @@ class Unlocked(MemoryTokenStore):
 
 
 class Service:
-    """All tenants on one host: it says who asked, sets a cookie, and does as it is told."""
+    """A service for all tenants: `me` returns the tenant of the access token, and sets a cookie."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
         self.refreshing = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.go_on.set()
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
         self.refreshes: list[str] = []
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         assert "Cookie" not in request.headers
         if request.path == "/api/oauth/token":
             form = await request.post()
             tenant = str(form["client_id"]).removeprefix("client-")
             self.refreshes.append(tenant)
             self.refreshing.set()
-            await self.go_on.wait()
+            await self.may_finish.wait()
             assert form["client_secret"] == f"secret-{tenant}"
             assert str(form["refresh_token"]).startswith(f"refresh-{tenant}")
             return web.json_response({"access_token": f"access-{tenant}-new", "refresh_token": f"refresh-{tenant}-new"})
@@ -88,26 +88,27 @@ class Service:
 
 @pytest.fixture
 def service() -> Service:
-    """The service's behaviour."""
+    """The service's state."""
     return Service()
 
 
 @pytest.fixture
 async def server(service: Service) -> AsyncIterator[Web]:
     """The service, running."""
-    async with serving(service.answer) as running:
+    async with serving(service.respond) as running:
         yield running
 
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session whose jar would keep cookies of addresses too."""
+    """A session whose cookie jar accepts cookies from IP addresses."""
     async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as made:
         yield made
 
 
-async def test_each_tenant_is_who_it_is(server: Web, session: aiohttp.ClientSession) -> None:
-    """However many at once: no token, and no cookie, of another."""
+async def test_concurrent_tenants_use_their_own_tokens_and_no_cookies(
+    server: Web, session: aiohttp.ClientSession
+) -> None:
     registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session, max_clients=5) as tenants:
 
@@ -115,14 +116,13 @@ async def test_each_tenant_is_who_it_is(server: Web, session: aiohttp.ClientSess
             async with tenants.client(f"t{number}") as client:
                 return f"t{number}", (await client.me()).id or ""
 
-        answers = await asyncio.gather(*(ask(number % 40) for number in range(200)))
-    assert all(tenant == told for tenant, told in answers)
+        replies = await asyncio.gather(*(ask(number % 40) for number in range(200)))
+    assert all(tenant == reported for tenant, reported in replies)
     assert not session.closed
     assert len(session.cookie_jar) == 0
 
 
-async def test_a_client_is_made_once(server: Web, session: aiohttp.ClientSession) -> None:
-    """However many ask for it at once, and whenever they do."""
+async def test_client_is_created_once_for_concurrent_users(server: Web, session: aiohttp.ClientSession) -> None:
     registry = Registry(server.origin)
 
     async def app(tenant_id: str) -> TenantApp:
@@ -145,12 +145,13 @@ async def test_a_client_is_made_once(server: Web, session: aiohttp.ClientSession
         assert len({id(client) for client in [*clients, await get()]}) == 1
         assert first.cancelled()
         assert repr(tenants) == "<Tenants: 0 clients in use, 1 kept>"
-    assert registry.asked == ["acme"]
+    assert registry.created == ["acme"]
     assert clients[0].closed
 
 
-async def test_the_least_recently_used_is_closed_first(server: Web, session: aiohttp.ClientSession) -> None:
-    """And none while it is in use."""
+async def test_least_recently_used_client_is_closed_first_and_none_in_use(
+    server: Web, session: aiohttp.ClientSession
+) -> None:
     registry = Registry(server.origin)
     seen: dict[str, SigningClient] = {}
     async with Tenants(registry.store, registry.app, session, max_clients=3) as tenants:
@@ -172,12 +173,12 @@ async def test_the_least_recently_used_is_closed_first(server: Web, session: aio
         assert not used.closed
         assert sum(not client.closed for client in seen.values()) == 2
         await touch("b")
-        assert registry.asked.count("b") == 2
+        assert registry.created.count("b") == 2
         assert not seen["b"].closed
 
 
-async def test_more_in_use_than_are_kept(server: Web, session: aiohttp.ClientSession) -> None:
-    """Nobody waits for another's client; afterwards there are as many as may be."""
+async def test_more_clients_than_the_maximum_may_be_in_use(server: Web, session: aiohttp.ClientSession) -> None:
+    """Afterwards no more than the maximum are kept."""
     registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session, max_clients=2) as tenants:
         everyone = asyncio.Barrier(6)
@@ -193,12 +194,13 @@ async def test_more_in_use_than_are_kept(server: Web, session: aiohttp.ClientSes
             assert repr(tenants) == "<Tenants: 1 clients in use, 1 kept>"
 
 
-async def test_a_refresh_under_way_is_let_finish(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
-    """Before its client is let go of, and before another is made for the same tenant."""
+async def test_refresh_in_progress_ends_before_the_client_is_replaced(
+    server: Web, service: Service, session: aiohttp.ClientSession
+) -> None:
     registry = Registry(server.origin)
     registry.stores["acme"] = Unlocked(Token("access-acme", "refresh-acme"))
     service.refused.add("access-acme")
-    service.go_on.clear()
+    service.may_finish.clear()
     async with Tenants(registry.store, registry.app, session, max_clients=1) as tenants:
 
         async def ask(tenant_id: str) -> str | None:
@@ -213,7 +215,7 @@ async def test_a_refresh_under_way_is_let_finish(server: Web, service: Service, 
         again = asyncio.create_task(ask("acme"))
         await asyncio.sleep(0.02)
         assert not again.done()
-        service.go_on.set()
+        service.may_finish.set()
         assert await again == "acme-new"
     assert service.refreshes == ["acme"]
     kept = await registry.stores["acme"].load()
@@ -221,11 +223,12 @@ async def test_a_refresh_under_way_is_let_finish(server: Web, service: Service, 
     assert kept.refresh_token == "refresh-acme-new"
 
 
-async def test_a_refresh_outlives_the_end(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
-    """To close all is to wait for the tokens that are on their way."""
+async def test_closing_waits_for_a_refresh_in_progress(
+    server: Web, service: Service, session: aiohttp.ClientSession
+) -> None:
     registry = Registry(server.origin)
     service.refused.add("access-acme")
-    service.go_on.clear()
+    service.may_finish.clear()
     tenants = Tenants(registry.store, registry.app, session)
 
     async def ask() -> None:
@@ -237,7 +240,7 @@ async def test_a_refresh_outlives_the_end(server: Web, service: Service, session
     closing = asyncio.create_task(tenants.aclose())
     await asyncio.sleep(0.02)
     assert not closing.done()
-    service.go_on.set()
+    service.may_finish.set()
     await closing
     await asyncio.gather(asking, return_exceptions=True)
     kept = await registry.stores["acme"].load()
@@ -247,8 +250,9 @@ async def test_a_refresh_outlives_the_end(server: Web, service: Service, session
         await ask()
 
 
-async def test_what_fails_is_tried_anew(server: Web, session: aiohttp.ClientSession) -> None:
-    """An error of a factory is raised as it is, to all who wait for it, and is not remembered."""
+async def test_factory_error_is_raised_to_all_users_and_not_remembered(
+    server: Web, session: aiohttp.ClientSession
+) -> None:
     registry, fails = Registry(server.origin), True
 
     def app(tenant_id: str) -> Any:
@@ -269,10 +273,9 @@ async def test_what_fails_is_tried_anew(server: Web, session: aiohttp.ClientSess
         assert await ask() == "acme"
 
 
-async def test_a_failure_that_nobody_waits_for(
+async def test_factory_error_without_users_is_not_logged(
     server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It harms nobody, and is not told."""
     registry, tries = Registry(server.origin), 0
 
     async def app(tenant_id: str) -> TenantApp:
@@ -299,8 +302,7 @@ async def test_a_failure_that_nobody_waits_for(
     assert caplog.records == []
 
 
-async def test_making_is_waited_for_at_the_end(server: Web, session: aiohttp.ClientSession) -> None:
-    """A client that is being made while all are closed is closed too."""
+async def test_client_created_during_closing_is_closed(server: Web, session: aiohttp.ClientSession) -> None:
     registry, go_on = Registry(server.origin), asyncio.Event()
 
     async def app(tenant_id: str) -> TenantApp:
@@ -325,8 +327,7 @@ async def test_making_is_waited_for_at_the_end(server: Web, session: aiohttp.Cli
     assert got[0].closed
 
 
-async def test_one_that_cannot_be_made_at_the_end(session: aiohttp.ClientSession) -> None:
-    """It is of no more concern."""
+async def test_factory_error_during_closing_does_not_fail_it(session: aiohttp.ClientSession) -> None:
     go_on = asyncio.Event()
 
     async def app(tenant_id: str) -> TenantApp:
@@ -349,11 +350,13 @@ async def test_one_that_cannot_be_made_at_the_end(session: aiohttp.ClientSession
         await asking
 
 
-async def test_one_that_is_let_go_of_twice(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
-    """While its first client's refresh lasts, its second one is closed too: the end waits for both."""
+async def test_closing_waits_for_both_clients_of_a_tenant(
+    server: Web, service: Service, session: aiohttp.ClientSession
+) -> None:
+    """Its second client is evicted while the refresh of the first one lasts."""
     registry = Registry(server.origin)
     service.refused.add("access-acme")
-    service.go_on.clear()
+    service.may_finish.clear()
     tenants = Tenants(registry.store, registry.app, session, max_clients=1)
 
     async def ask(tenant_id: str) -> None:
@@ -370,14 +373,13 @@ async def test_one_that_is_let_go_of_twice(server: Web, service: Service, sessio
     closing = asyncio.create_task(tenants.aclose())
     await asyncio.sleep(0.02)
     assert not closing.done()
-    service.go_on.set()
+    service.may_finish.set()
     await closing
     assert service.refreshes == ["acme"]
     assert repr(tenants) == "<Tenants: 0 clients in use, 0 kept>"
 
 
-async def test_one_that_was_closed_by_hand_is_made_anew(server: Web, session: aiohttp.ClientSession) -> None:
-    """Whoever closes what was lent to them harms themselves alone."""
+async def test_client_closed_by_its_user_is_created_again(server: Web, session: aiohttp.ClientSession) -> None:
     registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session) as tenants:
         async with tenants.client("acme") as client, tenants.client("acme") as same:
@@ -395,8 +397,9 @@ async def test_one_that_was_closed_by_hand_is_made_anew(server: Web, session: ai
         assert repr(tenants) == "<Tenants: 0 clients in use, 1 kept>"
 
 
-async def test_the_authorization_of_a_tenant(server: Web, service: Service, session: aiohttp.ClientSession) -> None:
-    """The tenant's OAuth is the one that its client uses."""
+async def test_oauth_of_a_tenant_is_shared_with_its_client(
+    server: Web, service: Service, session: aiohttp.ClientSession
+) -> None:
     registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session) as tenants:
         async with tenants.oauth("acme") as oauth:
@@ -407,8 +410,7 @@ async def test_the_authorization_of_a_tenant(server: Web, service: Service, sess
     assert service.refreshes == ["acme"]
 
 
-async def test_gates_are_each_ones_own(session: aiohttp.ClientSession) -> None:
-    """A 429 to one tenant holds back no other, unless they are given one gate."""
+async def test_rate_limits_are_separate_unless_a_gate_is_shared(session: aiohttp.ClientSession) -> None:
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         if request.headers["Authorization"] == "Bearer access-loud":
@@ -438,7 +440,7 @@ async def test_gates_are_each_ones_own(session: aiohttp.ClientSession) -> None:
 async def test_token_that_cannot_be_saved_on_close_is_logged(
     server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One tenant's store that fails for good is told at ERROR; the others are closed, and asyncio has no complaint."""
+    """The other clients are closed."""
 
     class Full(MemoryTokenStore):
         async def save(self, token: Token) -> None:
@@ -460,8 +462,8 @@ async def test_token_that_cannot_be_saved_on_close_is_logged(
     assert (logged.name, "could not be saved and is lost" in logged.getMessage()) == ("signing_async", True)
 
 
-async def test_a_session_without_cookies_is_used_as_it_is(server: Web) -> None:
-    """And one that is closed is said to be."""
+async def test_session_without_cookies_is_used_unchanged(server: Web) -> None:
+    """A closed session is an error."""
     registry = Registry(server.origin)
     session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), headers={"X-App": "leases"})
     async with Tenants(registry.store, registry.app, session) as tenants, tenants.client("acme") as client:
@@ -470,25 +472,23 @@ async def test_a_session_without_cookies_is_used_as_it_is(server: Web) -> None:
     await session.close()
     assert server.requests[0].headers["X-App"] == "leases"
     async with Tenants(registry.store, registry.app, session) as tenants:
-        with pytest.raises(ClientClosed, match="the session that was given to the tenants is closed"):
+        with pytest.raises(ClientClosed, match="the session of the tenants is closed"):
             async with tenants.client("acme"):
                 pass
 
 
-async def test_what_the_session_has_besides_cookies_stays(server: Web) -> None:
-    """Its headers, and its connections."""
+async def test_session_settings_and_connections_are_shared(server: Web) -> None:
     registry = Registry(server.origin)
     async with aiohttp.ClientSession(headers={"X-App": "leases"}) as session:
         async with Tenants(registry.store, registry.app, session) as tenants, tenants.client("acme") as client:
             await client.me()
-        async with session.get(f"{server.origin}/api/1.0/me", headers={"Authorization": "Bearer x"}) as answer:
-            assert answer.ok
+        async with session.get(f"{server.origin}/api/1.0/me", headers={"Authorization": "Bearer x"}) as response:
+            assert response.ok
     assert [request.headers["X-App"] for request in server.requests] == ["leases", "leases"]
     assert len({request.transport for request in server.requests}) == 1
 
 
-async def test_the_sessions_proxy_is_gone_through(server: Web) -> None:
-    """By a client's requests and by those for its token: there may be no other way out."""
+async def test_token_requests_and_calls_use_the_proxy_of_the_session(server: Web) -> None:
     registry = Registry("http://tenant.localhost")
     registry.stores["acme"] = MemoryTokenStore(Token("old", "refresh-acme", expires_at=1))
     async with (
@@ -500,8 +500,9 @@ async def test_the_sessions_proxy_is_gone_through(server: Web) -> None:
     assert [request.host for request in server.requests] == ["tenant.localhost"] * 2
 
 
-async def test_no_secret_is_told(server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture) -> None:
-    """Not in a log, nor where these objects are printed."""
+async def test_no_secret_appears_in_texts_or_the_log(
+    server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
     registry = Registry(server.origin)
     with caplog.at_level(logging.DEBUG):
         async with Tenants(registry.store, registry.app, session) as tenants, tenants.client("acme") as client:
@@ -513,17 +514,18 @@ async def test_no_secret_is_told(server: Web, session: aiohttp.ClientSession, ca
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"store_factory": 5}, "store_factory: must be callable with a tenant's id, not 5"),
-        ({"app_factory": None}, "app_factory: must be callable with a tenant's id, not None"),
-        ({"gate_factory": 5}, "gate_factory: must be callable with a tenant's id, not 5"),
-        ({"session": 5}, "session: must be an aiohttp.ClientSession, not int"),
-        ({"max_clients": 0}, "max_clients: must be a whole number from 1, not 0"),
-        ({"max_clients": 2.5}, "max_clients: must be a whole number from 1, not 2.5"),
-        ({"max_clients": True}, "max_clients: must be a whole number from 1, not True"),
+        ({"store_factory": 5}, "store_factory: must be callable with a tenant's id, got 5"),
+        ({"app_factory": None}, "app_factory: must be callable with a tenant's id, got None"),
+        ({"gate_factory": 5}, "gate_factory: must be callable with a tenant's id, got 5"),
+        ({"session": 5}, "session: must be an aiohttp.ClientSession, got int"),
+        ({"max_clients": 0}, "max_clients: must be an integer of at least 1, got 0"),
+        ({"max_clients": 2.5}, "max_clients: must be an integer of at least 1, got 2.5"),
+        ({"max_clients": True}, "max_clients: must be an integer of at least 1, got True"),
     ],
 )
-async def test_what_is_wrong_is_named(session: aiohttp.ClientSession, wrong: dict[str, Any], words: str) -> None:
-    """When the object is made, not when a tenant comes."""
+async def test_invalid_arguments_are_rejected_at_once(
+    session: aiohttp.ClientSession, wrong: dict[str, Any], words: str
+) -> None:
     registry = Registry("https://tenant.example.com")
     arguments: dict[str, Any] = {"store_factory": registry.store, "app_factory": registry.app, "session": session}
     with pytest.raises(ConfigurationError) as caught:
@@ -531,8 +533,7 @@ async def test_what_is_wrong_is_named(session: aiohttp.ClientSession, wrong: dic
     assert str(caught.value) == words
 
 
-async def test_options_that_are_wrong(session: aiohttp.ClientSession) -> None:
-    """Those of a client are checked as a client does, and so is what the factories give."""
+async def test_invalid_options_and_factory_results_are_rejected(session: aiohttp.ClientSession) -> None:
     registry = Registry("https://tenant.example.com")
 
     def mapping(tenant_id: str) -> Any:
@@ -543,17 +544,16 @@ async def test_options_that_are_wrong(session: aiohttp.ClientSession) -> None:
             async with tenants.client("acme"):
                 pass
     async with Tenants(registry.store, mapping, session, retry=RetryPolicy.none()) as tenants:
-        with pytest.raises(ConfigurationError, match="app_factory: must give a TenantApp, not dict"):
+        with pytest.raises(ConfigurationError, match="app_factory: must return a TenantApp, got dict"):
             async with tenants.client("acme"):
                 pass
         for tenant_id in ("", None, 5):
-            with pytest.raises(InvalidRequest, match="tenant_id: must be a tenant's id, not"):
+            with pytest.raises(InvalidRequest, match="tenant_id: must be a non-empty string, got "):
                 async with tenants.client(tenant_id):  # type: ignore[arg-type]  # that is the test
                     pass
 
 
-async def test_memory_is_bounded(session: aiohttp.ClientSession) -> None:
-    """A thousand tenants leave no more behind than a hundred."""
+async def test_memory_does_not_grow_with_the_number_of_tenants(session: aiohttp.ClientSession) -> None:
 
     def store(tenant_id: str) -> TokenStore:
         return MemoryTokenStore(Token("access", "refresh"))
@@ -565,7 +565,7 @@ async def test_memory_is_bounded(session: aiohttp.ClientSession) -> None:
             for number in range(count):
                 async with tenants.client(f"{name}-{number}"):
                     pass
-            registry.asked.clear()
+            registry.created.clear()
             await asyncio.sleep(0.01)
             gc.collect()
             return tracemalloc.get_traced_memory()[0]

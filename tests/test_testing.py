@@ -1,17 +1,26 @@
-"""The pytest plugin where pytest-asyncio is missing."""
+"""The pytest plugin: its fixtures, the sample PDF, and the guide's examples in a project of their own."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from signing_async import testing
+from signing_async.sandbox import Sandbox
+from signing_async.testing import sample_pdf
+from tests.needs import needs_module
+
+GUIDE = (Path(testing.__file__ or "").parent / "README.md").read_text("utf-8")
+INI = "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
 
 
-def test_without_pytest_asyncio_the_plugin_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fixtures are there, for whatever runs coroutines instead."""
+def test_plugin_loads_without_pytest_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fixtures exist for any other plugin that runs coroutines."""
     monkeypatch.setitem(sys.modules, "pytest_asyncio", None)
     assert testing.__file__ is not None
     spec = importlib.util.spec_from_file_location("signing_async.testing", testing.__file__)
@@ -22,29 +31,58 @@ def test_without_pytest_asyncio_the_plugin_still_loads(monkeypatch: pytest.Monke
     assert type(module.signing_client) is type(pytest.fixture(lambda: None))
 
 
-def test_the_fixtures_in_a_project_of_its_own(pytester: pytest.Pytester) -> None:
-    """A sandbox and a client of it, with the marker's settings, for whoever has this package installed."""
+def test_fixtures_work_in_another_project(pytester: pytest.Pytester) -> None:
+    """A sandbox and its client, with the settings of the marker."""
     pytester.makepyfile(
         """
         import pytest
         from signing_async.sandbox import Profile
 
-        async def test_a_draft_is_kept(signing_sandbox, signing_client):
+        async def test_draft_is_kept(signing_sandbox, signing_client):
             signing = await signing_client.signings.create(name="Lease", language="EN")
             assert signing_sandbox.signing(signing.id).state == "draft"
 
-        async def test_it_is_the_tests_own(signing_sandbox, signing_client):
+        async def test_each_test_has_its_own_sandbox(signing_sandbox, signing_client):
             assert [signing async for signing in signing_client.signings.list()] == []
 
         @pytest.mark.signing_sandbox(profile=Profile(ids="integer"))
-        async def test_with_other_settings(signing_sandbox, signing_client):
+        async def test_marker_sets_the_profile(signing_sandbox, signing_client):
             assert (await signing_client.signings.create(name="Lease", language="EN")).id.isdigit()
 
-        async def test_a_failure_passes_soon(signing_sandbox, signing_client):
+        async def test_retries_are_quick(signing_sandbox, signing_client):
             signing_sandbox.faults.add("signings.create", "503", times=3)
             await signing_client.signings.create(name="Lease", language="EN")
         """
     )
-    pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
+    pytester.makeini(INI)
     result = pytester.runpytest_inprocess("-q", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:randomly")
     result.assert_outcomes(passed=4)
+
+
+def test_guide_runs_as_pasted(pytester: pytest.Pytester) -> None:
+    """Its Python blocks are one test module; every test in it passes, including the conformance suites."""
+    pytester.makepyfile("\n\n".join(re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)))
+    pytester.makeini(INI)
+    outcomes = pytester.runpytest_subprocess("-q", "-p", "no:randomly").parseoutcomes()
+    assert outcomes.keys() <= {"passed", "warnings"}
+    assert outcomes["passed"] > 25
+
+
+@pytest.mark.parametrize("title", ["Lease", r"Lease (draft) \ 7", "Mietvertrag für Ångström", "契約\r\nsecond line"])
+async def test_sample_pdf_is_valid_and_can_be_sealed(title: str) -> None:
+    needs_module("pikepdf")
+    import pikepdf
+
+    from signing_async import SigningClient
+
+    async with Sandbox() as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        signing = await client.signings.create(name="Lease", language="EN")
+        document = await client.documents.upload(signing, sample_pdf(title), "lease.pdf")
+        await client.recipients.add(signing, email="anna@example.com")
+        await client.signings.send(signing)
+        await sandbox.complete(signing.id)
+        async with client.documents.stream_signed(signing.id, document) as chunks:
+            assert b"".join([chunk async for chunk in chunks]).startswith(sample_pdf(title))
+    with pikepdf.open(io.BytesIO(sample_pdf(title))) as pdf:
+        assert pdf.check_pdf_syntax() == []
+        assert len(pdf.pages) == 1

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import click
 from aiohttp import web
 
+from .._sample_pdf import sample_pdf
 from ..auth.oauth import OAuth
 from ..auth.token_stores import FileTokenStore
 from ..client import SigningClient
@@ -109,7 +110,7 @@ class _Story:
         signing = await client.signings.create(
             name="Boat house", language="EN", signing_order="sequential", message="Please sign by Friday."
         )
-        sources = [(name, contract_pdf(title)) for name, title in _FILES]
+        sources = [(name, sample_pdf(title)) for name, title in _FILES]
         uploads = (client.documents.upload(signing, data, name) for name, data in sources)
         self._documents = await asyncio.gather(*uploads)
         for order, (first, last, method) in enumerate(_PEOPLE, start=1):
@@ -193,25 +194,3 @@ def _refusal() -> str:
     except InvalidSignature as error:
         said = str(error)
     return said
-
-
-def contract_pdf(title: str) -> bytes:
-    """A page with a title on it, as a PDF."""
-    safe = title.replace("\\", "").replace("(", "").replace(")", "")
-    page = f"BT /F1 24 Tf 72 720 Td ({safe}) Tj 0 -40 Td /F1 12 Tf (This is the contract that is signed.) Tj ET"
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
-        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Contents 4 0 R /Resources 6 0 R >>",
-        f"<< /Length {len(page)} >>\nstream\n{page}\nendstream",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-        "<< /Font << /F1 5 0 R >> >>",
-    ]
-    pdf, offsets = "%PDF-1.4\n", []
-    for number, content in enumerate(objects, start=1):
-        offsets.append(len(pdf))
-        pdf += f"{number} 0 obj\n{content}\nendobj\n"
-    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
-    size, start = len(objects) + 1, len(pdf)
-    pdf += f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R >>\n"
-    return (pdf + f"startxref\n{start}\n%%EOF\n").encode("ascii")

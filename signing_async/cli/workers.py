@@ -1,4 +1,4 @@
-"""`dispatch --broker`: Taskiq's workers in the place of a client, and what they tell of each package."""
+"""`dispatch --broker`: Taskiq workers send the packages, and report the outcome of each."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from ..models import Signing
 
 __all__ = ["Patience", "Workers", "workers"]
 
-AT_ONCE = 100
-"""So many are asked for in one round: those that were enqueued first."""
+BATCH = 100
+"""How many packages are polled at a time, in the order in which they were enqueued."""
 
-BETWEEN = 0.2
+POLL = 0.2
 
 QUIET = 30.0
-"""Seconds in which no worker tells of anything, after which that is said."""
+"""Seconds without any outcome before a warning."""
 
 
 @attrs.frozen
 class Patience:
-    """How long workers are waited for: for ever where no seconds are said; and who is warned while they are silent."""
+    """How many seconds to wait for the workers (None: without limit), and how to warn if they are silent."""
 
     seconds: float | None
     warn: Callable[[str], None]
 
 
 @asynccontextmanager
-async def workers(url: str, journal: str, most: int, patience: Patience | None) -> AsyncIterator[Workers]:
-    """Those who find their work at this URL. Without ``patience`` they are not waited for."""
+async def workers(url: str, journal: str, max_pdf_bytes: int, patience: Patience | None) -> AsyncIterator[Workers]:
+    """Connect to the workers' broker. Without ``patience`` their outcomes are not waited for."""
     if "://" not in journal:
-        raise InvalidRequest("--broker: needs a journal that all workers reach: --journal postgresql://...")
+        raise InvalidRequest("--broker: needs a journal that all workers can reach: --journal postgresql://...")
     try:
         from ..taskiq import enqueuing, redis_streams
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"--broker: {error}") from None
-    async with enqueuing(redis_streams(url), max_pdf_bytes=most) as enqueue:
+    async with enqueuing(redis_streams(url), max_pdf_bytes=max_pdf_bytes) as enqueue:
         yield Workers(enqueue, patience)
 
 
 class Workers:
-    """What `dispatch` needs of a client."""
+    """The part of a client that `dispatch` uses, carried out by workers."""
 
     def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], patience: Patience | None) -> None:
         self._enqueue = enqueue
@@ -57,11 +57,11 @@ class Workers:
     async def dispatch_many(
         self, packages: Iterable[SigningPackage], journal: object, concurrency: int
     ) -> AsyncIterator[AsyncIterator[DispatchResult]]:
-        """What came of each: that it was enqueued, or what its worker tells."""
+        """Yield the result of each package: that it was enqueued, or its outcome."""
         yield self._results(packages)
 
     async def _results(self, packages: Iterable[SigningPackage]) -> AsyncIterator[DispatchResult]:
-        waiting: dict[Any, SigningPackage] = {}
+        pending: dict[Any, SigningPackage] = {}
         for package in packages:
             try:
                 enqueued = await self._enqueue(package)
@@ -71,30 +71,31 @@ class Workers:
             if self._patience is None:
                 yield DispatchResult(package)
             else:
-                waiting[enqueued] = package
+                pending[enqueued] = package
         if self._patience is not None:
-            async for result in self._told(waiting, self._patience):
+            async for result in self._outcomes(pending, self._patience):
                 yield result
 
-    async def _told(self, waiting: dict[Any, SigningPackage], patience: Patience) -> AsyncIterator[DispatchResult]:
-        """What workers tell while there is time, and then what nobody has told of."""
-        began = heard = time.monotonic()
-        over = False
-        while waiting and not over:
+    async def _outcomes(self, pending: dict[Any, SigningPackage], patience: Patience) -> AsyncIterator[DispatchResult]:
+        began = last_outcome = time.monotonic()
+        is_timeout = False
+        while pending and not is_timeout:
             now = time.monotonic()
-            over = patience.seconds is not None and now - began >= patience.seconds
-            for enqueued in list(waiting)[: None if over else AT_ONCE]:
+            is_timeout = patience.seconds is not None and now - began >= patience.seconds
+            for enqueued in list(pending)[: None if is_timeout else BATCH]:
                 outcome = await enqueued.outcome()
                 if outcome is not None:
-                    heard = now
-                    yield _result(waiting.pop(enqueued), outcome)
-            if now - heard >= QUIET:
-                patience.warn(f"no worker has told of anything for {now - heard:.0f} s; waited for: {len(waiting)}")
-                heard = now
-            await asyncio.sleep(BETWEEN)
-        for package in waiting.values():
-            words = f"no worker has told of it within {patience.seconds:g} s: it may be sent later"
-            yield DispatchResult(package, None, WaitTimeout(words))
+                    last_outcome = now
+                    yield _result(pending.pop(enqueued), outcome)
+            if now - last_outcome >= QUIET:
+                patience.warn(
+                    f"no worker has reported for {now - last_outcome:.0f} s; packages pending: {len(pending)}"
+                )
+                last_outcome = now
+            await asyncio.sleep(POLL)
+        for package in pending.values():
+            message = f"no worker reported on it within {patience.seconds:g} s: it may still be sent"
+            yield DispatchResult(package, None, WaitTimeout(message))
 
 
 def _result(package: SigningPackage, outcome: Any) -> DispatchResult:

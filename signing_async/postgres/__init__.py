@@ -1,14 +1,14 @@
-"""What must outlive any cache, in PostgreSQL: a token store and a dispatch journal for workers on many machines.
+"""A token store and a dispatch journal in PostgreSQL, for workers on many machines: data that must outlive any cache.
 
-Both take a DSN (``postgresql://user:password@host/database``), or an `asyncpg.Pool` of the caller's, which is never
-closed here. A server that is stopped, gone or out of reach is an error within ``timeout`` seconds; one that is back
-within that time is not noticed. A table that is missing is made on first use, or beforehand by
-``await store.create_table()``; ``sql`` is the statement, and where the role may not make a table the error holds it.
+Both take a DSN (``postgresql://user:password@host/database``) or the caller's own `asyncpg.Pool`, which is never closed
+here. An operation retries for ``timeout`` seconds if the server is unavailable, then raises. A missing table is created
+on first use, or beforehand by ``await store.create_table()``; ``sql`` is the statement, and the error contains it if
+the role may not create tables.
 
-What was written outlives a crash of the server, unless its ``synchronous_commit`` is turned off. It does not outlive a
-failover to an asynchronous replica, which may lack the last commits: packages that were sent last are then sent again
-by the next run, and a refresh token may be used twice. A replica that may take over must be named in
-``synchronous_standby_names``, with ``synchronous_commit`` at ``on``.
+Data survives a crash of the server unless ``synchronous_commit`` is off. It may not survive a failover to an
+asynchronous replica, which can lack the last commits: the next run then sends the last packages again, and a refresh
+token may be used twice. Name every replica that may take over in ``synchronous_standby_names``, and leave
+``synchronous_commit`` on.
 """
 
 from .database import Pool

@@ -1,4 +1,4 @@
-"""One way to PostgreSQL for both parts: bounded, done again where an answer is lost, told without secrets."""
+"""The connections to PostgreSQL: every operation is bounded and repeatable, and no error shows a secret."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
 try:
-    import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
+    import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
         "signing_async.postgres needs asyncpg: pip install 'signing-async[postgres]'", name="asyncpg"
     ) from None
 
-__all__ = ["FINAL", "PASSING", "Database", "Pool", "drop"]
+__all__ = ["PERMANENT", "TRANSIENT", "Database", "Pool", "terminate"]
 
 T = TypeVar("T")
 
-_OWN_CONNECTIONS = 8
-_AGAIN = 0.05
-_GIVE_BACK = 0.5
+_MAX_CONNECTIONS = 8
+_RETRY_AFTER = 0.05
+_RELEASE_TIMEOUT = 0.5
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(:[0-9]*)?")
-# Of two CREATE TABLE IF NOT EXISTS at once one may fail: makers take turns.
-_ONE_MAKER = "SELECT pg_advisory_xact_lock(7310557141)"
-# What another try may get over: the server is starting, stopping or full, a connection broke, two were in each other's
-# way. Every step here may be done twice.
-PASSING = (
+# Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
+_LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
+# The server is starting, stopping or out of connections, a connection broke, or two transactions conflicted. Every
+# operation may be repeated.
+TRANSIENT = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
@@ -48,14 +48,14 @@ PASSING = (
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.TransactionRollbackError,
     asyncpg.InvalidCachedStatementError,
-    # Begun on a connection that the server was just closing.
+    # The server closed the connection as the operation began.
     asyncpg.InternalClientError,
 )
-FINAL = (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError)
+PERMANENT = (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError)
 
 
 class Pool(Protocol):
-    """What is used of an `asyncpg.Pool`."""
+    """The methods used of an `asyncpg.Pool`."""
 
     def acquire(self, *, timeout: float | None = None) -> Any: ...
 
@@ -71,124 +71,121 @@ class Pool(Protocol):
 
 
 @attrs.frozen
-class _Problem:
-    words: str
-    crowded: bool = False
+class _Failed:
+    message: str
+    pool_exhausted: bool = False
 
 
 class Database:
-    """Connections to one database for one table; every step is bounded, and may be done again if its answer is lost."""
+    """Connections to the database of one table. An operation is bounded in time, and repeated if its response is lost.
+
+    An operation that fails raises ``failure`` with a message.
+    """
 
     def __init__(
-        self,
-        source: str | Pool,
-        table: str,
-        sql: str,
-        *,
-        owner: str,
-        timeout: float,
-        failure: Callable[[str], SigningError],
+        self, source: str | Pool, table: str, sql: str, *, timeout: float, failure: Callable[[str], SigningError]
     ) -> None:
         self._dsn: str | None = None
         self._pool: Any = None
         self._secrets: list[str] = []
-        self.place: str = "the caller's pool"
+        self.address: str = "the given pool"
         if isinstance(source, str):
             self._dsn = source
-        else:
+            del source  # some tools show the variables of a traceback
+            self._check_dsn()
+        elif hasattr(source, "acquire"):
             self._pool = source
-        # Variables are shown in some tracebacks.
-        del source
-        self._owner = owner
-        self._own = self._dsn is not None
-        self._closed = False
+        else:
+            raise ConfigurationError(f"postgres: must be a DSN or an asyncpg.Pool, got {source!r}")
         self._failure = failure
-        if self._dsn is None and not hasattr(self._pool, "acquire"):
-            raise ConfigurationError(f"{owner}: postgres must be a DSN or an asyncpg.Pool, not {self._pool!r}")
-        self._read_dsn()
+        self._closed = False
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
-            raise ConfigurationError(f"{owner}: table must be a plain lower-case name, schema.name or name: {table!r}")
+            raise ConfigurationError(f"table: must be a lower-case identifier, name or schema.name, got {table!r}")
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
-        self.sql: str = sql.format(table=self.table)
-        _checks.seconds(owner, "timeout", timeout)
-        self.timeout: float = timeout
+        self.sql: str = self.render(sql)
+        self.timeout: float = _checks.number("timeout", timeout, above=0)
 
-    def _read_dsn(self) -> None:
-        """Learn the place, to be shown, and the password, to be hidden."""
-        if self._dsn is None:
-            return
+    def _check_dsn(self) -> None:
+        """Find the address, which messages show, and the password, which they must not show."""
+        assert self._dsn is not None
         problem = None
         try:
             parts = urlsplit(self._dsn)
-            written = [parts.password or "", *(value for name, value in parse_qsl(parts.query) if name == "password")]
+            passwords = [parts.password or "", *(value for name, value in parse_qsl(parts.query) if name == "password")]
         except ValueError:
-            problem = "it cannot be read as a URL"
+            problem = "not a URL"
         else:
-            self._secrets = [secret for each in written if each for secret in (each, unquote(each))]
+            self._secrets = [secret for each in passwords if each for secret in (each, unquote(each))]
             hosts = parts.netloc.rpartition("@")[2]
-            self.place = hosts + parts.path
+            self.address = hosts + parts.path
             if parts.scheme not in ("postgresql", "postgres"):
-                problem = "it must begin with postgresql://"
+                problem = "must begin with postgresql://"
             elif parts.fragment:
-                problem = "there is a # in it: in a password that is written %23"
+                problem = "contains a #; write %23 in a password"
             elif not all(_HOST.fullmatch(host) for host in hosts.split(",")):
-                problem = "its host and port cannot be read"
+                problem = "invalid host or port"
         if problem is not None:
-            raise ConfigurationError(f"{self._owner}: the DSN cannot be used: {problem}")
+            raise ConfigurationError(f"invalid DSN: {problem}")
+
+    def render(self, statement: str) -> str:
+        """Return the statement with the table's name in it."""
+        return statement.format(table=self.table)
 
     async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Do it on some connection."""
-        return self._told(await self._bounded(work, None))
+        """Return the result of ``work`` on any connection."""
+        return self._result(await self._retry(work, None))
 
-    async def keep(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack) -> T:
-        """Do it on a connection that stays in hand until ``kept`` is closed.
+    async def run_and_keep(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack) -> T:
+        """Return the result of ``work`` on a connection that is not released before ``kept`` is closed.
 
-        Where all of the pool's are in use it waits, for as long as they are.
+        Wait without a timeout while all connections of the pool are in use.
         """
-        crowded = True
-        while crowded:
-            # In a task of its own, which alone is cancelled when its time is up.
-            outcome = await asyncio.create_task(self._bounded(work, kept))
-            crowded = isinstance(outcome, _Problem) and outcome.crowded
-        return self._told(outcome)
+        pool_exhausted = True
+        while pool_exhausted:
+            # In a separate task: the timeout must cancel only this.
+            outcome = await asyncio.create_task(self._retry(work, kept))
+            pool_exhausted = isinstance(outcome, _Failed) and outcome.pool_exhausted
+        return self._result(outcome)
 
-    def _told(self, outcome: T | _Problem) -> T:
-        if isinstance(outcome, _Problem):
-            raise self._failure(f"PostgreSQL at {self.place}: {outcome.words}")
+    def _result(self, outcome: T | _Failed) -> T:
+        if isinstance(outcome, _Failed):
+            raise self._failure(f"PostgreSQL at {self.address}: {outcome.message}")
         return outcome
 
-    async def look(self, connection: Any) -> None:
-        """See whether the table is there; `run` makes one that is missing."""
-        await connection.execute(f"SELECT FROM {self.table} LIMIT 0")
+    async def create_table(self) -> None:
+        """Create the table unless it exists."""
+        # `run` creates a missing table.
+        await self.run(lambda connection: connection.execute(f"SELECT FROM {self.table} LIMIT 0"))
 
-    async def _make(self, connection: Any) -> None:
+    async def _create_table(self, connection: Any) -> None:
         async with connection.transaction():
-            await connection.execute(_ONE_MAKER)
+            await connection.execute(_LOCK_CREATION)
             await connection.execute(self.sql)
 
-    async def _bounded(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T | _Problem:
-        trouble = "no answer"
-        missing = False
+    async def _retry(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T | _Failed:
+        problem = "no response"
+        is_table_missing = False
         pool = await self._open()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.timeout):
                 while True:
                     try:
-                        if missing:
-                            await self._attempt(pool, self._make, None)
+                        if is_table_missing:
+                            await self._attempt(pool, self._create_table, None)
                         return await self._attempt(pool, work, kept)
                     except asyncpg.UndefinedTableError:
-                        missing = True
-                        trouble = f"the table {self.table} is missing"
-                    except (*PASSING, *FINAL) as error:
-                        trouble = self.words(error)
-                        if not _may_pass(error, pool):
-                            return _Problem(trouble + (f"; the table is made by:\n{self.sql}" if missing else ""))
-                    await asyncio.sleep(_AGAIN)
-        crowded = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
-        if crowded:
-            trouble = "all connections of the pool are in use"
-        return _Problem(f"{trouble}, for {self.timeout:g} s", crowded)
+                        is_table_missing = True
+                        problem = f"the table {self.table} does not exist"
+                    except (*TRANSIENT, *PERMANENT) as error:
+                        problem = self.describe(error)
+                        if not _is_transient(error, pool):
+                            hint = f"; create the table with:\n{self.sql}" if is_table_missing else ""
+                            return _Failed(problem + hint)
+                    await asyncio.sleep(_RETRY_AFTER)
+        pool_exhausted = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
+        if pool_exhausted:
+            problem = "all connections of the pool are in use"
+        return _Failed(f"{problem}, for {self.timeout:g} s", pool_exhausted)
 
     async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T:
         async with AsyncExitStack() as used:
@@ -204,38 +201,37 @@ class Database:
         try:
             yield connection
         except asyncpg.PostgresError:
-            if _in_transaction(connection):
-                drop(connection)
+            if _is_in_transaction(connection):
+                terminate(connection)
             raise
         except BaseException:
-            # Whatever is under way on it is not waited for.
-            drop(connection)
+            # A statement may still be running: do not wait for it.
+            terminate(connection)
             raise
         finally:
-            # What was done is done, also where the connection can be used no more.
-            with contextlib.suppress(*PASSING, *FINAL):
-                await pool.release(connection, timeout=_GIVE_BACK)
+            # The work is done, even if its connection is now broken.
+            with contextlib.suppress(*TRANSIENT, *PERMANENT):
+                await pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
     async def _open(self) -> Any:
         if self._closed:
-            raise self._failure(f"{self._owner}: it is closed")
+            raise self._failure(f"PostgreSQL at {self.address}: the connection is closed")
         if self._pool is None:
-            # Nothing is connected before it is needed.
-            self._pool = asyncpg.create_pool(self._dsn, min_size=0, max_size=_OWN_CONNECTIONS, reset=_as_it_is)
+            self._pool = asyncpg.create_pool(self._dsn, min_size=0, max_size=_MAX_CONNECTIONS, reset=_skip_reset)
             await self._pool
         return self._pool
 
-    def words(self, error: BaseException) -> str:
-        """An error without a password, and without the rows that PostgreSQL quotes in its details."""
+    def describe(self, error: BaseException) -> str:
+        """Return the error's message without passwords, and without the rows that PostgreSQL quotes in its details."""
         if isinstance(error, asyncpg.ClientConfigurationError):
-            return "the DSN cannot be used"
-        said = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
-        return redact(f"{said or 'no answer'} ({type(error).__name__})", self._secrets)
+            return "invalid DSN"
+        text = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
+        return redact(f"{text or 'no response'} ({type(error).__name__})", self._secrets)
 
     async def aclose(self) -> None:
-        """Close the connections that are its own."""
+        """Close the connections opened here."""
         self._closed = True
-        if not self._own or self._pool is None:
+        if self._dsn is None or self._pool is None:
             return
         pool, self._pool = self._pool, None
         try:
@@ -244,31 +240,31 @@ class Database:
         except TimeoutError:
             pool.terminate()
 
-    def warn_if_open(self, what: object) -> None:
-        """For `__del__` of whoever uses it."""
-        if self._own and self._pool is not None:
+    def warn_if_open(self, owner: object) -> None:
+        """Warn that ``owner`` was not closed; for its ``__del__``."""
+        if self._dsn is not None and self._pool is not None:
             warnings.warn(
-                f"{what!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
+                f"{owner!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
             )
 
 
-async def _as_it_is(connection: Any) -> None:
-    """Nothing is set here that lasts longer than a transaction; a round trip to undo it would be for nothing."""
+async def _skip_reset(connection: Any) -> None:
+    """Save the round trip of a reset: no setting here outlasts its transaction."""
 
 
-def drop(connection: Any) -> None:
-    """Cut a connection off, unless it is already."""
+def terminate(connection: Any) -> None:
+    """Close the connection at once, if it is open."""
     with contextlib.suppress(asyncpg.InterfaceError):
         connection.terminate()
 
 
-def _may_pass(error: BaseException, pool: Any) -> bool:
-    # An interface error that is no ValueError says that a connection, or the pool, cannot be used any more.
-    closed = isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
-    return isinstance(error, PASSING) or (closed and not pool.is_closing())
+def _is_transient(error: BaseException, pool: Any) -> bool:
+    # An InterfaceError that is no ValueError means that the connection or the pool is closed.
+    is_closed = isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
+    return isinstance(error, TRANSIENT) or (is_closed and not pool.is_closing())
 
 
-def _in_transaction(connection: Any) -> bool:
+def _is_in_transaction(connection: Any) -> bool:
     with contextlib.suppress(asyncpg.InterfaceError):
         return bool(connection.is_in_transaction())
     return False

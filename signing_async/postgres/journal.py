@@ -1,4 +1,4 @@
-"""The journal of a dispatch in PostgreSQL: packages are taken by leases, by the server's clock alone."""
+"""The journal of a dispatch in PostgreSQL: packages are claimed by leases, by the server's clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import socket
 import weakref
 from collections.abc import Coroutine
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from .. import _checks
@@ -34,24 +33,24 @@ CREATE TABLE IF NOT EXISTS {table} (
     leased_until timestamptz,
     updated_at timestamptz
 )"""
-# One statement, so that nothing is half done where a connection breaks. An answer that was lost leaves a row with the
-# claimant's own name: what it holds it does not ask for again.
+# A single statement: nothing is half done if the connection breaks. If its response is lost, the row names this journal
+# as the owner, and the repeated claim succeeds. A journal never claims a key that it knows it holds.
 _CLAIM = """\
-WITH free AS (
+WITH claimable AS (
     SELECT key FROM {table}
     WHERE key = $1 AND (leased_until IS NULL OR leased_until <= clock_timestamp() OR owner = $2)
     FOR UPDATE SKIP LOCKED
-), taken AS (
+), updated AS (
     UPDATE {table} AS row SET owner = $2, fence = row.fence + 1, leased_until = clock_timestamp() + $3
-    FROM free WHERE row.key = free.key
+    FROM claimable WHERE row.key = claimable.key
     RETURNING row.state, row.fence
-), made AS (
+), inserted AS (
     INSERT INTO {table} (key, owner, fence, leased_until)
     SELECT $1, $2, 1, clock_timestamp() + $3 WHERE NOT EXISTS (SELECT FROM {table} WHERE key = $1)
     ON CONFLICT (key) DO NOTHING
     RETURNING state, fence
 )
-SELECT * FROM taken UNION ALL SELECT * FROM made"""
+SELECT * FROM updated UNION ALL SELECT * FROM inserted"""
 _WRITE = """\
 UPDATE {table} SET state = $4, updated_at = clock_timestamp(), leased_until = clock_timestamp() + $5
 WHERE key = $1 AND fence = $2 AND owner = $3 RETURNING true"""
@@ -67,89 +66,81 @@ RETURNING row.key"""
 
 
 class PostgresJournal:
-    """A journal in a table, for runs on any number of machines.
-
-    ::
+    """A journal in a table, for runs on any number of machines. ::
 
         async with PostgresJournal("postgresql://app:...@db.example.com/app") as journal:
             async for result in client.dispatch_many(packages, journal):
                 ...
 
-    A claim is a lease of ``lease`` seconds by the server's clock, renewed for as long as it is held. A run that dies,
-    or that is paused for longer, is taken over from; what it still tries to write is refused. While the server is out
-    of reach every step is a `JournalError`, so that nothing is sent which is not written down.
+    A claim is a lease of ``lease`` seconds by the server's clock, renewed while it is held. If a run dies, or is paused
+    for longer than the lease, another run takes over its packages, and its own writes are refused. While the server is
+    unavailable, every operation raises `JournalError`, so nothing is sent without a journal entry.
 
-    A failover to a replica that lacks the last commits loses their packages, and the next run sends those again: a
-    replica that may take over must be synchronous.
+    A failover to a replica that lacks the last commits loses their journal entries, and the next run sends those
+    packages again: a replica that may take over must be synchronous.
     """
 
     def __init__(
         self, postgres: str | Pool, *, table: str = "signing_packages", lease: float = 30.0, timeout: float = 2.0
     ) -> None:
-        self._database = Database(
-            postgres, table, _TABLE, owner="PostgresJournal", timeout=timeout, failure=JournalError
-        )
-        # Variables are shown in some tracebacks.
-        del postgres
-        _checks.seconds("PostgresJournal", "lease", lease)
-        self._lease = lease
+        self._database = Database(postgres, table, _TABLE, timeout=timeout, failure=JournalError)
+        del postgres  # some tools show the variables of a traceback
+        self._lease = _checks.number("lease", lease, above=0)
         if lease < 3 * timeout:
-            raise ConfigurationError(
-                f"PostgresJournal: lease must be at least three times the timeout of {timeout:g} s, not {lease!r}"
-            )
-        self._span = timedelta(seconds=lease)
+            raise ConfigurationError(f"lease: must be at least three times the timeout of {timeout:g} s, got {lease!r}")
+        self._duration = timedelta(seconds=lease)
         self._id = secrets.token_hex(8)
         self._claimed: dict[str, int | None] = {}
-        """The fence of each key that is held; None while it is asked for."""
+        """The fence of each claimed key; None while the claim is pending."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._heart: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"PostgresJournal({self._database.place!r})"
+        return f"PostgresJournal({self._database.address!r})"
 
     @property
     def sql(self) -> str:
-        """The statement that makes the table."""
+        """The statement that creates the table."""
         return self._database.sql
 
     async def create_table(self) -> None:
-        """Make the table unless it is there; any number of workers may do so at once."""
-        await self._database.run(self._database.look)
+        """Create the table unless it exists; any number of workers may do so at the same time."""
+        await self._database.create_table()
 
     async def claim(self, key: str) -> Claim | None:
         if key in self._claimed:
             return None
         self._claimed[key] = None
-        asking = self._in_background(self._taken(key))
+        claiming = self._in_background(self._claim(key))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            asking.add_done_callback(self._give_back)
+            claiming.add_done_callback(self._release_unwanted)
             raise
 
     async def write(self, claim: Claim, state: str) -> None:
         self._check(claim)
-        await self._change(_WRITE, claim, state, self._span)
+        await self._update(_WRITE, claim, state, self._duration)
 
     async def release(self, claim: Claim) -> None:
         self._check(claim)
-        # Whatever comes of it: it is renewed no more, and so ends by itself.
+        # If the release fails, the lease is not renewed and expires.
         del self._claimed[claim.key]
-        await self._change(_RELEASE, claim)
+        await self._update(_RELEASE, claim)
 
     async def aclose(self) -> None:
-        """Let go of all claims, and close the connections; a pool of the caller's stays as it is."""
-        if self._heart is not None:
-            self._heart.cancel()
-            await asyncio.wait([self._heart])
-            self._heart = None
+        """Release all claims and close the connections, except a given pool."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+            self._renewing = None
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
         try:
             if self._claimed:
                 await self._database.run(self._release_all)
         except JournalError as error:
-            log.warning("%r: the claims that are left end with their lease: %s", self, error)
+            log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
         finally:
             self._claimed.clear()
             await self._database.aclose()
@@ -157,9 +148,7 @@ class PostgresJournal:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -168,25 +157,25 @@ class PostgresJournal:
 
     # Claims
 
-    async def _taken(self, key: str) -> Claim | None:
+    async def _claim(self, key: str) -> Claim | None:
         claim = None
         try:
-            claim = await self._database.run(lambda connection: self._claim(connection, key))
+            claim = await self._database.run(lambda connection: self._insert_claim(connection, key))
         finally:
             if claim is None:
                 del self._claimed[key]
         if claim is not None:
             self._claimed[key] = claim.fence
-            self._beat()
+            self._keep_renewing()
         return claim
 
-    def _give_back(self, asking: asyncio.Task[Claim | None]) -> None:
-        """Nobody waits for this claim any more."""
-        if not asking.cancelled() and asking.exception() is None and (claim := asking.result()) is not None:
-            self._in_background(self._let_go(claim))
+    def _release_unwanted(self, claiming: asyncio.Task[Claim | None]) -> None:
+        """Release a claim whose caller was cancelled."""
+        if not claiming.cancelled() and claiming.exception() is None and (claim := claiming.result()) is not None:
+            self._in_background(self._try_release(claim))
 
-    async def _let_go(self, claim: Claim) -> None:
-        # What cannot be let go of ends with its lease.
+    async def _try_release(self, claim: Claim) -> None:
+        # If this fails, the lease expires.
         with contextlib.suppress(JournalError, ClaimLost):
             await self.release(claim)
 
@@ -196,42 +185,40 @@ class PostgresJournal:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _claim(self, connection: Any, key: str) -> Claim | None:
-        row = await connection.fetchrow(self._sql(_CLAIM), key, self._me, self._span)
+    async def _insert_claim(self, connection: Any, key: str) -> Claim | None:
+        row = await connection.fetchrow(self._database.render(_CLAIM), key, self._owner, self._duration)
         return None if row is None else Claim(key, row["state"], row["fence"])
 
     def _check(self, claim: Claim) -> None:
         if self._claimed.get(claim.key) != claim.fence:
             raise ClaimLost(claim.key)
 
-    async def _change(self, statement: str, claim: Claim, *values: object) -> None:
-        async def change(connection: Any) -> bool:
-            done: bool = await connection.fetchval(self._sql(statement), claim.key, claim.fence, self._me, *values)
-            return done
+    async def _update(self, statement: str, claim: Claim, *values: object) -> None:
+        async def update(connection: Any) -> Any:
+            arguments = (claim.key, claim.fence, self._owner, *values)
+            return await connection.fetchval(self._database.render(statement), *arguments)
 
-        if not await self._database.run(change):
+        if not await self._database.run(update):
             raise ClaimLost(claim.key)
 
     async def _release_all(self, connection: Any) -> None:
-        await connection.execute(self._sql(_RELEASE_ALL), self._me)
-
-    def _sql(self, statement: str) -> str:
-        return statement.format(table=self._database.table)
+        await connection.execute(self._database.render(_RELEASE_ALL), self._owner)
 
     @property
-    def _me(self) -> str:
-        # After a fork there are two.
+    def _owner(self) -> str:
+        # The process id tells a forked child from its parent.
         return f"{socket.gethostname()}:{os.getpid()}:{self._id}"
 
-    # The heartbeat
+    # Leases
 
-    def _beat(self) -> None:
-        if self._heart is None or self._heart.done():
-            # It holds the journal weakly: one that is forgotten is not kept by it.
-            self._heart = asyncio.create_task(_beating(weakref.ref(self), self._lease / 3), name="signing_async leases")
+    def _keep_renewing(self) -> None:
+        if self._renewing is None or self._renewing.done():
+            # The weak reference lets an unclosed journal be collected, and warn.
+            renewing = _renew_leases(weakref.ref(self), self._lease / 3)
+            self._renewing = asyncio.create_task(renewing, name="signing_async leases")
 
     async def _renew(self) -> bool:
-        """Whether there is anything to renew."""
+        """Renew all leases; return whether there were any."""
         held = {key: fence for key, fence in self._claimed.items() if fence is not None}
         if not held:
             return False
@@ -245,15 +232,15 @@ class PostgresJournal:
         return True
 
     async def _renew_all(self, connection: Any, held: dict[str, int]) -> set[str]:
-        values = (list(held), list(held.values()), self._me, self._span)
-        rows = await connection.fetch(self._sql(_RENEW), *values)
+        values = (list(held), list(held.values()), self._owner, self._duration)
+        rows = await connection.fetch(self._database.render(_RENEW), *values)
         return {row["key"] for row in rows}
 
 
-async def _beating(journal: weakref.ref[PostgresJournal], interval: float) -> None:
+async def _renew_leases(reference: weakref.ref[PostgresJournal], interval: float) -> None:
     while True:
         await asyncio.sleep(interval)
-        beating = journal()
-        if beating is None or not await beating._renew():
+        journal = reference()
+        if journal is None or not await journal._renew():
             return
-        del beating
+        del journal

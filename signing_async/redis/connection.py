@@ -1,9 +1,8 @@
-"""One way to Redis for all parts: bounded in time, and what fails is told in words without secrets."""
+"""The connection to Redis that all parts use: every operation is bounded in time, and no error shows a secret."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import threading
 from collections.abc import Awaitable, Callable
@@ -11,94 +10,100 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import attrs
+
 from .. import _checks
 from ..errors import ConfigurationError
 from ..transport.redaction import redact
 
-__all__ = ["Connection", "RedisClient", "Script", "Unreachable", "end", "text_of"]
+__all__ = ["Connection", "RedisClient", "RedisUnavailable", "Script", "cancel_and_wait", "decoded"]
 
 T = TypeVar("T")
 
-_MOST_CONNECTIONS = 64
+_MAX_CONNECTIONS = 64
 _SCHEMES = ("redis", "rediss", "unix")
 
 
 @runtime_checkable
 class RedisClient(Protocol):
-    """What is needed of a client: a ``redis.asyncio.Redis`` has it."""
+    """The methods needed of a client; ``redis.asyncio.Redis`` has them."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Run one command."""
 
     def pubsub(self, **settings: Any) -> Any:
-        """A connection that listens."""
+        """Return a connection that can subscribe to channels."""
 
 
-class Unreachable(Exception):  # stays inside the package: callers see what their part makes of it
-    """Redis did not answer in time, refused, or cannot be reached."""
+class RedisUnavailable(Exception):  # never leaves the package
+    """Redis did not respond in time, refused the command, or cannot be reached."""
 
 
 class Script:
-    """A script that runs in Redis, sent whole only when Redis does not know it yet."""
+    """A Lua script, sent in full only if Redis does not know it yet."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.digest: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-class Connection:
-    """A server by its URL, connected to on first use, or the caller's own client; nothing waits beyond ``timeout``."""
+@attrs.frozen
+class _Failed:
+    message: str
 
-    def __init__(self, part: str, redis: str | RedisClient, timeout: float) -> None:
-        _checks.seconds(part, "timeout", timeout)
-        self.timeout = timeout
+
+class Connection:
+    """A connection to a URL, opened on first use, or the caller's client. No operation exceeds ``timeout`` seconds.
+
+    An operation that fails raises ``failure`` with a message.
+    """
+
+    def __init__(
+        self, redis: str | RedisClient, timeout: float, failure: Callable[[str], Exception] = RedisUnavailable
+    ) -> None:
+        self.timeout: float = _checks.number("timeout", timeout, above=0)
+        self._failure = failure
         self._given: RedisClient | None = None
-        self._url: str | None = None
+        self._url = ""
         self._secrets: list[str] = []
         self._client: Any = None
-        self._blocking: Any = None
+        self._blocking_client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         if isinstance(redis, str):
             self._url = redis
-            # Variables are shown in some tracebacks.
-            del redis
-            self.place: str = self._check_url(part)
+            del redis  # some tools show the variables of a traceback
+            self.address: str = self._check_url()
         elif isinstance(redis, RedisClient) and not isinstance(redis, type):
             self._given = redis
-            self.place = "the client that was given"
+            self.address = "the given client"
         else:
-            raise ConfigurationError(
-                f"{part}: redis must be a URL or a client of redis.asyncio, not {type(redis).__name__}"
-            )
+            raise ConfigurationError(f"redis: must be a URL or a client of redis.asyncio, got {type(redis).__name__}")
 
-    def _check_url(self, part: str) -> str:
-        """The server's place, for people; the URL itself may hold a password."""
-        assert self._url is not None
+    def _check_url(self) -> str:
+        """Return the server's address for messages; the URL itself may hold a password."""
         scheme = self._url.partition("://")[0]
+        problem = address = ""
         if scheme not in _SCHEMES:
-            raise ConfigurationError(f"{part}: the URL must begin with redis://, rediss:// or unix://")
+            raise ConfigurationError("invalid Redis URL: must begin with redis://, rediss:// or unix://")
         try:
             parts = urlsplit(self._url)
-            named = [value for name, value in parse_qsl(parts.query) if name == "password"]
-            self._secrets = [text for text in (parts.password, unquote(parts.password or ""), *named) if text]
-            place = f"{parts.hostname or ''}:{parts.port or 6379}" if scheme != "unix" else ""
-            place = f"{scheme}://{place}{parts.path}"
-            problem = ""
+            passwords = [parts.password or "", *(value for name, value in parse_qsl(parts.query) if name == "password")]
+            self._secrets = [secret for each in passwords if each for secret in (each, unquote(each))]
+            host = f"{parts.hostname or ''}:{parts.port or 6379}" if scheme != "unix" else ""
+            address = redact(f"{scheme}://{host}{parts.path}", self._secrets)
         except ValueError:
-            problem = "its host or port cannot be read"
-        if not problem:
-            problem = self._check_settings()
+            problem = "invalid host or port"
+        problem = problem or self._check_settings()
         if problem:
-            raise ConfigurationError(f"{part}: the URL is not usable: {problem}")
-        return redact(place, self._secrets)
+            raise ConfigurationError(f"invalid Redis URL: {problem}")
+        return address
 
     def _check_settings(self) -> str:
-        """What redis-py says against the URL; it makes its connections later."""
-        assert self._url is not None
+        """Return redis-py's objection to the URL: it parses the URL only when it connects."""
         try:
             from redis.asyncio.connection import parse_url
         except ModuleNotFoundError:
-            return "the package redis is missing: pip install 'signing-async[redis]'"
+            return "redis-py is not installed; pip install 'signing-async[redis]'"
         try:
             parse_url(self._url)
         except ValueError as error:
@@ -106,14 +111,9 @@ class Connection:
         return ""
 
     @property
-    def can_block(self) -> bool:
-        """Whether there is also a way for threads without an event loop: only to what is known by its URL."""
-        return self._given is None
-
-    @property
     def is_open(self) -> bool:
-        """Whether there is something to close."""
-        return self._client is not None or self._blocking is not None
+        """Whether there is a connection to close."""
+        return self._client is not None or self._blocking_client is not None
 
     @property
     def client(self) -> Any:
@@ -126,13 +126,13 @@ class Connection:
         return self._client
 
     async def run(self, *command: Any) -> Any:
-        """The answer to one command, or `Unreachable`."""
-        return await self.bounded(lambda: self.client.execute_command(*command))
+        """Return the response to one command."""
+        return await self._bounded(lambda: self.client.execute_command(*command))
 
     async def script(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
-        """The answer of a script, or `Unreachable`."""
+        """Run a script and return its result."""
 
-        async def ask() -> Any:
+        async def run() -> Any:
             client = self.client
             try:
                 return await client.execute_command("EVALSHA", script.digest, len(keys), *keys, *arguments)
@@ -141,31 +141,55 @@ class Connection:
                     raise
             return await client.execute_command("EVAL", script.source, len(keys), *keys, *arguments)
 
-        return await self.bounded(ask)
+        return await self._bounded(run)
 
-    async def bounded(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What the function comes to within the time there is, or `Unreachable`."""
-        # In a task of its own: a client may swallow a cancellation, and is not waited for then.
-        asking = asyncio.ensure_future(ask())
+    async def subscribe(self, channel: bytes) -> Any:
+        """Return a connection that is subscribed to the channel; end it with `unsubscribe`."""
+
+        async def subscribe() -> Any:
+            listener = self.client.pubsub()
+            try:
+                await listener.subscribe(channel)
+                await listener.get_message(timeout=None)
+            except BaseException:
+                await listener.aclose()
+                raise
+            return listener
+
+        return await self._bounded(subscribe)
+
+    async def unsubscribe(self, listener: Any) -> None:
+        """Close the connection of a subscription; it does not matter whether Redis responds."""
+        await self._attempt(listener.aclose)
+
+    async def _bounded(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``work``, or raise the failure if it raises or takes longer than the timeout."""
+        outcome = await self._attempt(work)
+        # Raised here: an error that kept the client's own would keep frames that know the password.
+        if isinstance(outcome, _Failed):
+            raise self._failure(outcome.message)
+        return outcome
+
+    async def _attempt(self, work: Callable[[], Awaitable[T]]) -> T | _Failed:
+        # In a separate task: a client may swallow a cancellation, and must not delay the caller.
+        task = asyncio.ensure_future(work())
         try:
-            await asyncio.wait([asking], timeout=self.timeout)
-            if not asking.done():
-                raise TimeoutError
-            return asking.result()
+            await asyncio.wait([task], timeout=self.timeout)
+            return task.result() if task.done() else self._describe(TimeoutError())
         except Exception as error:
-            words = self._words(error)
+            return self._describe(error)
         finally:
-            asking.cancel()
-        # Raised here, so that it does not hold the client's own error, whose frames know the password.
-        raise Unreachable(words)
+            task.cancel()
 
     def script_blocking(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
-        """The same in a thread that has no event loop."""
+        """Run a script in a thread that has no event loop."""
+        if self._given is not None:
+            raise ConfigurationError("redis: must be a URL where no event loop runs, got a client of redis.asyncio")
 
-        def ask() -> Any:
-            if self._blocking is None:
-                self._blocking = self._connect_blocking()
-            client = self._blocking
+        def run() -> Any:
+            if self._blocking_client is None:
+                self._blocking_client = self._connect_blocking()
+            client = self._blocking_client
             try:
                 return client.execute_command("EVALSHA", script.digest, len(keys), *keys, *arguments)
             except Exception as error:
@@ -174,36 +198,35 @@ class Connection:
             return client.execute_command("EVAL", script.source, len(keys), *keys, *arguments)
 
         try:
-            # redis-py's own time-outs are for each answer, and it may need several.
-            return _aside(ask).result(self.timeout)
+            # redis-py's own timeouts are per response, and a script may need several.
+            return _run_in_thread(run).result(self.timeout)
         except Exception as error:
-            words = self._words(error)
-        raise Unreachable(words)
+            failed = self._describe(error)
+        raise self._failure(failed.message)
 
     async def aclose(self) -> None:
-        """Close what was opened here; the next use opens it again."""
+        """Close the connections opened here; the next operation opens them again."""
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
-            with contextlib.suppress(Unreachable):
-                await self.bounded(client.aclose)
+            await self._attempt(client.aclose)
         self.close()
 
     def close(self) -> None:
-        """Close what threads without an event loop opened."""
-        blocking, self._blocking = self._blocking, None
-        if blocking is not None:
-            blocking.close()
+        """Close the connections of threads without an event loop."""
+        client, self._blocking_client = self._blocking_client, None
+        if client is not None:
+            client.close()
 
-    def _words(self, error: Exception) -> str:
+    def _describe(self, error: Exception) -> _Failed:
         if isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutError":
-            return f"{self.place} did not answer within {self.timeout:g} s"
-        said = str(error).rstrip(".")[:200]
-        return redact(f"{self.place}: {type(error).__name__}" + (f": {said}" if said else ""), self._secrets)
+            return _Failed(f"{self.address}: no response within {self.timeout:g} s")
+        text = str(error).rstrip(".")[:200]
+        return _Failed(redact(f"{self.address}: {type(error).__name__}" + (f": {text}" if text else ""), self._secrets))
 
     def _settings(self, retry: Any) -> dict[str, Any]:
-        # Without a retry of its own redis-py repeats what fails, and one second becomes many.
+        # By default redis-py retries, which turns a timeout of one second into many.
         return {
-            "max_connections": _MOST_CONNECTIONS,
+            "max_connections": _MAX_CONNECTIONS,
             "timeout": self.timeout,
             "socket_connect_timeout": self.timeout,
             "retry": retry,
@@ -215,8 +238,7 @@ class Connection:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        assert self._url is not None
-        # Reads and writes are bounded by `bounded`, so that they need no time-out here.
+        # `_attempt` limits reads and writes, so the socket needs no timeout.
         settings = self._settings(Retry(NoBackoff(), 0)) | {"socket_timeout": None}
         return Redis.from_pool(BlockingConnectionPool.from_url(self._url, **settings))
 
@@ -225,22 +247,21 @@ class Connection:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        assert self._url is not None
         settings = self._settings(Retry(NoBackoff(), 0)) | {"socket_timeout": self.timeout}
         return Redis.from_pool(BlockingConnectionPool.from_url(self._url, **settings))
 
 
-def _aside(work: Callable[[], T]) -> Future[T]:
-    """Done in a thread of its own, which keeps nobody waiting, not even the end of the program."""
+def _run_in_thread(work: Callable[[], T]) -> Future[T]:
+    """Run ``work`` in a daemon thread: unlike an executor's, it does not delay the end of the program."""
     outcome: Future[T] = Future()
 
-    def do() -> None:
+    def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # whatever it is: somebody waits to be told
+        except BaseException as error:  # the caller must always be woken
             outcome.set_exception(error)
 
-    threading.Thread(target=do, name="signing_async redis", daemon=True).start()
+    threading.Thread(target=run, name="signing_async redis", daemon=True).start()
     return outcome
 
 
@@ -248,8 +269,8 @@ def _is_unknown_script(error: Exception) -> bool:
     return type(error).__name__ == "NoScriptError" or str(error).startswith("NOSCRIPT")
 
 
-async def end(*tasks: asyncio.Task[None] | None) -> None:
-    """Cancel tasks, and wait for them."""
+async def cancel_and_wait(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancel the tasks and wait until they have ended."""
     running = {task for task in tasks if task is not None and not task.done()}
     for task in running:
         task.cancel()
@@ -257,6 +278,6 @@ async def end(*tasks: asyncio.Task[None] | None) -> None:
         await asyncio.wait(running)
 
 
-def text_of(value: Any) -> str:
-    """A string of Redis, which a client may have decoded already."""
+def decoded(value: Any) -> str:
+    """Return a string from Redis as ``str``; the caller's client may have decoded it already."""
     return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,20 +1,21 @@
-"""Which webhook events were handed over already, known to every receiver that shares a Redis."""
+"""Deduplication of webhook events for all receivers that share a Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import warnings
-from collections.abc import Awaitable
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
 
 from .. import _checks
-from ..errors import ConfigurationError, WebhookError
+from ..errors import WebhookError
 from ..webhooks.seen import DAY, Claim
-from .connection import Connection, RedisClient, Script, Unreachable, text_of
+from .connection import Connection, RedisClient, Script, decoded
 
 __all__ = ["RedisSeenEvents"]
+
+T = TypeVar("T")
 
 # KEYS: event. ARGV: claimer, lease in milliseconds.
 _CLAIM = Script(
@@ -32,17 +33,17 @@ _RELEASE = Script("if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL
 
 
 class RedisSeenEvents:
-    """Remembers events in Redis, for receivers on any number of machines. ::
+    """Remembers handled events in Redis, for receivers on any number of machines. ::
 
         receiver = Receiver(verifier, save_event, seen=RedisSeenEvents("redis://redis.example.com"))
 
-    Where Redis does not answer within ``timeout`` seconds a step raises a `WebhookError`; the receiver then answers
-    503, and the sender delivers again: no event is lost, and none is taken twice. An event is forgotten ``ttl`` seconds
-    after it was confirmed, and sooner where Redis loses its data or throws keys out (``noeviction`` keeps it from
-    that): it could then be handed over again. A claim is given back by nobody but its claimer.
+    If Redis does not respond within ``timeout`` seconds, a method raises `WebhookError` and the receiver responds with
+    503, so the service delivers the event again: no event is lost, and none is handled twice. An event is forgotten
+    ``ttl`` seconds after it was confirmed, or when Redis loses or evicts its key (set ``maxmemory-policy noeviction``);
+    a later duplicate of a forgotten event is handled again. Only the claimer can release a claim.
 
-    In a server of threads, where no event loop runs, each step is a plain call; that takes a URL, not a client. The
-    keys are ``<prefix>seen:<event id>``. Forgotten without `aclose` (or `close`, for threads) it warns.
+    Where no event loop runs, as in a threaded server, every method is a plain call; this requires a URL, not a client.
+    The keys are ``<prefix>seen:<event id>``. Close it with `aclose`, or `close` in threads: it warns otherwise.
     """
 
     def __init__(
@@ -54,26 +55,20 @@ class RedisSeenEvents:
         lease: float = 60.0,
         timeout: float = 1.0,
     ) -> None:
-        self._connection = Connection("RedisSeenEvents", redis, timeout)
-        # Variables are shown in some tracebacks.
-        del redis
-        _checks.text("RedisSeenEvents", "prefix", prefix, may_be_empty=True)
-        _checks.seconds("RedisSeenEvents", "ttl", ttl)
-        _checks.seconds("RedisSeenEvents", "lease", lease)
-        self.ttl = ttl
-        self.lease = lease
-        self._prefix = f"{prefix}seen:"
+        self._connection = Connection(redis, timeout, _unavailable)
+        del redis  # some tools show the variables of a traceback
+        self.ttl: float = _checks.number("ttl", ttl, above=0)
+        self.lease: float = _checks.number("lease", lease, above=0)
+        self._prefix = _checks.string("prefix", prefix, may_be_empty=True) + "seen:"
         self._claimer = secrets.token_hex(8)
 
     def __repr__(self) -> str:
-        return f"RedisSeenEvents({self._connection.place!r})"
+        return f"RedisSeenEvents({self._connection.address!r})"
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -81,7 +76,7 @@ class RedisSeenEvents:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     async def aclose(self) -> None:
-        """Close the connections, but not a client that was given."""
+        """Close the connections, except a given client."""
         await self._connection.aclose()
 
     def close(self) -> None:
@@ -89,48 +84,39 @@ class RedisSeenEvents:
         self._connection.close()
 
     def claim(self, event_id: str) -> Claim | Awaitable[Claim]:
-        found: Claim | Awaitable[Claim] = self._do(
-            _CLAIM, event_id, lambda answer: Claim(text_of(answer)), self._claimer, _millis(self.lease)
-        )
-        return found
+        return self._run(_CLAIM, event_id, _to_claim, self._claimer, _milliseconds(self.lease))
 
     def confirm(self, event_id: str) -> Awaitable[None] | None:
-        done: Awaitable[None] | None = self._do(_CONFIRM, event_id, _nothing, _millis(self.ttl))
-        return done
+        return self._run(_CONFIRM, event_id, _to_none, _milliseconds(self.ttl))
 
     def release(self, event_id: str) -> Awaitable[None] | None:
-        done: Awaitable[None] | None = self._do(_RELEASE, event_id, _nothing, self._claimer)
-        return done
+        return self._run(_RELEASE, event_id, _to_none, self._claimer)
 
-    def _do(self, script: Script, event_id: str, read: Any, *arguments: Any) -> Any:
-        # An id comes out of JSON, where half a surrogate pair is possible.
+    def _run(self, script: Script, event_id: str, convert: Callable[[Any], T], *arguments: Any) -> T | Awaitable[T]:
+        # An id comes from JSON, which allows half a surrogate pair.
         key = f"{self._prefix}{event_id}".encode("utf-8", "surrogatepass")
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._do_blocking(script, key, read, arguments)
-        return self._do_async(script, key, read, arguments)
+            return convert(self._connection.script_blocking(script, [key], *arguments))
 
-    async def _do_async(self, script: Script, key: bytes, read: Any, arguments: tuple[Any, ...]) -> Any:
-        try:
-            return read(await self._connection.script(script, [key], *arguments))
-        except Unreachable as error:
-            words = str(error)
-        raise WebhookError(f"the seen events cannot be used: {words}")
+        async def run() -> T:
+            return convert(await self._connection.script(script, [key], *arguments))
 
-    def _do_blocking(self, script: Script, key: bytes, read: Any, arguments: tuple[Any, ...]) -> Any:
-        if not self._connection.can_block:
-            raise ConfigurationError("RedisSeenEvents: where no event loop runs it needs a URL, not a client")
-        try:
-            return read(self._connection.script_blocking(script, [key], *arguments))
-        except Unreachable as error:
-            words = str(error)
-        raise WebhookError(f"the seen events cannot be used: {words}")
+        return run()
 
 
-def _millis(seconds: float) -> int:
+def _unavailable(message: str) -> WebhookError:
+    return WebhookError(f"the seen events are unavailable: {message}")
+
+
+def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _nothing(answer: Any) -> None:
+def _to_claim(result: Any) -> Claim:
+    return Claim(decoded(result))
+
+
+def _to_none(result: Any) -> None:
     return None

@@ -1,8 +1,8 @@
-"""The scripts of `RedisTokenStore`. Each runs in Redis as a whole; all times are of Redis's clock.
+"""The Lua scripts of `RedisTokenStore`. Each runs atomically; all times are by Redis's clock.
 
-The token's hash holds ``record``, ``fence``, ``saved`` (when), ``run`` (by which run of the server), ``doubt`` (until
-when a restored token is not refreshed), and while a refresh may be under way ``refresher`` and ``seen`` (when the
-refresher was last heard of). The lock's hash holds ``owner`` and ``until``.
+The token's hash holds ``record``, ``fence`` (its fencing token), ``saved`` (the time), ``run`` (the server's run id),
+``doubt`` (until when a restored token is not refreshed) and, while a refresh may be in progress, ``refresher`` and
+``seen`` (when the refresher last gave a sign of life). The lock's hash holds ``owner`` and ``until``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ local function is_connected(owner)
     return redis.call('PUBSUB', 'NUMSUB', lock .. ':' .. owner)[2] > 0
 end
 
--- A fence is the ids of the authorizations up to the present one, and the number of its tokens so far: 'a1.b2:7'. It
--- needs no clock, and tells of two tokens which one came after the other, also where Redis has lost either.
+-- A fence is the ids of all authorizations so far and a counter of the last one's tokens: 'a1.b2:7'. It orders any two
+-- tokens without a clock, even if Redis has lost one of them.
 local function parts(fence)
     return string.match(fence, '^(.*):(%d+)$')
 end
@@ -52,7 +52,7 @@ local function is_newer(fence, than)
     return string.find('.' .. path .. '.', '.' .. last .. '.', 1, true) ~= nil
 end
 
--- A worker that knows a newer token than Redis puts it back: Redis has lost it, and with it the mark of a refresh.
+-- If a worker knows a newer token than Redis, Redis has lost that token, and perhaps the mark of a refresh: restore it.
 local function restore(fence, saved, record, doubt)
     local stored = redis.call('HGET', token, 'fence')
     if fence ~= '' and (not stored or is_newer(fence, stored)) then
@@ -62,9 +62,9 @@ local function restore(fence, saved, record, doubt)
     end
 end
 """
-# ARGV: owner, seconds until the lock is renewed, the most that a lock may have left; known fence, saved, record, doubt.
-# A lock whose lease is over is taken, unless its holder may be refreshing and is still connected: it is paused. The
-# script returns the seconds left (negative: paused since) and the owner where the lock is not taken.
+# ARGV: owner, lease until the first renewal, longest possible lease; known fence, saved, record, doubt.
+# Takes the lock if its lease has expired, unless the holder may be refreshing and is still connected, so paused. If the
+# lock is not taken, returns the seconds left (negative: for how long its holder has been paused) and its owner.
 ACQUIRE: Script = Script(
     _COMMON
     + """
@@ -72,7 +72,7 @@ restore(ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 local held = redis.call('HMGET', lock, 'owner', 'until')
 if held[1] and held[1] ~= ARGV[1] then
     local left = tonumber(held[2]) - now
-    -- More is left only if the clock was set back.
+    -- A longer lease means that the clock was set back.
     local is_leased = left > 0 and left < tonumber(ARGV[3])
     if is_leased or (redis.call('HGET', token, 'refresher') == held[1] and is_connected(held[1])) then
         return {0, text(left), held[1]}
@@ -84,8 +84,8 @@ return {1, redis.call('HGET', token, 'fence') or '0'}
 """
 )
 # ARGV: owner of the lock, or '' outside it; grace; known fence, saved, record, doubt.
-# Inside the lock a refresh follows, so the token is marked with its refresher, unless the refresh token may have been
-# used: then the script returns the seconds to wait, and the refresher if that is the reason.
+# Inside the lock a refresh follows, so the token is marked with its refresher. If the refresh token may have been used
+# already, returns the seconds to wait instead, and the refresher if that is the reason.
 LOAD: Script = Script(
     _COMMON
     + """
@@ -99,7 +99,7 @@ local kept = redis.call('HMGET', token, unpack(fields))
 local wait, refresher = 0, ''
 if owner ~= '' and kept[1] then
     local run, uptime = this_run()
-    -- What an earlier run was told last may be lost. A clock that was set back says nothing about the start.
+    -- The last writes of an earlier run may be lost. A negative uptime means that the clock was set back.
     if kept[4] and kept[4] ~= run and uptime >= 0 then
         wait = math.max(wait, grace - uptime)
     end
@@ -108,7 +108,7 @@ if owner ~= '' and kept[1] then
     end
     if kept[6] and kept[6] ~= owner then
         refresher = kept[6]
-        -- A time to come was written before the clock was set back.
+        -- A time in the future was written before the clock was set back.
         if is_connected(refresher) or tonumber(kept[7]) > now then
             kept[7] = text(now)
             redis.call('HSET', token, 'seen', kept[7])
@@ -122,8 +122,8 @@ end
 return {1, kept[1] or '', kept[2] or '0', kept[3] or '0', text(now), text(wait), refresher}
 """
 )
-# ARGV: fence of the token that is replaced, or '' outside the lock; '1' for a refresh of it; id of an authorization;
-# record; known fence, saved, record, doubt. Returns the new fence and the time, or nothing where a newer token is kept.
+# ARGV: fence of the token to replace, or '' outside the lock; '1' for a refresh; id for a new authorization; record;
+# known fence, saved, record, doubt. Returns the new fence and the time, or nothing if a newer token is stored.
 SAVE: Script = Script(
     _COMMON
     + """
@@ -136,15 +136,15 @@ local path, count = parts(replaced ~= '' and replaced or stored or '')
 if not (path and ARGV[2] == '1') then
     path, count = (path and path .. '.' or '') .. ARGV[3], 0
 end
--- The last sixteen authorizations are enough: ids of eight characters.
+-- Keep the last sixteen authorizations; an id has eight characters.
 local fence = string.sub(path, -143) .. string.format(':%d', count + 1)
 redis.call('HSET', token, 'fence', fence, 'saved', text(now), 'record', ARGV[4], 'run', (this_run()))
 redis.call('HDEL', token, 'doubt', 'refresher', 'seen')
 return {fence, text(now)}
 """
 )
-# ARGV: owner, lease. Returns the number of connections that show that the owner lives; -1 if it has nothing to renew.
-# A refresher that lost the lock is still heard of.
+# ARGV: owner, lease. Returns the number of connections that show that the owner is alive; -1 if there is nothing to
+# renew. A refresher that lost the lock still gives its sign of life.
 RENEW: Script = Script(
     _COMMON
     + """

@@ -1,4 +1,4 @@
-"""A token in Redis: refreshed by one worker at a time, wherever the others run, and never replaced by an older one."""
+"""A token in Redis: refreshed by one worker at a time on any machine, never replaced by an older one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import attrs
@@ -27,16 +26,16 @@ from ..auth.encryption import Sealer
 from ..auth.token_stores import carried_through, token_from_json, token_to_json
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token
-from .connection import Connection, RedisClient, Script, Unreachable, end, text_of
+from .connection import Connection, RedisClient, Script, cancel_and_wait, decoded
 from .token_scripts import ACQUIRE, LOAD, RELEASE, RENEW, SAVE
 
 __all__ = ["RedisTokenStore"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-_SAVE_AGAIN = 0.2
+_POLL = 0.2
 _LEASES_OF_GRACE = 9
-_CLOCKS_AGREE = 2.0
+_CLOCK_TOLERANCE = 2.0
 
 
 @attrs.frozen
@@ -47,72 +46,150 @@ class _Known:
     saved: str = "0"
     record: str = attrs.field(default="", repr=False)
     token: Token | None = attrs.field(default=None, repr=False)
-    lives: float = 0.0
+    lifetime: float = 0.0
 
     def arguments(self, grace: float) -> tuple[str, str, str, float]:
         """Return what a script needs to restore the token, and for how long a newer one may still turn up.
 
-        Until the last tenth of its life nobody refreshes a token unless the service rejects it. After that a newer one
-        may be known to a worker that does not need Redis for as long as a token lives.
+        Before the last tenth of its lifetime a token is refreshed only if the service rejects it. After that another
+        worker may have a newer one, and need Redis no sooner than that token expires.
         """
-        fresh = self.token is None or _seconds_left(self.token) > self.lives / 10
-        return self.fence, self.saved, self.record, grace if fresh else max(self.lives, grace)
+        fresh = self.token is None or _seconds_left(self.token) > self.lifetime / 10
+        return self.fence, self.saved, self.record, grace if fresh else max(self.lifetime, grace)
 
 
-@attrs.define(eq=False)
+class _Records:
+    """Converts tokens to records, encrypted if there is a key, and back."""
+
+    def __init__(self, key: str | bytes | Sequence[str | bytes] | None, place: str) -> None:
+        self._is_encrypted = key is not None
+        self._sealer = Sealer(key, owner="RedisTokenStore")
+        self._place = place
+
+    def encode(self, token: Token, lifetime: float) -> str:
+        fields = {"token": token_to_json(token).decode(), "clock": time.time(), "lives": lifetime}
+        data = json.dumps(fields).encode()
+        if not self._is_encrypted:
+            return data.decode()
+        return base64.b64encode(self._sealer.seal(data, self._place)).decode()
+
+    def decode(self, record: str, saved: float, now: float) -> tuple[Token, float]:
+        """Return the token and its lifetime when it was saved; ``saved`` and ``now`` are by Redis's clock."""
+        token, clock, lifetime = self._parse(record)
+        # The expiry is by the clock of the worker that saved the token; that clock may be wrong, or this one.
+        shift = (time.time() - now) - (clock - saved)
+        if token.expires_at is not None and abs(shift) > _CLOCK_TOLERANCE:
+            token = attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=shift))
+        return token, lifetime
+
+    def _parse(self, record: str) -> tuple[Token, float, float]:
+        # Base64 has no brace.
+        data = record.encode() if record.startswith("{") else _from_base64(record)
+        data = self._sealer.unseal(data, self._place)
+        # The error is not kept as a cause: json's holds the whole text.
+        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError, RecursionError):
+            fields = json.loads(data)
+            return token_from_json(fields["token"].encode()), float(fields["clock"]), float(fields["lives"])
+        raise ValueError("no token in it")
+
+
 class _Hold:
-    """The lock, held by this worker."""
+    """The lock as held by one worker: a lease that is renewed, and a connection that shows that the worker is alive."""
 
-    store: RedisTokenStore
-    owner: str
-    fence: str = ""
-    loaded: bool = False
-    """A refresh may be under way: Redis was asked for the token."""
-    silent: bool = False
-    """Redis did not respond to the last command."""
-    over: bool = False
-    """The block that held the lock has ended."""
-    listener: Any = None
-    keeper: asyncio.Task[None] | None = None
-    unsaved: Token | None = attrs.field(default=None, repr=False)
+    def __init__(self, store: RedisTokenStore, connection: Connection, keys: list[bytes], lease: float) -> None:
+        self.store = store
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+        self.fence = ""
+        self.loaded = False
+        """Whether the token was read: a refresh may be in progress."""
+        self.no_response = False
+        """Whether Redis did not respond to the last command."""
+        self.ended = False
+        """Whether the block that held the lock has ended."""
+        self.unsaved: Token | None = None
+        self._connection = connection
+        self._keys = keys
+        self._lease = lease
+        self._channel = keys[1] + f":{self.owner}".encode()
+        self._subscription: Any = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def run(self, script: Script, *arguments: Any) -> Any:
+        """Run a script, and remember whether Redis responded."""
+        try:
+            result = await self._connection.script(script, self._keys, *arguments)
+        except AuthError:
+            self.no_response = True
+            raise
+        self.no_response = False
+        return result
+
+    async def start(self) -> None:
+        """Renew the lease, and show that this worker is alive, even if it is paused."""
+        await self.stop_renewing()
+        try:
+            await self._subscribe()
+        except AuthError:
+            self.no_response = True
+            raise
+        self._renewing = asyncio.create_task(self._renew(), name="signing_async token lock")
+
+    async def stop(self) -> None:
+        """Renew the lease no more, and close the connection."""
+        await self.stop_renewing()
+        await self._unsubscribe()
+
+    async def stop_renewing(self) -> None:
+        """Renew the lease no more."""
+        await cancel_and_wait(self._renewing)
+
+    async def _subscribe(self) -> None:
+        await self._unsubscribe()
+        self._subscription = await self._connection.subscribe(self._channel)
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await self._connection.unsubscribe(subscription)
+
+    async def _renew(self) -> None:
+        subscribers = 1
+        while subscribers >= 0:
+            with contextlib.suppress(AuthError):
+                if not subscribers:
+                    await self._subscribe()
+                subscribers = await self._connection.script(RENEW, self._keys, self.owner, self._lease)
+            await asyncio.sleep(self._lease / 3)
 
 
-# Seen by whatever runs inside the lock, and by nobody else.
-_holding: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_redis_locks", default=())
+# Inherited by the tasks that start inside the lock.
+_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_redis_holds", default=())
 
 
 class RedisTokenStore:
-    """Keeps a user's token in Redis, for any number of workers on any number of machines. ::
+    """Stores a user's token in Redis, for any number of workers on any number of machines. ::
 
         async with RedisTokenStore("rediss://:password@redis.example.com", "tenant-7/user-42") as store:
             oauth = OAuth(base_url, client_id=..., client_secret=..., redirect_uri=..., store=store)
 
-    ``name`` says whose token it is. With a ``key`` (32 random bytes or their base64, or several) it is encrypted at
-    rest: the first key encrypts, all of them decrypt, so a new one is put in front, and the old one taken away after
-    the next refresh. What cannot be decrypted is an `AuthError`, and a refresh never writes over it.
+    ``name`` identifies the token. With a ``key`` (32 random bytes or their base64, or several) the token is encrypted:
+    the first key encrypts, all keys decrypt. A token that cannot be decrypted is an `AuthError`, and a refresh never
+    overwrites it.
 
-    The lock has a ``lease``, renewed while it is held; after that another worker takes the lock. A worker that lost the
-    lock saves nothing over a newer token (`TokenSuperseded`; an `OAuth` then goes on with the newer one).
+    The lock is a ``lease``, renewed while it is held. If the lease expires, another worker takes the lock, and the
+    former holder cannot overwrite a newer token: its save raises `TokenSuperseded`, and its `OAuth` continues with the
+    newer token.
 
-    A refresh token is not used twice: a server that detects reuse may revoke all tokens of the user. A load inside the
-    lock marks the token as being refreshed; the save, or the end of the lock, removes the mark. If the refresher
-    disappears in between, it may have used the refresh token and may yet come back to save the new one. So no other
-    worker refreshes before that, or before the ``grace`` (by default nine leases) is over: counted from when the
-    refresher was last heard of, and again from when Redis was restarted or lost its data. A refresher that is paused
-    and still connected is waited for longer; the error names its machine and process.
+    No refresh token is used twice, because a server that detects reuse may revoke all of the user's tokens. A load
+    inside the lock marks the token as being refreshed; the save, or the end of the lock, removes the mark. If the
+    refresher disappears in between, it may have used the refresh token, and may come back to save the new one. No other
+    worker refreshes until then, or until ``grace`` (by default nine leases) has passed since the refresher's last sign
+    of life, and since Redis restarted or lost its data. A paused refresher that is still connected is waited for even
+    longer; the error names its machine and process. ``redis/README.md`` says what this does not cover.
 
-    An outage of Redis that is longer than the grace, or a worker that is cut off from Redis for longer while the others
-    are not, is beyond that promise. A worker that is killed between the token request and the save takes the new token
-    with it: the others wait for the grace and then have only the used refresh token to try.
-
-    If Redis does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` serves the token in
-    hand while it is valid. A token that was refreshed and cannot be saved is saved as soon as Redis is back. If Redis
-    comes back without its data, workers put back the newest token that they know.
-
-    Let Redis keep its data: ``appendonly yes``, ``noeviction``. With replicas a failover may lose the last save and the
-    mark of a refresh; ``min-replicas-to-write`` narrows that, and nothing in Redis closes it. A user with an ACL needs
-    the channels and ``+info``. The keys are ``<prefix>token:<name>`` and ``<prefix>token-lock:<name>``; the channels
-    begin with the latter. All times are of Redis's clock: a worker's may be wrong.
+    If Redis does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` uses its current token
+    while it is valid. A refreshed token that cannot be saved is saved as soon as Redis is back. If Redis comes back
+    without its data, the workers restore the newest token that they know. All times are by Redis's clock.
     """
 
     def __init__(
@@ -126,39 +203,30 @@ class RedisTokenStore:
         grace: float | None = None,
         timeout: float = 1.0,
     ) -> None:
-        self._connection = Connection("RedisTokenStore", redis, timeout)
-        # Variables are shown in some tracebacks.
-        del redis
-        _checks.text("RedisTokenStore", "name", name)
-        _checks.text("RedisTokenStore", "prefix", prefix, may_be_empty=True)
-        _checks.seconds("RedisTokenStore", "lease", lease)
-        grace = _LEASES_OF_GRACE * lease if grace is None else grace
-        _checks.seconds("RedisTokenStore", "grace", grace)
-        self._sealed = key is not None
-        self._sealer = Sealer(key, owner="RedisTokenStore")
+        self._connection = Connection(redis, timeout, _unavailable)
+        del redis  # some tools show the variables of a traceback
+        self.name: str = _checks.string("name", name)
+        prefix = _checks.string("prefix", prefix, may_be_empty=True)
+        self._lease = _checks.number("lease", lease, above=0)
+        self._grace = _checks.number("grace", _LEASES_OF_GRACE * lease if grace is None else grace, above=0)
+        place = f"{prefix}token:{name}"
+        self._records = _Records(key, place)
         del key
-        self.name = name
-        self._place = f"{prefix}token:{name}"
-        self._lock_key = f"{prefix}token-lock:{name}".encode()
-        self._keys = [self._place.encode(), self._lock_key]
-        self._lease = lease
-        self._grace = grace
-        self._local = asyncio.Lock()
+        self._keys = [place.encode(), f"{prefix}token-lock:{name}".encode()]
+        self._local_lock = asyncio.Lock()
         self._known = _Known()
-        self._given = ""
+        self._seen_fence = ""
         """The fence of the token that the caller loaded or saved last."""
-        self._ended: _Hold | None = None
+        self._unfinished: _Hold | None = None
         self._finishing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"RedisTokenStore({self._connection.place!r}, {self.name!r})"
+        return f"RedisTokenStore({self._connection.address!r}, {self.name!r})"
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -166,276 +234,197 @@ class RedisTokenStore:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     async def aclose(self) -> None:
-        """Close the connections, but not a client that was given; a save that waits for Redis is tried once more."""
+        """Close the connections, except a given client. A save that waits for Redis is given ``timeout`` seconds."""
         if self._finishing is not None:
             await asyncio.wait([self._finishing], timeout=self._connection.timeout)
             if not self._finishing.done():
                 if self._is_save_pending():
                     log.error(
-                        "%r is closed, and a refreshed token was never saved: its user may have to authorize", self
+                        "%r was closed before a refreshed token was saved: its user may have to authorize again", self
                     )
-                await end(self._finishing)
+                await cancel_and_wait(self._finishing)
         await self._connection.aclose()
 
     async def load(self) -> Token | None:
         began = time.monotonic()
         while True:
-            # The lock may end while a task that was made inside it waits here.
-            hold, known = self._hold(), self._known
-            if hold is not None:
+            # The lock may be released while a task that was started inside it waits here.
+            hold, known = self._current_hold(), self._known
+            arguments = (self._grace, *known.arguments(self._grace))
+            if hold is None:
+                result = await self._connection.script(LOAD, self._keys, "", *arguments)
+            else:
                 hold.loaded = True
-            owner = "" if hold is None else hold.owner
-            answer = await self._ask(hold, LOAD, owner, self._grace, *known.arguments(self._grace))
-            if not answer[0]:
-                assert hold is not None
-                # Paused for longer than the lease. The token was not read yet, so this worker may queue again.
-                await self._acquire(hold)
-                if hold.over:
-                    await self._end(hold)
-                continue
-            record, fence, saved, now, wait, refresher = map(text_of, answer[1:])
+                result = await hold.run(LOAD, hold.owner, *arguments)
+                if not result[0]:
+                    # The lease expired before the token was read, so this worker may acquire the lock again.
+                    await self._acquire(hold)
+                    if hold.ended:
+                        await self._release(hold)
+                    continue
+            record, fence, saved, now, wait, refresher = map(decoded, result[1:])
             token = self._learn(known, record, fence, saved, float(now)) if record else None
             left = float(wait)
-            # A valid token that is new to the caller is adopted, and not refreshed.
-            is_news = token is not None and fence != self._given and _seconds_left(token) > self._connection.timeout
-            if left <= 0 or is_news:
-                self._given = fence
+            # A valid token that is new to the caller is adopted, not refreshed.
+            is_new = token is not None and fence != self._seen_fence and _seconds_left(token) > self._connection.timeout
+            if left <= 0 or is_new:
+                self._seen_fence = fence
                 if hold is not None:
                     hold.fence = fence
                 return token
             longest = self._grace + self._lease
             if left > longest or time.monotonic() - began > longest:
-                raise AuthError(self._kept_back(left, refresher))
-            await asyncio.sleep(min(left, _SAVE_AGAIN))
+                raise AuthError(_describe_wait(self, left, refresher))
+            await asyncio.sleep(min(left, _POLL))
 
     async def save(self, token: Token) -> None:
-        hold = self._hold()
+        hold = self._current_hold()
         try:
-            await self._put(token, hold)
-        except Unreachable as error:
-            words = str(error)
-        else:
-            self._given = self._known.fence
+            await self._save(token, hold)
+        except TokenSuperseded:
+            raise
+        except AuthError:
             if hold is not None:
-                hold.unsaved, hold.fence, hold.silent = None, self._known.fence, False
-            return
+                hold.unsaved = token
+            raise
+        self._seen_fence = self._known.fence
         if hold is not None:
-            hold.unsaved = token
-        raise AuthError(f"the token cannot be saved: {words}")
+            hold.unsaved, hold.fence, hold.no_response = None, self._known.fence, False
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Held by one worker; waits while others hold it, but not while a holder is paused."""
-        async with self._local:
-            await self._finished()
-            hold = _Hold(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}")
+        """Hold the lock: one worker at a time. A paused refresher is an `AuthError` after a while."""
+        async with self._local_lock:
+            await self._wait_for_unfinished()
+            hold = _Hold(self, self._connection, self._keys, self._lease)
             try:
                 await self._acquire(hold)
-                mark = _holding.set((hold, *_holding.get()))
+                mark = _holds.set((hold, *_holds.get()))
                 try:
                     yield
                 finally:
-                    _holding.reset(mark)
+                    _holds.reset(mark)
             finally:
-                hold.over = True
-                await carried_through(self._end(hold))
+                hold.ended = True
+                await carried_through(self._release(hold))
 
     # The lock
 
-    def _hold(self) -> _Hold | None:
-        """Return the lock that this task, or the task that started it, holds."""
-        return next((hold for hold in _holding.get() if hold.store is self and not hold.over), None)
+    def _current_hold(self) -> _Hold | None:
+        """Return the hold of this task, or of the task that started it."""
+        return next((hold for hold in _holds.get() if hold.store is self and not hold.ended), None)
 
     async def _acquire(self, hold: _Hold) -> None:
-        patience: float | None = None
-        # Redis that was stopped runs on waking what nobody waits for any more: such a lock is not renewed.
+        give_up: float | None = None
+        # A stopped Redis executes abandoned commands when it resumes: such a lock is not renewed and soon expires.
         begin = min(self._lease, 2 * self._connection.timeout)
-        most = self._lease + self._grace
+        longest = self._lease + self._grace
         while True:
-            answer = await self._ask(hold, ACQUIRE, hold.owner, begin, most, *self._known.arguments(self._grace))
-            if answer[0]:
+            arguments = (begin, longest, *self._known.arguments(self._grace))
+            result = await hold.run(ACQUIRE, hold.owner, *arguments)
+            if result[0]:
                 break
-            left, now = float(text_of(answer[1])), time.monotonic()
-            # Redis may have been away itself: a live holder renews its lease before another lease is over.
-            patience = None if left > 0 else patience or now + self._lease
-            if patience is not None and now > patience:
-                raise AuthError(self._kept_back(left, text_of(answer[2])))
+            left, now = float(decoded(result[1])), time.monotonic()
+            # Redis may have been stopped itself: within another lease a live holder renews.
+            give_up = None if left > 0 else give_up or now + self._lease
+            if give_up is not None and now > give_up:
+                raise AuthError(_describe_wait(self, left, decoded(result[2])))
             await asyncio.sleep(random.uniform(0.01, 0.04))
-        hold.fence = text_of(answer[1])
-        await end(hold.keeper)
-        await self._listen(hold)
-        hold.keeper = asyncio.create_task(self._keep(hold), name="signing_async token lock")
+        hold.fence = decoded(result[1])
+        await hold.start()
 
-    def _kept_back(self, left: float, refresher: str) -> str:
-        """Say why the token is not refreshed: ``left`` seconds remain, or the refresher has been paused for them."""
-        if not refresher:
-            return (
-                f"{self!r} lost its data: the token that is known here is kept back for {left:.0f} s more,"
-                " for a worker that knows a newer one; or authorize again"
-            )
-        host, process, _ = refresher.rsplit(":", 2)
-        paused = (
-            f", which has been paused for {-left:.0f} s in a refresh" if left <= 0 else ", which is still connected"
-        )
-        return (
-            f"{self!r} is locked by process {process} on {host}{paused} and may have used the refresh token:"
-            " let it go on, or end it"
-        )
-
-    async def _listen(self, hold: _Hold) -> None:
-        """Hold a connection open that shows the others that this worker lives, be it paused."""
-        channel = self._lock_key + f":{hold.owner}".encode()
-
-        async def listen() -> None:
-            listener = self._connection.client.pubsub()
-            try:
-                await listener.subscribe(channel)
-                await listener.get_message(timeout=None)
-            except BaseException:
-                await listener.aclose()
-                raise
-            hold.listener = listener
-
-        await self._hush(hold)
-        try:
-            await self._connection.bounded(listen)
-        except Unreachable as error:
-            words = str(error)
-        else:
-            return
-        hold.silent = True
-        raise AuthError(f"the token's lock cannot be held: {words}")
-
-    async def _hush(self, hold: _Hold) -> None:
-        listener, hold.listener = hold.listener, None
-        if listener is not None:
-            with contextlib.suppress(Unreachable):
-                await self._connection.bounded(listener.aclose)
-
-    async def _keep(self, hold: _Hold) -> None:
-        """Renew the lease, and show that this worker is alive, until the lock is released."""
-        listeners = 1
-        while listeners >= 0:
-            with contextlib.suppress(Unreachable, AuthError):
-                if not listeners:
-                    await self._listen(hold)
-                listeners = await self._connection.script(RENEW, self._keys, hold.owner, self._lease)
-            await asyncio.sleep(self._lease / 3)
-
-    async def _end(self, hold: _Hold) -> None:
-        """Release the lock. A save that failed, or a mark that cannot be removed, is left to a task of its own."""
-        released = hold.unsaved is None and not hold.silent
+    async def _release(self, hold: _Hold) -> None:
+        """Release the lock. If Redis does not respond, a background task saves the token and releases the lock."""
+        released = hold.unsaved is None and not hold.no_response
         if released:
-            await end(hold.keeper)
+            await hold.stop_renewing()
             try:
                 await self._connection.script(RELEASE, self._keys, hold.owner)
-            except Unreachable:
+            except AuthError:
                 released = False
         if released or not (hold.unsaved or hold.loaded):
-            await end(hold.keeper)
-            await self._hush(hold)
+            await hold.stop()
         else:
-            self._ended = hold
+            self._unfinished = hold
             self._finishing = asyncio.create_task(self._finish(hold), name="signing_async token save")
 
     async def _finish(self, hold: _Hold) -> None:
-        """Save what could not be saved, and remove the mark: until then no other worker refreshes."""
+        """Save the unsaved token and release the lock: until then no other worker refreshes."""
         try:
             while True:
                 try:
                     if hold.unsaved is not None:
-                        # Refused if another worker saved a newer token, or if only the answer to this save was lost.
+                        # Superseded by another worker's token, or the response to an earlier attempt was lost.
                         with contextlib.suppress(TokenSuperseded):
-                            await self._put(hold.unsaved, hold)
+                            await self._save(hold.unsaved, hold)
                         hold.unsaved = None
-                    await end(hold.keeper)
+                    await hold.stop_renewing()
                     await self._connection.script(RELEASE, self._keys, hold.owner)
                     return
-                except Unreachable:
-                    await asyncio.sleep(_SAVE_AGAIN)
+                except AuthError:
+                    await asyncio.sleep(_POLL)
         finally:
-            await end(hold.keeper)
-            await self._hush(hold)
+            await hold.stop()
 
-    async def _finished(self) -> None:
+    async def _wait_for_unfinished(self) -> None:
         if self._finishing is None:
             return
         await asyncio.wait([self._finishing], timeout=self._connection.timeout)
         if not self._finishing.done():
-            left = "a refreshed token waits to be saved" if self._is_save_pending() else "the lock waits to be released"
-            raise AuthError(f"{self._connection.place} does not answer, and {left} there")
-        self._finishing = self._ended = None
+            pending = "a refreshed token is not saved" if self._is_save_pending() else "the lock is not released"
+            raise _unavailable(f"{self._connection.address}: no response, and {pending} yet")
+        self._finishing = self._unfinished = None
 
     def _is_save_pending(self) -> bool:
-        return self._ended is not None and self._ended.unsaved is not None
+        return self._unfinished is not None and self._unfinished.unsaved is not None
 
-    # What is kept
+    # The record
 
-    async def _ask(self, hold: _Hold | None, script: Script, *arguments: Any) -> Any:
-        try:
-            answer = await self._connection.script(script, self._keys, *arguments)
-        except Unreachable as error:
-            words = str(error)
-        else:
-            if hold is not None:
-                hold.silent = False
-            return answer
-        if hold is not None:
-            hold.silent = True
-        raise AuthError(f"the token store cannot be used: {words}")
-
-    async def _put(self, token: Token, hold: _Hold | None) -> None:
-        lives = 0.0 if token.expires_at is None else max(_seconds_left(token), 0.0)
-        record = self._write(token, lives)
+    async def _save(self, token: Token, hold: _Hold | None) -> None:
+        lifetime = 0.0 if token.expires_at is None else max(_seconds_left(token), 0.0)
+        record = self._records.encode(token, lifetime)
         replaced = "" if hold is None else hold.fence
-        # What is saved without having been loaded comes from an authorization.
+        # A token saved without a load comes from an authorization.
         is_refresh = int(hold is not None and hold.loaded)
-        known = self._known.arguments(self._grace)
-        answer = await self._connection.script(
-            SAVE, self._keys, replaced, is_refresh, secrets.token_hex(4), record, *known
-        )
-        if not answer:
-            raise TokenSuperseded(f"{self!r} holds a newer token than the one that was to be replaced: that one stays")
-        fence, saved = map(text_of, answer)
-        self._known = _Known(fence, saved, record, token, lives)
-
-    def _write(self, token: Token, lives: float) -> str:
-        fields = {"token": token_to_json(token).decode(), "clock": time.time(), "lives": lives}
-        data = json.dumps(fields).encode()
-        return base64.b64encode(self._sealer.seal(data, self._place)).decode() if self._sealed else data.decode()
+        arguments = (secrets.token_hex(4), record, *self._known.arguments(self._grace))
+        result = await self._connection.script(SAVE, self._keys, replaced, is_refresh, *arguments)
+        if not result:
+            raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
+        fence, saved = map(decoded, result)
+        self._known = _Known(fence, saved, record, token, lifetime)
 
     def _learn(self, known: _Known, record: str, fence: str, saved: str, now: float) -> Token:
-        """Return the token of what Redis holds, and remember it unless a newer one was learned meanwhile."""
+        """Return the record's token, and remember it unless a newer one was learned since ``known``."""
         if record == self._known.record and self._known.token is not None:
             return self._known.token
-        token, lives = self._read(record, float(saved), now)
-        if known is self._known:
-            self._known = _Known(fence, saved, record, token, lives)
-        return token
-
-    def _read(self, record: str, saved: float, now: float) -> tuple[Token, float]:
-        """Return a record's token, and how long it lived when it was saved; times are of Redis's clock."""
         try:
-            token, clock, lives = self._unpack(record)
+            token, lifetime = self._records.decode(record, float(saved), now)
         except ValueError as error:
             problem = str(error)
         else:
-            # Its expiry is by the clock of the worker that saved it; that may be wrong, or this one's.
-            shift = (time.time() - now) - (clock - saved)
-            if token.expires_at is not None and abs(shift) > _CLOCKS_AGREE:
-                token = attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=shift))
-            return token, lives
-        raise AuthError(f"{self!r}: what is kept there cannot be used, and was left as it is: {problem}")
+            if known is self._known:
+                self._known = _Known(fence, saved, record, token, lifetime)
+            return token
+        raise AuthError(f"{self!r}: the stored token cannot be read and was not changed: {problem}")
 
-    def _unpack(self, record: str) -> tuple[Token, float, float]:
-        # In base64 there is no brace.
-        plain = record.startswith("{")
-        data = self._sealer.unseal(record.encode() if plain else _from_base64(record), self._place)
-        # What went wrong in here is not kept as a cause: json's error holds the whole text.
-        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError, RecursionError):
-            fields = json.loads(data)
-            return token_from_json(fields["token"].encode()), float(fields["clock"]), float(fields["lives"])
-        raise ValueError("no token in it")
+
+def _describe_wait(store: RedisTokenStore, left: float, refresher: str) -> str:
+    """Say why the token is not refreshed: ``left`` seconds remain, or the refresher has been paused for them."""
+    if not refresher:
+        return (
+            f"{store!r} lost its data: the known token may be outdated and is not refreshed for {left:.0f} s more,"
+            " until a worker with a newer token restores it; or authorize again"
+        )
+    host, process, _ = refresher.rsplit(":", 2)
+    state = f"has been paused for {-left:.0f} s during a refresh" if left <= 0 else "is still connected"
+    return (
+        f"{store!r} is locked by process {process} on {host}, which {state} and may have used the refresh token:"
+        " resume that process, or end it"
+    )
+
+
+def _unavailable(message: str) -> AuthError:
+    return AuthError(f"the token store is unavailable: {message}")
 
 
 def _seconds_left(token: Token) -> float:

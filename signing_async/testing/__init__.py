@@ -1,15 +1,18 @@
-"""A pytest plugin: the sandbox as fixtures; and suites of tests for implementations of this package's protocols.
+"""A pytest plugin with the sandbox as fixtures, a sample PDF, and conformance suites for this package's protocols.
 
 Example::
 
-    async def test_a_draft_is_kept(signing_sandbox, signing_client):
+    from signing_async.testing import sample_pdf
+
+    async def test_draft_keeps_its_document(signing_sandbox, signing_client):
         signing = await signing_client.signings.create(name="Lease", language="EN")
+        await signing_client.documents.upload(signing, sample_pdf(), "lease.pdf")
         assert signing_sandbox.signing(signing.id).state == "draft"
 
     @pytest.mark.signing_sandbox(profile=Profile.laravel(), seed=1)
-    async def test_with_other_settings(signing_sandbox): ...
+    async def test_other_settings(signing_sandbox): ...
 
-A suite is a class to be subclassed where pytest collects tests, with a fixture that makes what is to be tested::
+A conformance suite is a class. Subclass it where pytest collects tests, with a fixture that opens your implementation::
 
     class TestMyStore(TokenStoreConformance):
         @pytest.fixture
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from .._sample_pdf import sample_pdf as sample_pdf
     from ..client import SigningClient
     from ..sandbox import Sandbox
     from .journals import FencedJournalConformance as FencedJournalConformance
@@ -36,33 +40,34 @@ if TYPE_CHECKING:
 
 try:
     from pytest_asyncio import fixture as async_fixture
-except ModuleNotFoundError:  # there are no async fixtures then; pytest says so when one is asked for
-    async_fixture = pytest.fixture  # type: ignore[assignment]  # it is used in the one way that both have
+except ModuleNotFoundError:  # without it there are no async fixtures, as pytest reports when one is used
+    async_fixture = pytest.fixture  # type: ignore[assignment]  # used in the one way that both support
 
-_HOME = {
-    "FencedJournalConformance": "journals",
-    "FencedTokenStoreConformance": "token_stores",
-    "JournalConformance": "journals",
-    "SeenEventsConformance": "seen_events",
-    "TokenStoreConformance": "token_stores",
+_MODULES = {
+    "FencedJournalConformance": ".journals",
+    "FencedTokenStoreConformance": ".token_stores",
+    "JournalConformance": ".journals",
+    "SeenEventsConformance": ".seen_events",
+    "TokenStoreConformance": ".token_stores",
+    "sample_pdf": ".._sample_pdf",
 }
 
 
 def __getattr__(name: str) -> object:
-    # Every run of pytest loads this module, and few want the suites.
-    if name not in _HOME:
+    # Every run of pytest imports this module, and few use the suites.
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return getattr(import_module(_MODULES[name], __name__), name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", "signing_sandbox(**settings): start the signing sandbox with these settings")
 
 
 @async_fixture
 async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    """A sandbox of this test's own, started; its settings come from the marker `signing_sandbox`."""
+    """A running sandbox for one test, with the settings of the marker `signing_sandbox`."""
     from ..sandbox import Sandbox
 
     marker = request.node.get_closest_marker("signing_sandbox")
@@ -72,7 +77,8 @@ async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandb
 
 @async_fixture
 async def signing_client(signing_sandbox: Sandbox) -> AsyncIterator[SigningClient]:
-    """A client of this test's sandbox, for its default user, that does not wait long between attempts."""
+    """A client for the sandbox's default user that retries without long delays."""
+    from .._sample_pdf import sample_pdf as sample_pdf
     from ..client import SigningClient
     from ..transport.retry import RetryPolicy
 

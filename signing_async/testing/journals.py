@@ -1,4 +1,4 @@
-"""What every journal of a dispatch has to hold, as tests that an implementation can run on itself."""
+"""Conformance suites for journals."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..dispatch.journal import Claim, ClaimLost, Journal, JournalError
 __all__ = ["FencedJournalConformance", "JournalConformance", "OpenJournal"]
 
 OpenJournal = Callable[[], Journal]
-"""Opens the journal: each time another object, as another run would have it, on the same storage."""
+"""Opens the same journal again, as another run would: a new object each time."""
 
 _LONG = '{"status": "draft", "name": "Å ☃ 😀\\n"}' * 20_000
-_LONG_ENOUGH = 20.0
-_A_LITTLE = 0.02
+_TIMEOUT = 20.0
+_MOMENT = 0.02
 
 
 class JournalConformance:
-    """The promises of the `Journal` protocol, by which a dispatch sends each package once.
+    """Tests the promises of the `Journal` protocol, which let a dispatch send each package once.
 
-    Subclass it with a fixture ``open_journal`` that gives a function: each call opens the journal once more, another
-    object on the same storage, which is empty when a test begins; the fixture closes them. The tests are ``async`` and
+    Subclass it with a fixture ``open_journal`` that returns a function. Each call of the function opens the same
+    storage as a new object; the storage is empty when a test begins, and the fixture closes the objects. The tests
     need pytest-asyncio. ::
 
         class TestMyJournal(JournalConformance):
@@ -37,17 +37,18 @@ class JournalConformance:
                     yield open_journal
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
-    async def test_a_new_package_has_no_state(self, open_journal: OpenJournal) -> None:
-        """Nothing was ever written for it."""
+    async def test_new_package_has_no_state(self, open_journal: OpenJournal) -> None:
         claim = await claimed(open_journal(), "new")
         assert (claim.key, claim.state) == ("new", None)
 
     @pytest.mark.parametrize("state", ["{}", _LONG], ids=["short", "long"])
     @pytest.mark.parametrize("key", ["k", "Lease ☃ 7/a?b=c'\";--%s{table}$1", "k" * 500], ids=["short", "odd", "long"])
-    async def test_what_is_written_is_there_for_the_next(self, open_journal: OpenJournal, key: str, state: str) -> None:
-        """The last text that was written, whole, under the very key."""
+    async def test_last_written_state_is_returned_by_the_next_claim(
+        self, open_journal: OpenJournal, key: str, state: str
+    ) -> None:
+        """Complete, and for exactly this key."""
         journal = open_journal()
         claim = await claimed(journal, key)
         await journal.write(claim, "earlier")
@@ -58,8 +59,8 @@ class JournalConformance:
             assert claim.state == state
             await again.release(claim)
 
-    async def test_keys_are_told_apart_to_their_ends(self, open_journal: OpenJournal) -> None:
-        """Two long ones that begin alike, and two that differ in case, in a space or in an accent."""
+    async def test_keys_are_distinct_to_the_last_character(self, open_journal: OpenJournal) -> None:
+        """Long keys with a common beginning; keys that differ in case, a space or an accent."""
         journal = open_journal()
         keys = ["k" * 500 + "a", "k" * 500 + "b", "Lease", "lease", "lease ", "é", "e\u0301"]
         for key in keys:
@@ -68,8 +69,7 @@ class JournalConformance:
         other = open_journal()
         assert [(await claimed(other, key)).state for key in keys] == [f"of {key}" for key in keys]
 
-    async def test_letting_go_writes_nothing(self, open_journal: OpenJournal) -> None:
-        """A package that was taken and let go of is as it was."""
+    async def test_release_does_not_change_the_state(self, open_journal: OpenJournal) -> None:
         journal = open_journal()
         await journal.release(await claimed(journal, "k"))
         claim = await claimed(journal, "k")
@@ -79,8 +79,7 @@ class JournalConformance:
         await journal.release(await claimed(journal, "k"))
         assert (await claimed(journal, "k")).state == "{}"
 
-    async def test_the_fence_grows_with_every_claim(self, open_journal: OpenJournal) -> None:
-        """Whoever makes the claim."""
+    async def test_fence_grows_with_every_claim(self, open_journal: OpenJournal) -> None:
         fences = []
         for journal in (open_journal(), open_journal()) * 2:
             claim = await claimed(journal, "k")
@@ -88,8 +87,8 @@ class JournalConformance:
             await journal.release(claim)
         assert fences == sorted(set(fences))
 
-    async def test_what_is_taken_is_not_given(self, open_journal: OpenJournal) -> None:
-        """Neither to another run nor to another task of the same; other packages are free."""
+    async def test_claimed_package_cannot_be_claimed(self, open_journal: OpenJournal) -> None:
+        """Neither by another run nor by another task of the same run; other packages can."""
         journal, other = open_journal(), open_journal()
         claim = await claimed(journal, "k")
         assert await journal.claim("k") is None
@@ -100,15 +99,13 @@ class JournalConformance:
         await journal.release(claim)
         assert (await claimed(other, "k")).state == "{}"
 
-    async def test_of_many_at_once_one_gets_it(self, open_journal: OpenJournal) -> None:
-        """For each package, of all who ask at the same moment."""
+    async def test_one_of_many_concurrent_claims_succeeds(self, open_journal: OpenJournal) -> None:
         journals = [open_journal() for _ in range(4)]
-        asked = [(journal, f"k{number}") for number in range(10) for journal in journals * 2]
-        given = await asyncio.gather(*(journal.claim(key) for journal, key in asked))
-        assert sorted(claim.key for claim in given if claim is not None) == sorted(f"k{n}" for n in range(10))
+        attempts = [(journal, f"k{number}") for number in range(10) for journal in journals * 2]
+        claims = await asyncio.gather(*(journal.claim(key) for journal, key in attempts))
+        assert sorted(claim.key for claim in claims if claim is not None) == sorted(f"k{n}" for n in range(10))
 
-    async def test_many_writes_at_once_are_all_kept(self, open_journal: OpenJournal) -> None:
-        """Each for its own package."""
+    async def test_concurrent_writes_are_all_kept(self, open_journal: OpenJournal) -> None:
         journal = open_journal()
 
         async def work(key: str) -> None:
@@ -122,8 +119,8 @@ class JournalConformance:
         other = open_journal()
         assert [(await claimed(other, key)).state for key in keys] == [f"{key}-4" for key in keys]
 
-    async def test_a_claim_that_was_let_go_of_is_good_for_nothing(self, open_journal: OpenJournal) -> None:
-        """It writes nothing and frees nothing, whether or not somebody has the package now."""
+    async def test_released_claim_is_refused(self, open_journal: OpenJournal) -> None:
+        """It neither writes nor releases, whether or not the package is claimed again."""
         journal, other = open_journal(), open_journal()
         claim = await claimed(journal, "k")
         await journal.write(claim, "first")
@@ -139,24 +136,23 @@ class JournalConformance:
         await other.aclose()
         assert (await claimed(journal, "k")).state == "first"
 
-    async def test_a_claim_of_which_nobody_heard_is_free(self, open_journal: OpenJournal) -> None:
-        """Whoever is cancelled while he asks for a package does not keep it from the others."""
+    async def test_cancelled_claim_leaves_the_package_free(self, open_journal: OpenJournal) -> None:
         journal, other = open_journal(), open_journal()
-        for turns in range(8):
-            asking = asyncio.create_task(journal.claim("k"))
-            for _ in range(turns):
+        for steps in range(8):
+            claiming = asyncio.create_task(journal.claim("k"))
+            for _ in range(steps):
                 await asyncio.sleep(0)
-            asking.cancel()
-            await asyncio.wait([asking])
-            if not asking.cancelled() and (held := asking.result()) is not None:
+            claiming.cancel()
+            await asyncio.wait([claiming])
+            if not claiming.cancelled() and (held := claiming.result()) is not None:
                 await journal.release(held)
-            # By now what was asked for is done.
+            # This waits until the cancelled claim has been processed.
             await journal.release(await claimed(journal, "another"))
-            await asyncio.sleep(_A_LITTLE)
+            await asyncio.sleep(_MOMENT)
             await other.release(await soon_claimed(other, "k"))
 
-    async def test_closing_lets_go_of_everything(self, open_journal: OpenJournal) -> None:
-        """What was written stays; the journal that was closed says so, and closing it again does no harm."""
+    async def test_closing_releases_all_claims(self, open_journal: OpenJournal) -> None:
+        """Written states stay. A closed journal raises; closing it again is harmless."""
         journal, other = open_journal(), open_journal()
         claim = await claimed(journal, "k")
         await journal.write(claim, "{}")
@@ -172,47 +168,47 @@ class JournalConformance:
 
 
 class FencedJournalConformance:
-    """What is promised where a run is taken for dead that is not: it was paused, or cut off.
+    """Tests a journal whose claims can expire while their holder lives, because it was paused or cut off.
 
-    Beside ``open_journal`` (see `JournalConformance`) it wants a fixture ``lapse``: an ``async`` function that is given
-    a journal, and returns when others can take what that one has claimed.
+    Besides ``open_journal`` (see `JournalConformance`) it needs a fixture ``lapse``: an ``async`` function that takes a
+    journal and returns as soon as others can claim its packages.
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
-    async def test_what_was_taken_over_is_not_written_by_the_former(
+    async def test_former_holder_cannot_write_after_a_takeover(
         self, open_journal: OpenJournal, lapse: Callable[[Journal], Awaitable[None]]
     ) -> None:
-        """Its writes are refused, it frees nothing, and the new holder notices nothing of it."""
+        """Its writes are refused, it releases nothing, and the new holder is not affected."""
         late, quick = open_journal(), open_journal()
         claim = await claimed(late, "k")
-        await late.write(claim, "by the late one")
+        await late.write(claim, "by the late run")
         await lapse(late)
         taken = await claimed(quick, "k")
-        assert taken.state == "by the late one"
+        assert taken.state == "by the late run"
         assert taken.fence > claim.fence
         with pytest.raises(ClaimLost):
             await late.write(claim, "too late")
-        await quick.write(taken, "by the quick one")
+        await quick.write(taken, "by the quick run")
         with pytest.raises(ClaimLost):
             await late.release(claim)
         assert await open_journal().claim("k") is None
         await quick.release(taken)
         again = await claimed(late, "k")
-        assert again.state == "by the quick one"
+        assert again.state == "by the quick run"
         assert again.fence > taken.fence
 
 
 async def claimed(journal: Journal, key: str) -> Claim:
-    """The package, which has to be free."""
+    """Claim a package that must be free."""
     claim = await journal.claim(key)
     assert claim is not None
     return claim
 
 
 async def soon_claimed(journal: Journal, key: str) -> Claim:
-    """The package, which has to become free."""
-    async with asyncio.timeout(_LONG_ENOUGH):
+    """Claim a package that must become free."""
+    async with asyncio.timeout(_TIMEOUT):
         while (claim := await journal.claim(key)) is None:
             await asyncio.sleep(0.01)
     return claim

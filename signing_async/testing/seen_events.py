@@ -1,4 +1,4 @@
-"""What every memory of seen webhook events has to hold, as tests that an implementation can run on itself."""
+"""A conformance suite for the deduplication of webhook events."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _LONG = 600.0
 
 
 class OpenSeenEvents(Protocol):
-    """Opens the memory: each time another object, as another receiver would have it, on the same storage."""
+    """Opens the same storage again, as another receiver would: a new object each time."""
 
     def __call__(self, *, ttl: float = ..., lease: float = ...) -> SeenEvents:
-        """With so many seconds for a confirmed event to be remembered, and for a hand-off to end."""
+        """Remember confirmed events for ``ttl`` seconds, and claims for ``lease`` seconds."""
         ...
 
 
-async def _settled(value: T | Awaitable[T]) -> T:
+async def _awaited(value: T | Awaitable[T]) -> T:
     return await value if isawaitable(value) else value
 
 
 async def _claim(seen: SeenEvents, event_id: str) -> Claim:
-    return await _settled(seen.claim(event_id))
+    return await _awaited(seen.claim(event_id))
 
 
 async def _confirm(seen: SeenEvents, event_id: str) -> None:
-    await _settled(seen.confirm(event_id))
+    await _awaited(seen.confirm(event_id))
 
 
 async def _release(seen: SeenEvents, event_id: str) -> None:
-    await _settled(seen.release(event_id))
+    await _awaited(seen.release(event_id))
 
 
 class SeenEventsConformance:
-    """The promises of the `SeenEvents` protocol, by which a receiver takes every event, and none of them twice.
+    """Tests the promises of the `SeenEvents` protocol, which let a receiver handle every event, and none twice.
 
-    Subclass it with a fixture ``open_seen`` that gives a function: each call, with ``ttl`` and ``lease`` in seconds,
-    opens the memory once more, another object on the same storage, which is empty when a test begins. (What lives in
-    one object gives that again where the settings are the same.) The tests are ``async`` and need pytest-asyncio. ::
+    Subclass it with a fixture ``open_seen`` that returns a function. Each call of the function, with ``ttl`` and
+    ``lease`` in seconds, opens the same storage as a new object; the storage is empty when a test begins. (An
+    implementation that lives in one object returns it again for the same settings.) The tests need pytest-asyncio. ::
 
         class TestMySeenEvents(SeenEventsConformance):
             @pytest.fixture
@@ -56,10 +56,10 @@ class SeenEventsConformance:
                 return lambda ttl=60, lease=60: MySeenEvents(tmp_path / "seen", ttl=ttl, lease=lease)
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
-    async def test_an_event_is_claimed_once_and_stays_confirmed(self, open_seen: OpenSeenEvents) -> None:
-        """New, then pending for everybody else, then confirmed; other events do not matter."""
+    async def test_event_is_claimed_once_and_stays_confirmed(self, open_seen: OpenSeenEvents) -> None:
+        """New, then pending for all receivers, then confirmed; other events are not affected."""
         seen, other = (open_seen(ttl=_LONG, lease=_LONG) for _ in range(2))
         assert seen.lease == _LONG
         assert await _claim(seen, "a") is Claim.NEW
@@ -71,16 +71,16 @@ class SeenEventsConformance:
         assert await _claim(other, "a") is Claim.CONFIRMED
         assert await _claim(seen, "b") is Claim.PENDING
 
-    async def test_a_released_event_is_new_again(self, open_seen: OpenSeenEvents) -> None:
-        """After a failed hand-off the next delivery is handed over, by whoever gets it."""
+    async def test_released_event_is_new_again(self, open_seen: OpenSeenEvents) -> None:
+        """After a failed handler, any receiver may handle the next delivery."""
         seen, other = (open_seen(ttl=_LONG, lease=_LONG) for _ in range(2))
         await _claim(seen, "a")
         await _release(seen, "a")
         assert await _claim(other, "a") is Claim.NEW
         assert await _claim(seen, "a") is Claim.PENDING
 
-    async def test_a_confirmed_event_cannot_be_released(self, open_seen: OpenSeenEvents) -> None:
-        """A late failure elsewhere does not undo what was acknowledged; nor does it harm what was never seen."""
+    async def test_confirmed_event_cannot_be_released(self, open_seen: OpenSeenEvents) -> None:
+        """A late failure elsewhere changes nothing; releasing an unknown event is harmless."""
         seen = open_seen(ttl=_LONG, lease=_LONG)
         await _claim(seen, "a")
         await _confirm(seen, "a")
@@ -89,15 +89,15 @@ class SeenEventsConformance:
         assert await _claim(seen, "a") is Claim.CONFIRMED
         assert await _claim(seen, "never seen") is Claim.NEW
 
-    async def test_a_lease_ends(self, open_seen: OpenSeenEvents) -> None:
-        """Who crashed between claim and hand-off holds the event only for so long."""
+    async def test_claim_expires_with_its_lease(self, open_seen: OpenSeenEvents) -> None:
+        """A receiver that crashed before its handler ended does not keep the event."""
         seen, other = (open_seen(ttl=_LONG, lease=_SHORT) for _ in range(2))
         await _claim(seen, "a")
         await asyncio.sleep(2 * _SHORT)
         assert await _claim(other, "a") is Claim.NEW
 
-    async def test_a_confirmation_counts_without_a_claim_and_after_the_lease(self, open_seen: OpenSeenEvents) -> None:
-        """What was handed over was handed over, even when the claim was lost meanwhile."""
+    async def test_confirmation_counts_without_a_claim_and_after_the_lease(self, open_seen: OpenSeenEvents) -> None:
+        """The event was handled, even if the claim was lost meanwhile."""
         seen = open_seen(ttl=_LONG, lease=_SHORT)
         await _claim(seen, "a")
         await asyncio.sleep(2 * _SHORT)
@@ -106,16 +106,15 @@ class SeenEventsConformance:
         assert await _claim(seen, "a") is Claim.CONFIRMED
         assert await _claim(seen, "b") is Claim.CONFIRMED
 
-    async def test_what_is_too_old_is_forgotten(self, open_seen: OpenSeenEvents) -> None:
-        """An id may come again when its time is over."""
+    async def test_event_is_forgotten_after_its_ttl(self, open_seen: OpenSeenEvents) -> None:
         seen = open_seen(ttl=_SHORT, lease=_LONG)
         await _claim(seen, "a")
         await _confirm(seen, "a")
         await asyncio.sleep(2 * _SHORT)
         assert await _claim(seen, "a") is Claim.NEW
 
-    async def test_of_many_claims_one_wins(self, open_seen: OpenSeenEvents) -> None:
-        """Eight receivers that get the same fifty events at once hand each of them over once."""
+    async def test_one_of_many_concurrent_claims_succeeds(self, open_seen: OpenSeenEvents) -> None:
+        """Eight receivers that get the same fifty events handle each once."""
         receivers = [open_seen(ttl=_LONG, lease=_LONG) for _ in range(8)]
         names = [f"event {number}" for number in range(50)]
         claims = await asyncio.gather(*(_claim(seen, name) for seen in receivers for name in names))
@@ -123,8 +122,7 @@ class SeenEventsConformance:
         assert claims.count(Claim.PENDING) == 350
 
     @pytest.mark.parametrize("event_id", ["", "Ünïcödé ✓ 漢字", "a b:c*?[d]\n\0e", "x" * 5000, "confirmed", "*"])
-    async def test_any_text_is_an_id(self, open_seen: OpenSeenEvents, event_id: str) -> None:
-        """What the sender calls its events is its own affair."""
+    async def test_any_string_is_an_event_id(self, open_seen: OpenSeenEvents, event_id: str) -> None:
         seen = open_seen(ttl=_LONG, lease=_LONG)
         assert await _claim(seen, event_id) is Claim.NEW
         assert await _claim(seen, event_id) is Claim.PENDING

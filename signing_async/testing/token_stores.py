@@ -1,4 +1,4 @@
-"""What every token store has to hold, as tests that an implementation can run on itself."""
+"""Conformance suites for token stores."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..models import Token
 __all__ = ["FencedTokenStoreConformance", "OpenStore", "TokenStoreConformance"]
 
 OpenStore = Callable[[], TokenStore]
-"""Opens the store: each time another object, as another worker would have it, on the same storage."""
+"""Opens the same store again, as another worker would: a new object each time."""
 
 _FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
 _BARE = Token("access-2")
 _LONG = Token("a" * 20_000, "r" * 20_000, datetime(1999, 1, 1, tzinfo=UTC))
 _QUICK = Token("access-quick", "refresh-quick")
 _LATE = Token("access-late", "refresh-late")
-_SOON = 0.1
-_LONG_ENOUGH = 20.0
+_MOMENT = 0.1
+_TIMEOUT = 60.0
 
 
 class TokenStoreConformance:
-    """The promises of the `TokenStore` protocol, by which an `OAuth` loses no refresh token.
+    """Tests the promises of the `TokenStore` protocol, without which an `OAuth` could lose a refresh token.
 
-    Subclass it with a fixture ``open_store`` that gives a function: each call opens the store once more, another object
-    on the same storage, which is empty when a test begins. (A store that lives in one object gives that each time.)
-    The tests are ``async`` and need pytest-asyncio. ::
+    Subclass it with a fixture ``open_store`` that returns a function. Each call of the function opens the same storage
+    as a new object; the storage is empty when a test begins. (A store that lives in one object returns it each time.)
+    The tests need pytest-asyncio. ::
 
         class TestMyStore(TokenStoreConformance):
             @pytest.fixture
@@ -41,26 +41,25 @@ class TokenStoreConformance:
                 return lambda: MyStore(tmp_path / "token")
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
-    async def test_an_empty_store_holds_none(self, open_store: OpenStore) -> None:
-        """There is no token before one was saved, in the lock or out of it."""
+    async def test_empty_store_returns_none(self, open_store: OpenStore) -> None:
+        """Inside the lock and outside it."""
         store = open_store()
         assert await store.load() is None
         async with store.lock():
             assert await store.load() is None
 
     @pytest.mark.parametrize("token", [_FULL, _BARE, _LONG], ids=["full", "bare", "long"])
-    async def test_what_is_saved_is_loaded(self, open_store: OpenStore, token: Token) -> None:
-        """A token comes back whole, to whoever opens the store, and replaces the one before."""
+    async def test_saved_token_is_loaded(self, open_store: OpenStore, token: Token) -> None:
+        """Complete, by every object on the storage; it replaces the former token."""
         store = open_store()
         await store.save(Token("access-0", "refresh-0", datetime.now(UTC) + timedelta(hours=1)))
         await store.save(token)
         assert await store.load() == token
         assert await open_store().load() == token
 
-    async def test_what_is_saved_in_the_lock_is_there_after_it(self, open_store: OpenStore) -> None:
-        """As a refresh does it: lock, load, save."""
+    async def test_token_saved_inside_the_lock_is_kept_after_it(self, open_store: OpenStore) -> None:
         store = open_store()
         await store.save(_FULL)
         async with store.lock():
@@ -69,8 +68,8 @@ class TokenStoreConformance:
             assert await store.load() == _BARE
         assert await open_store().load() == _BARE
 
-    async def test_one_at_a_time_and_nobody_is_left_out(self, open_store: OpenStore) -> None:
-        """Of many who add one to what is there, none writes over what another has written."""
+    async def test_lock_excludes_concurrent_updates(self, open_store: OpenStore) -> None:
+        """Of many workers that add one, none overwrites the sum of another."""
         await open_store().save(Token("0"))
 
         async def add(store: TokenStore) -> None:
@@ -85,25 +84,25 @@ class TokenStoreConformance:
         assert await open_store().load() == Token("20")
 
     @pytest.mark.parametrize("same", [True, False], ids=["one object", "two objects"])
-    async def test_who_waits_for_the_lock_gets_it_afterwards(self, open_store: OpenStore, same: bool) -> None:
-        """While it is held it is not given; it is when it is free again."""
+    async def test_waiter_acquires_the_lock_when_it_is_released(self, open_store: OpenStore, same: bool) -> None:
+        """Not before."""
         store = open_store()
         other = store if same else open_store()
-        got: list[str] = []
+        acquired = asyncio.Event()
 
         async def take() -> None:
             async with other.lock():
-                got.append("it")
+                acquired.set()
 
         async with store.lock():
             task = asyncio.create_task(take())
-            await asyncio.sleep(_SOON)
-            assert not got
-        await asyncio.wait_for(task, 60)
-        assert got == ["it"]
+            await asyncio.sleep(_MOMENT)
+            assert not acquired.is_set()
+        await asyncio.wait_for(task, _TIMEOUT)
+        assert acquired.is_set()
 
-    async def test_an_error_inside_frees_the_lock(self, open_store: OpenStore) -> None:
-        """A refresh that fails leaves the lock free, the token as it was, and its error as it is."""
+    async def test_error_inside_the_lock_releases_it(self, open_store: OpenStore) -> None:
+        """The token is unchanged, and the error propagates."""
         store = open_store()
         await store.save(_FULL)
 
@@ -114,11 +113,10 @@ class TokenStoreConformance:
 
         with pytest.raises(ZeroDivisionError):
             await fail()
-        async with asyncio.timeout(60), open_store().lock():
+        async with asyncio.timeout(_TIMEOUT), open_store().lock():
             assert await store.load() == _FULL
 
-    async def test_cancelled_while_it_waits_or_holds(self, open_store: OpenStore) -> None:
-        """Who is cancelled leaves the lock to the others."""
+    async def test_cancelled_waiter_or_holder_leaves_the_lock_free(self, open_store: OpenStore) -> None:
         store, other = open_store(), open_store()
         entered = asyncio.Event()
 
@@ -130,19 +128,18 @@ class TokenStoreConformance:
 
         async with store.lock():
             waiting = asyncio.create_task(hold())
-            await asyncio.sleep(_SOON)
+            await asyncio.sleep(_MOMENT)
             waiting.cancel()
             await asyncio.wait([waiting])
         assert waiting.cancelled()
         holding = asyncio.create_task(hold())
-        await asyncio.wait_for(entered.wait(), 60)
+        await asyncio.wait_for(entered.wait(), _TIMEOUT)
         holding.cancel()
         await asyncio.wait([holding])
-        async with asyncio.timeout(60), store.lock():
+        async with asyncio.timeout(_TIMEOUT), store.lock():
             pass
 
-    async def test_cancelled_on_its_way_out(self, open_store: OpenStore) -> None:
-        """Who is cancelled while it gives the lock back gives it back all the same."""
+    async def test_holder_cancelled_during_the_release_leaves_the_lock_free(self, open_store: OpenStore) -> None:
         store, other = open_store(), open_store()
         await store.save(_FULL)
         done = asyncio.Event()
@@ -152,12 +149,12 @@ class TokenStoreConformance:
                 await store.load()
                 done.set()
 
-        async with asyncio.timeout(_LONG_ENOUGH):
-            for turns in range(8):
+        async with asyncio.timeout(_TIMEOUT):
+            for steps in range(8):
                 done.clear()
                 leaving = asyncio.create_task(hold())
                 await done.wait()
-                for _ in range(turns):
+                for _ in range(steps):
                     await asyncio.sleep(0)
                 leaving.cancel()
                 await asyncio.wait([leaving])
@@ -165,8 +162,8 @@ class TokenStoreConformance:
                     async with each.lock():
                         assert await each.load() == _FULL
 
-    async def test_a_task_begun_in_the_lock_does_not_hold_it_afterwards(self, open_store: OpenStore) -> None:
-        """A task made inside the lock that loads later neither takes the lock again nor keeps it from the others."""
+    async def test_task_started_inside_the_lock_does_not_hold_it_afterwards(self, open_store: OpenStore) -> None:
+        """When it loads later, it neither acquires the lock nor blocks others."""
         store, other = open_store(), open_store()
         await store.save(_FULL)
         over = asyncio.Event()
@@ -178,17 +175,16 @@ class TokenStoreConformance:
         async with store.lock():
             await store.load()
             task = asyncio.create_task(load_later())
-        async with asyncio.timeout(_LONG_ENOUGH):
+        async with asyncio.timeout(_TIMEOUT):
             async with other.lock():
                 await other.load()
                 over.set()
                 assert await task == _FULL
                 await other.save(_BARE)
-            async with other.lock(), asyncio.timeout(_LONG_ENOUGH):
+            async with other.lock(), asyncio.timeout(_TIMEOUT):
                 assert await other.load() == _BARE
 
-    async def test_its_text_shows_no_token(self, open_store: OpenStore) -> None:
-        """Neither ``repr`` nor ``str`` gives away what is kept."""
+    async def test_repr_and_str_show_no_token(self, open_store: OpenStore) -> None:
         store = open_store()
         await store.save(_FULL)
         await store.load()
@@ -197,10 +193,10 @@ class TokenStoreConformance:
 
 
 class FencedTokenStoreConformance:
-    """For a store whose lock can be lost while its holder goes on: by a lease that ends, or a connection that breaks.
+    """Tests a store whose lock can be lost while its holder lives: a lease expires, or a connection breaks.
 
-    Beside ``open_store`` (see `TokenStoreConformance`) it wants a fixture ``lapse``: an ``async`` function that is
-    given the store whose lock is held, and returns when others can take it, as if its holder were cut off. ::
+    Besides ``open_store`` (see `TokenStoreConformance`) it needs a fixture ``lapse``: an ``async`` function that takes
+    the store whose lock is held, and returns as soon as others can acquire it, as if its holder were cut off. ::
 
         class TestMyFences(FencedTokenStoreConformance):
             @pytest.fixture
@@ -209,12 +205,12 @@ class FencedTokenStoreConformance:
                 return lapse
     """
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
-    async def test_who_lost_the_lock_saves_nothing_over_a_newer_token(
+    async def test_former_holder_cannot_overwrite_a_newer_token(
         self, open_store: OpenStore, lapse: Callable[[TokenStore], Awaitable[None]]
     ) -> None:
-        """The save is refused with `TokenSuperseded`, the newer token stays, and no text shows either."""
+        """The save raises `TokenSuperseded`, the newer token stays, and the error shows neither."""
         late, quick = open_store(), open_store()
         await late.save(_FULL)
 
@@ -222,7 +218,7 @@ class FencedTokenStoreConformance:
             async with late.lock():
                 await late.load()
                 await lapse(late)
-                async with asyncio.timeout(60), quick.lock():
+                async with asyncio.timeout(_TIMEOUT), quick.lock():
                     await quick.load()
                     await quick.save(_QUICK)
                 await late.save(_LATE)
@@ -234,10 +230,10 @@ class FencedTokenStoreConformance:
         assert "-quick" not in text
         assert "-late" not in text
 
-    async def test_who_lost_the_lock_saves_what_nobody_has_replaced(
+    async def test_former_holder_saves_if_there_is_no_newer_token(
         self, open_store: OpenStore, lapse: Callable[[TokenStore], Awaitable[None]]
     ) -> None:
-        """A refresh token that was used up has one successor: while nobody has another, that must not be lost."""
+        """A used refresh token has one successor, which must not be lost."""
         store = open_store()
         await store.save(_FULL)
         async with store.lock():
@@ -246,24 +242,24 @@ class FencedTokenStoreConformance:
             await store.save(_BARE)
         assert await open_store().load() == _BARE
 
-    async def test_the_lock_works_on_after_it_was_lost(
+    async def test_lock_can_be_acquired_again_after_it_was_lost(
         self, open_store: OpenStore, lapse: Callable[[TokenStore], Awaitable[None]]
     ) -> None:
-        """Whoever lost it takes it again, and does not give back what is another's by then."""
+        """The former holder does not release the lock of the present one."""
         late, quick = open_store(), open_store()
         async with contextlib.AsyncExitStack() as held:
             async with late.lock():
                 await late.load()
                 await lapse(late)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(_TIMEOUT):
                     await held.enter_async_context(quick.lock())
-            waiting = asyncio.create_task(_saved(late))
-            await asyncio.sleep(_SOON)
+            waiting = asyncio.create_task(_save_locked(late))
+            await asyncio.sleep(_MOMENT)
             assert await quick.load() is None
-        await asyncio.wait_for(waiting, 60)
+        await asyncio.wait_for(waiting, _TIMEOUT)
         assert await quick.load() == _FULL
 
 
-async def _saved(store: TokenStore) -> None:
+async def _save_locked(store: TokenStore) -> None:
     async with store.lock():
         await store.save(_FULL)

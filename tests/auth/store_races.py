@@ -124,6 +124,20 @@ class Race:
         os.kill(self.workers[worker], number)
 
 
+async def kill_outside_a_refresh(run: Race, worker: int, kind: str, where: str) -> None:
+    """Kill a process that is not refreshing, so that it takes no new token with it."""
+    async with STORES[kind](where) as store:
+        while True:
+            run.send(worker, signal.SIGSTOP)
+            # If others can acquire the lock, the stopped process does not hold it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.8), store.lock():
+                    run.send(worker, signal.SIGKILL)
+                    return
+            run.send(worker, signal.SIGCONT)
+            await asyncio.sleep(0.2)
+
+
 async def race(
     kind: str,
     where: str,

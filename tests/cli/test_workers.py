@@ -140,8 +140,8 @@ def test_workers_that_there_are_not(
     ran = run("dispatch", "leases.csv", "--broker", redis.url, "--wait", "--for", "0.7")
     assert ran.code == 5
     assert ran.out.startswith("0 of 3 packages are sent, 3 failed.\n")
-    assert " s; waited for: 3\n" in ran.err
-    assert "leases.csv, line 2: no worker has told of it within 0.7 s: it may be sent later" in ran.err
+    assert " s; packages pending: 3\n" in ran.err
+    assert "leases.csv, line 2: no worker reported on it within 0.7 s: it may still be sent" in ran.err
     request.getfixturevalue("worker")
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
     assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
@@ -228,9 +228,9 @@ def test_a_document_that_changes_while_it_is_enqueued(
         (["--wait"], 2, "--wait: is for --broker"),
         (["--broker", "redis://r", "--for", "5"], 2, "--for: is for --wait"),
         (["--broker", "redis://r", "--wait", "--for", "0"], 2, "0.0 is not in the range x>0"),
-        (["--broker", "redis://r", "--journal", "j"], 2, "--broker: needs a journal that all workers reach"),
-        (["--broker", "env:OTHER"], 2, "redis_streams: the URL must begin with redis://"),
-        (["--broker", "env:SIGNING_BROKER"], 1, "the broker cannot be reached"),
+        (["--broker", "redis://r", "--journal", "j"], 2, "--broker: needs a journal that all workers can reach"),
+        (["--broker", "env:OTHER"], 2, "invalid Redis URL: must begin with redis://"),
+        (["--broker", "env:SIGNING_BROKER"], 1, "the broker is unavailable"),
         (["--journal", "postgresql://app@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
         (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., not 'mysql://app@db/x'"),
         (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., not 'x://...'"),

@@ -121,19 +121,19 @@ class Careless:
 
 FAULTS = {
     "": [],
-    "given twice": ["test_what_is_taken_is_not_given", "test_of_many_at_once_one_gets_it"],
-    "given to itself": ["test_what_is_taken_is_not_given", "test_of_many_at_once_one_gets_it"],
-    "no fence": ["test_the_fence_grows_with_every_claim"],
-    "short keys": ["test_keys_are_told_apart_to_their_ends"],
-    "no writes": ["test_letting_go_writes_nothing", "test_many_writes_at_once_are_all_kept"],
-    "emptied": ["test_letting_go_writes_nothing"],
-    "no check": ["test_a_claim_that_was_let_go_of_is_good_for_nothing"],
-    "lost claims": ["test_a_claim_of_which_nobody_heard_is_free"],
-    "kept at the end": ["test_closing_lets_go_of_everything"],
-    "never closed": ["test_closing_lets_go_of_everything"],
-    "no word": ["test_closing_lets_go_of_everything"],
+    "given twice": ["test_claimed_package_cannot_be_claimed", "test_one_of_many_concurrent_claims_succeeds"],
+    "given to itself": ["test_claimed_package_cannot_be_claimed", "test_one_of_many_concurrent_claims_succeeds"],
+    "no fence": ["test_fence_grows_with_every_claim"],
+    "short keys": ["test_keys_are_distinct_to_the_last_character"],
+    "no writes": ["test_release_does_not_change_the_state", "test_concurrent_writes_are_all_kept"],
+    "emptied": ["test_release_does_not_change_the_state"],
+    "no check": ["test_released_claim_is_refused"],
+    "lost claims": ["test_cancelled_claim_leaves_the_package_free"],
+    "kept at the end": ["test_closing_releases_all_claims"],
+    "never closed": ["test_closing_releases_all_claims"],
+    "no word": ["test_closing_releases_all_claims"],
 }
-EVERY = [name for name in vars(JournalConformance) if name.startswith("test_") and "what_is_written" not in name]
+EVERY = [name for name in vars(JournalConformance) if name.startswith("test_") and "last_written" not in name]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -141,7 +141,7 @@ async def test_the_suite_finds_the_fault(fault: str, monkeypatch: pytest.MonkeyP
     """A journal that holds all of it passes, and of each fault it is known which tests find it."""
     if fault == "lost claims":
         # It would wait for a minute for what never comes.
-        monkeypatch.setattr(journals, "_LONG_ENOUGH", 0.05)
+        monkeypatch.setattr(journals, "_TIMEOUT", 0.05)
     failed = []
     for name in EVERY:
         packages: dict[str, Any] = {}
@@ -159,6 +159,6 @@ async def test_the_suite_finds_a_state_that_is_cut(fault: str) -> None:
     packages: dict[str, Any] = {}
     finds = pytest.raises(AssertionError) if fault else contextlib.nullcontext()
     with finds:
-        await JournalConformance().test_what_is_written_is_there_for_the_next(
+        await JournalConformance().test_last_written_state_is_returned_by_the_next_claim(
             partial(Careless, packages, fault), "k", "x" * 2000
         )

@@ -1,4 +1,4 @@
-"""A real PostgreSQL on a free loopback port, as a child process with a data folder of its own, and ways to hurt it."""
+"""A real PostgreSQL for tests: a child process on a free loopback port that can be frozen, killed and restarted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
+import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
 
 from tests.needs import missing
 
 PASSWORD = "pa55word-of-the-database"
-# A server that is killed here leaves the machine running: what it has written need not be on the disk.
+# The machine keeps running when the server is killed here: written data need not be on disk.
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 def programs() -> Path:
-    """Where the newest PostgreSQL's programs are: Debian keeps them off the PATH."""
+    """Return the folder of the newest PostgreSQL's programs: Debian keeps them off the PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
     if on_path is not None:
@@ -48,7 +48,7 @@ def programs() -> Path:
 
 
 def _unprivileged() -> dict[str, Any]:
-    """Settings of a subprocess: PostgreSQL refuses to run as root."""
+    """Return subprocess settings that drop root, as which PostgreSQL refuses to run."""
     if os.geteuid() != 0:
         return {}
     users = {user.pw_name: user for user in pwd.getpwall()}
@@ -57,7 +57,7 @@ def _unprivileged() -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -65,7 +65,7 @@ def free_port() -> int:
 
 
 class PostgresServer:
-    """Use it as a context manager; between `start` and `stop` it may be frozen, killed and started again."""
+    """A server process; use it as a context manager."""
 
     def __init__(self) -> None:
         self._programs = programs()
@@ -87,12 +87,12 @@ class PostgresServer:
         self.close()
 
     def dsn(self, *, schema: str = "public", port: int | None = None, user: str = "signing") -> str:
-        """Where it is, with the password; what is created goes into the schema."""
+        """Return the DSN, with the password and the schema for new tables."""
         place = f"127.0.0.1:{port or self.port}/postgres"
         return f"postgresql://{user}:{PASSWORD}@{place}?search_path={schema}"
 
     async def execute(self, sql: str) -> list[Any]:
-        """Run a statement over a connection of its own."""
+        """Run a statement on a new connection."""
         connection = await asyncpg.connect(self.dsn())
         try:
             return list(await connection.fetch(sql))
@@ -100,13 +100,13 @@ class PostgresServer:
             await connection.close()
 
     async def new_schema(self) -> str:
-        """The DSN of a schema that is empty."""
+        """Create an empty schema and return its DSN."""
         schema = f"s{secrets.token_hex(6)}"
         await self.execute(f"CREATE SCHEMA {schema}")
         return self.dsn(schema=schema)
 
     def start(self) -> None:
-        """Start it on its port, and return when it takes connections."""
+        """Start the server, and return when it accepts connections."""
         options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -124,13 +124,13 @@ class PostgresServer:
             time.sleep(0.02)
 
     def _ready(self) -> bool:
-        """Whether its status file says so: asking over the network would be another connection in a test's count."""
+        """Return whether its status file says that it is ready: a connection would change the counts of tests."""
         with contextlib.suppress(OSError, IndexError):
             return (self._folder / "data" / "postmaster.pid").read_text().splitlines()[7].strip() == "ready"
         return False
 
     def stop(self) -> None:
-        """Stop it at once, as a crash would be for whoever is connected; the data stays."""
+        """Stop the server at once; for clients this is like a crash."""
         if self._process is not None:
             self.thaw()
             self._process.send_signal(signal.SIGQUIT)
@@ -138,24 +138,24 @@ class PostgresServer:
             self._process = None
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes."""
+        """SIGKILL all processes of the server."""
         if self._process is not None:
             for each in self._freeze():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
             self._process.wait(60)
             self._process = None
-            # The orphans go at once too; what they leave in the data folder would stop the next start.
+            # A leftover status file would stop the next start.
             (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
     def restart(self) -> None:
-        """Stop it and start it again on the same port."""
+        """Stop and start on the same port."""
         self.stop()
         self.start()
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """Killed for as long as the block runs."""
+        """Keep the server killed during the block."""
         self.kill()
         try:
             yield
@@ -164,7 +164,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """SIGSTOP to all of its processes for as long as the block runs: connections stay, and nothing answers."""
+        """SIGSTOP all processes during the block: connections stay open, and nothing responds."""
         self._freeze()
         try:
             yield
@@ -173,7 +173,7 @@ class PostgresServer:
 
     def _freeze(self) -> list[int]:
         stopped: list[int] = []
-        # Again until there is no new one: it may be forking.
+        # Repeat until there is no new process: the server may be forking.
         while fresh := [each for each in self._processes() if each not in stopped]:
             for each in fresh:
                 with contextlib.suppress(ProcessLookupError):
@@ -182,13 +182,13 @@ class PostgresServer:
         return stopped
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume all processes."""
         for each in self._processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGCONT)
 
     def _processes(self) -> list[int]:
-        """The server and its children; each of those leads a session of its own, so no group holds them."""
+        """Return the ids of the server and its children, which share no process group."""
         if self._process is None:
             return []
         found = [self._process.pid]
@@ -199,7 +199,7 @@ class PostgresServer:
         return found
 
     def close(self) -> None:
-        """Stop it and remove its data."""
+        """Stop the server and remove its data."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 

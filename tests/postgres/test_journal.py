@@ -1,4 +1,4 @@
-"""The journal in PostgreSQL: leases by the server's clock, runs that die or are paused, and PostgreSQL at fault."""
+"""The journal in PostgreSQL: leases by the server's clock, killed and paused runs, and outages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg  # type: ignore[import-untyped]  # it is typed, and carries no marker that says so
+import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
 import pytest
 
 from signing_async import ConfigurationError, NewRecipient, PdfSource, SigningClient, SigningPackage
@@ -23,26 +23,26 @@ from signing_async.sandbox import Sandbox
 from signing_async.testing.journals import claimed, soon_claimed
 from tests.pdfs import make_pdf
 from tests.postgres.server import PASSWORD, PostgresServer
-from tests.postgres.test_tokens import said, tell, worker
+from tests.postgres.test_tokens import read_line, worker, write_line
 from tests.redis.server import slow_way
 
 
 @pytest.fixture
 async def dsn(postgres: PostgresServer) -> str:
-    """A schema of this test's own."""
+    """An empty schema."""
     return await postgres.new_schema()
 
 
 @contextlib.asynccontextmanager
 async def journals(dsn: str, **settings: Any) -> AsyncIterator[tuple[PostgresJournal, PostgresJournal]]:
-    """Two runs' journals, quick to notice."""
+    """Open the journals of two runs, with short leases."""
     known = {"lease": 1.5, "timeout": 0.5} | settings
     async with PostgresJournal(dsn, **known) as one, PostgresJournal(dsn, **known) as two:
         yield one, two
 
 
 def package(number: int) -> SigningPackage:
-    """One with a document and a recipient."""
+    """Return a package with a document and a recipient."""
     pdf = PdfSource(make_pdf(text=f"lease {number}"), f"lease-{number}.pdf")
     return SigningPackage(f"Lease {number}", "EN", [pdf], [NewRecipient(f"anna{number}@example.com")])
 
@@ -50,8 +50,7 @@ def package(number: int) -> SigningPackage:
 # Leases
 
 
-async def test_a_lease_is_renewed_for_as_long_as_it_is_held(dsn: str) -> None:
-    """A run that works for longer than the lease keeps its packages; one that is let go of is free at once."""
+async def test_lease_is_renewed_until_the_claim_is_released(dsn: str) -> None:
     async with journals(dsn) as (one, two):
         claims = [await claimed(one, key) for key in ("a", "b")]
         for _ in range(5):
@@ -65,20 +64,20 @@ async def test_a_lease_is_renewed_for_as_long_as_it_is_held(dsn: str) -> None:
 
 
 async def leased_until(postgres: PostgresServer, dsn: str, key: str) -> datetime:
-    """The end of a package's lease, by the server's clock."""
+    """Return the end of a package's lease, by the server's clock."""
     schema = dsn.rpartition("=")[2]
     (row,) = await postgres.execute(f"SELECT leased_until FROM {schema}.signing_packages WHERE key = '{key}'")
     until: datetime = row["leased_until"]
     return until
 
 
-async def test_a_run_that_is_killed_is_taken_over(postgres: PostgresServer, dsn: str) -> None:
-    """When its lease is over, with what it has written."""
+async def test_killed_run_is_taken_over_when_its_lease_expires(postgres: PostgresServer, dsn: str) -> None:
+    """Its last journal entry is kept."""
     async with journals(dsn) as (one, _):
         with worker("claim", dsn) as process:
-            assert await asyncio.to_thread(said, process) == "claimed 1"
-            tell(process, '{"status": "draft"}')
-            assert await asyncio.to_thread(said, process) == "written"
+            assert await asyncio.to_thread(read_line, process) == "claimed 1"
+            write_line(process, '{"status": "draft"}')
+            assert await asyncio.to_thread(read_line, process) == "written"
             process.kill()
         lease_ends = await leased_until(postgres, dsn, "package")
         claim = await soon_claimed(one, "package")
@@ -86,23 +85,21 @@ async def test_a_run_that_is_killed_is_taken_over(postgres: PostgresServer, dsn:
         assert (claim.state, claim.fence) == ('{"status": "draft"}', 2)
 
 
-async def test_a_run_that_is_paused_cannot_finish_what_was_taken_from_it(dsn: str) -> None:
-    """Woken up it writes nothing any more; one that was not taken from goes on."""
+async def test_paused_run_cannot_write_after_its_package_was_taken_over(dsn: str) -> None:
     async with journals(dsn) as (one, _):
         with worker("claim", dsn) as process:
-            assert await asyncio.to_thread(said, process) == "claimed 1"
+            assert await asyncio.to_thread(read_line, process) == "claimed 1"
             process.send_signal(signal.SIGSTOP)
             claim = await soon_claimed(one, "package")
             await one.write(claim, "by another")
             process.send_signal(signal.SIGCONT)
-            tell(process, "late")
-            assert await asyncio.to_thread(said, process) == "ClaimLost"
+            write_line(process, "late")
+            assert await asyncio.to_thread(read_line, process) == "ClaimLost"
         await one.release(claim)
         assert (await claimed(one, "package")).state == "by another"
 
 
-async def test_the_clock_of_a_run_is_not_looked_at(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose clock is an hour ahead takes nothing that is held, and keeps what it holds."""
+async def test_lease_does_not_depend_on_the_clock_of_the_run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = time.time
     async with journals(dsn) as (one, two):
         await claimed(one, "a")
@@ -115,20 +112,18 @@ async def test_the_clock_of_a_run_is_not_looked_at(dsn: str, monkeypatch: pytest
             await two.write(held, "{}")
 
 
-async def test_a_claim_whose_answer_was_lost_is_made_again(postgres: PostgresServer, dsn: str) -> None:
-    """By the same journal, which knows that it does not hold the package."""
+async def test_claim_whose_response_was_lost_is_repeated(postgres: PostgresServer, dsn: str) -> None:
     async with journals(dsn) as (one, two):
         claim = await claimed(one, "a")
-        # As after a connection that broke between the taking and the answer.
+        # As after a connection that broke before the response.
         one._claimed.clear()
         assert await two.claim("a") is None
         assert (await claimed(one, "a")).fence == claim.fence + 1
 
 
-async def test_what_was_taken_over_is_told(
+async def test_takeover_is_logged_and_other_leases_continue(
     postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names the package, and the lease of the others goes on."""
     schema = dsn.rpartition("=")[2]
     async with journals(dsn) as (one, two):
         await claimed(one, "a")
@@ -144,12 +139,12 @@ async def test_what_was_taken_over_is_told(
             await asyncio.sleep(0.01)
 
 
-# PostgreSQL at fault
+# Outages of PostgreSQL
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-async def test_no_step_waits_for_a_server_that_does_not_answer(how: str, postgres: PostgresServer, dsn: str) -> None:
-    """Each is a JournalError that names no secret; afterwards the claims that are held are still held."""
+async def test_every_operation_fails_in_time_during_an_outage(how: str, postgres: PostgresServer, dsn: str) -> None:
+    """The error shows no secret; the claims are still held afterwards."""
     async with journals(dsn, lease=60) as (one, two):
         a, b = [await claimed(one, key) for key in "ab"]
         await one.write(a, "{}")
@@ -173,8 +168,10 @@ async def test_no_step_waits_for_a_server_that_does_not_answer(how: str, postgre
         assert await one.claim("c") is not None
 
 
-async def test_leases_outlast_a_restart(postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A run whose renewals fail for a while says so, and goes on with what nobody has taken over."""
+async def test_leases_outlast_a_restart_of_the_server(
+    postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says that renewals failed."""
     async with journals(dsn) as (one, two):
         claim = await claimed(one, "a")
         with postgres.down():
@@ -186,10 +183,10 @@ async def test_leases_outlast_a_restart(postgres: PostgresServer, dsn: str, capl
     assert PASSWORD not in caplog.text
 
 
-async def test_a_run_stops_when_the_journal_does_and_sends_nothing(
+async def test_run_stops_and_sends_nothing_while_the_journal_is_unavailable(
     postgres: PostgresServer, dsn: str, sandbox: Sandbox, client: SigningClient
 ) -> None:
-    """The error is clear; the next run sends what is left, and each package is sent once."""
+    """The next run sends the rest, each package once."""
     packages = [package(number) for number in range(6)]
     fault = contextlib.ExitStack()
 
@@ -214,15 +211,14 @@ async def test_a_run_stops_when_the_journal_does_and_sends_nothing(
 
 
 async def counted(results: Any) -> AsyncIterator[tuple[int, Any]]:
-    """Each with its number, from 1."""
+    """Number the results from 1."""
     number = 0
     async for result in results:
         number += 1
         yield number, result
 
 
-async def test_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
-    """What takes long, and less than the time-out, works."""
+async def test_journal_works_with_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
     async with slow_way(postgres.port, 0.015) as way:
         slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
         async with PostgresJournal(slow) as journal:
@@ -233,21 +229,19 @@ async def test_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
             assert (await claimed(journal, "a")).state == "again"
 
 
-async def test_closing_while_the_server_is_gone(
+async def test_closing_during_an_outage_leaves_claims_to_their_leases(
     postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It does not wait for it, and says what becomes of the claims; they end with their lease."""
     journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
     await claimed(journal, "a")
     with postgres.down():
         await journal.aclose()
-    assert "the claims that are left end with their lease: PostgreSQL at" in caplog.text
+    assert "the remaining claims end when their lease expires: PostgreSQL at" in caplog.text
     async with PostgresJournal(dsn) as other:
         await soon_claimed(other, "a")
 
 
-async def test_closing_while_a_claim_is_asked_for(dsn: str) -> None:
-    """The claim comes too late to be of use, and is free for others at once."""
+async def test_closing_during_a_pending_claim_frees_the_package(dsn: str) -> None:
     async with journals(dsn, lease=60) as (one, two):
         await one.create_table()
         asking = asyncio.create_task(one.claim("a"))
@@ -257,8 +251,7 @@ async def test_closing_while_a_claim_is_asked_for(dsn: str) -> None:
         await claimed(two, "a")
 
 
-async def test_a_claim_that_cannot_be_given_back_ends_with_its_lease(postgres: PostgresServer, dsn: str) -> None:
-    """Whoever asked was cancelled, and then the server was gone."""
+async def test_cancelled_claim_that_cannot_be_released_expires(postgres: PostgresServer, dsn: str) -> None:
     async with journals(dsn) as (one, two):
         await one.create_table()
         asking = asyncio.create_task(one.claim("a"))
@@ -271,8 +264,7 @@ async def test_a_claim_that_cannot_be_given_back_ends_with_its_lease(postgres: P
         await soon_claimed(two, "a")
 
 
-async def test_a_claim_that_fails_after_its_asker_is_gone(postgres: PostgresServer, dsn: str) -> None:
-    """Nobody is told, and the package can be asked for again."""
+async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServer, dsn: str) -> None:
     async with journals(dsn) as (one, _):
         with postgres.down():
             asking = asyncio.create_task(one.claim("a"))
@@ -285,8 +277,7 @@ async def test_a_claim_that_fails_after_its_asker_is_gone(postgres: PostgresServ
 
 
 @pytest.mark.parametrize("key", ["a\0b", "\ud800", 5])
-async def test_a_key_that_no_database_can_hold(key: Any, dsn: str) -> None:
-    """It is told, and the journal goes on."""
+async def test_key_that_postgresql_cannot_store_is_a_journal_error(key: Any, dsn: str) -> None:
     async with journals(dsn) as (one, _):
         with pytest.raises(JournalError, match=r"^PostgreSQL at "):
             await one.claim(key)
@@ -299,8 +290,8 @@ async def test_a_key_that_no_database_can_hold(key: Any, dsn: str) -> None:
 # Pools, settings
 
 
-async def test_a_pool_of_the_callers(dsn: str) -> None:
-    """It is used and left open, and a small one is enough for many at once."""
+async def test_given_pool_is_used_and_stays_open(dsn: str) -> None:
+    """A small one is enough for many packages."""
     async with asyncpg.create_pool(dsn, min_size=0, max_size=2) as pool:
         async with PostgresJournal(pool, table="app_packages") as journal:
 
@@ -311,54 +302,49 @@ async def test_a_pool_of_the_callers(dsn: str) -> None:
 
             await asyncio.gather(*(work(f"k{number}") for number in range(30)))
             assert journal.sql.startswith('CREATE TABLE IF NOT EXISTS "app_packages" (')
-            assert repr(journal) == 'PostgresJournal("the caller\'s pool")'
+            assert repr(journal) == "PostgresJournal('the given pool')"
         assert await pool.fetchval("SELECT count(*) FROM app_packages WHERE state = key") == 30
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"lease": 0}, "lease must be seconds above 0, not 0"),
-        ({"lease": 5, "timeout": 2}, "lease must be at least three times the timeout of 2 s, not 5"),
-        ({"timeout": float("nan")}, "timeout must be seconds above 0, not nan"),
-        ({"postgres": "sqlite:///journal"}, "the DSN cannot be used: it must begin with postgresql://"),
+        ({"lease": 0}, "lease: must be a number above 0, got 0"),
+        ({"lease": 5, "timeout": 2}, "lease: must be at least three times the timeout of 2 s, got 5"),
+        ({"timeout": float("nan")}, "timeout: must be a number above 0, got nan"),
+        ({"postgres": "sqlite:///journal"}, "invalid DSN: must begin with postgresql://"),
     ],
 )
-def test_settings_that_cannot_work(settings: dict[str, Any], words: str) -> None:
-    """The error names the setting and the value."""
+def test_invalid_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
     known: dict[str, Any] = {"postgres": "postgresql://db/app"}
-    with pytest.raises(ConfigurationError, match=f"^PostgresJournal: .*{words}"):
+    with pytest.raises(ConfigurationError, match=f"^{words}"):
         PostgresJournal(**known | settings)
 
 
-async def test_forgotten(dsn: str) -> None:
-    """A journal that nobody closed is a ResourceWarning; its heartbeat does not keep it."""
+async def test_unclosed_journal_warns_when_collected(dsn: str) -> None:
+    """The renewal of its leases does not keep it alive."""
     journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
     claim = await claimed(journal, "a")
     await journal.release(claim)
-    pool, heart = journal._database._pool, journal._heart
+    pool, renewing = journal._database._pool, journal._renewing
     with pytest.warns(ResourceWarning, match="PostgresJournal.* was not closed"):
         del journal
-    assert heart is not None
-    await asyncio.wait([heart])
+    assert renewing is not None
+    await asyncio.wait([renewing])
     pool.terminate()
 
 
-async def test_the_heart_stops_when_nothing_is_held(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """And beats again with the next claim."""
+async def test_renewal_stops_without_claims_and_starts_with_the_next(
+    dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with journals(dsn, lease=1.5, timeout=0.5) as (one, two):
         await one.release(await claimed(one, "a"))
-        first = one._heart
+        first = one._renewing
         assert first is not None
         await asyncio.wait([first])
         await claimed(one, "a")
         await asyncio.sleep(2.0)
         assert await two.claim("a") is None
         with pytest.raises(ClaimLost, match="the claim on package 'b' was lost"):
-            await one.release(await foreign(two, "b"))
-
-
-async def foreign(journal: PostgresJournal, key: str) -> Any:
-    """A claim of another journal's."""
-    return await claimed(journal, key)
+            await one.release(await claimed(two, "b"))

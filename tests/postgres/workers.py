@@ -1,4 +1,4 @@
-"""Processes of their own for the tests of PostgreSQL: ``python -m tests.postgres.workers <task> <arguments>``."""
+"""Separate processes for the tests: ``python -m tests.postgres.workers <task> <arguments>``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from signing_async.postgres import PostgresJournal, PostgresTokenStore
 
 
 async def hold(dsn: str) -> None:
-    """Hold the lock, having read the token; when told to go on, save another."""
+    """Load inside the lock; on a line of input, save another token."""
     async with PostgresTokenStore(dsn, "anna") as store, store.lock():
         await store.load()
         print("held", flush=True)
@@ -21,7 +21,7 @@ async def hold(dsn: str) -> None:
 
 
 async def claim(dsn: str) -> None:
-    """Claim a package; for every line write it down, until there are no more."""
+    """Claim a package; write every line of input to the journal."""
     async with PostgresJournal(dsn, lease=1.5, timeout=0.5) as journal:
         claimed = await journal.claim("package")
         assert claimed is not None

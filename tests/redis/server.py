@@ -1,4 +1,4 @@
-"""A real Redis of a test's own: started on a free port, stopped, woken, killed, and started again empty."""
+"""A real Redis for tests: started on a free port, stopped, resumed, killed, and started again without its data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.needs import needs
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port that nobody listens on at this moment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """A server process; ``url`` leads to it, also after it was started again."""
+    """A server process at ``url``, which a restart does not change."""
 
     def __init__(self, *settings: str) -> None:
         self.program = needs("redis-server")
@@ -39,18 +39,18 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        """Start it, with what it kept, and wait until it answers."""
+        """Start it with its data, and wait until it responds."""
         command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "yes", "--loglevel", "warning", *self.settings]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         until = time.monotonic() + 20
-        while not self._answers():
+        while not self._responds():
             assert self.process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < until, "redis-server does not start"
             time.sleep(0.01)
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(b"PING\r\n")
@@ -59,15 +59,15 @@ class RedisServer:
             return False
 
     def stop(self) -> None:
-        """Stop it in its tracks: it takes connections, and answers nothing."""
+        """SIGSTOP: it accepts connections and does not respond."""
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let it go on."""
+        """SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill it, without a chance to write anything."""
+        """SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -79,7 +79,7 @@ class RedisServer:
         self.start()
 
     def empty(self) -> None:
-        """Take away what it kept, for the next start."""
+        """Delete its data; for the next start."""
         shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class RedisServer:
 
 @contextmanager
 def running_redis(*settings: str) -> Iterator[RedisServer]:
-    """A server for as long as this lasts."""
+    """Run a server for the length of the block."""
     server = RedisServer(*settings)
     try:
         yield server
@@ -103,7 +103,7 @@ def running_redis(*settings: str) -> Iterator[RedisServer]:
 
 
 class SlowWay:
-    """A way to a server that takes its time; it can be cut, so that what goes by it hears no more of the server."""
+    """A slow network path to a server; while it is cut, nothing passes."""
 
     def __init__(self) -> None:
         self.delay = 0.0
@@ -113,12 +113,12 @@ class SlowWay:
 
 @asynccontextmanager
 async def slow_way(port: int, delay: float = 0.0) -> AsyncIterator[SlowWay]:
-    """A port that leads to another one, with a delay for whatever passes, in each direction."""
+    """Forward a new port to ``port``, with a delay in each direction."""
     way = SlowWay()
     way.delay = delay
     tasks: set[asyncio.Task[None]] = set()
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 await asyncio.sleep(way.delay)
@@ -134,7 +134,7 @@ async def slow_way(port: int, delay: float = 0.0) -> AsyncIterator[SlowWay]:
         except OSError:
             writer.close()
             return
-        ways = [asyncio.create_task(work) for work in (pass_on(reader, far_writer), pass_on(far_reader, writer))]
+        ways = [asyncio.create_task(work) for work in (forward(reader, far_writer), forward(far_reader, writer))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:

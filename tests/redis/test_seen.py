@@ -1,4 +1,4 @@
-"""Seen events in Redis: receivers that share it, in event loops and in threads, and Redis at fault."""
+"""Deduplication in Redis: receivers that share it, in event loops and in threads, and outages of Redis."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ PASSWORD = "pass-word-4711"
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RedisServer]:
-    """A Redis for all tests that do it no harm."""
+    """A Redis shared by all tests that leave it running."""
     with running_redis() as server:
         yield server
 
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    """A Redis of the test's own, to be harmed."""
+    """A Redis for one test, which may stop it."""
     with running_redis() as server:
         yield server
 
 
 def receiver(seen: RedisSeenEvents, taken: list[str], hand_off_timeout: float = 10.0) -> Receiver:
-    """It takes down the events that are handed over."""
+    """Return a receiver that appends the ids of handled events to ``taken``."""
 
     def take(event: Event) -> None:
         taken.append(event.id)
@@ -45,13 +45,13 @@ def receiver(seen: RedisSeenEvents, taken: list[str], hand_off_timeout: float = 
     return Receiver(WebhookVerifier(SECRET), take, seen=seen, hand_off_timeout=hand_off_timeout)
 
 
-async def test_receivers_share_what_was_seen(shared: RedisServer) -> None:
-    """An event that one of them took is a duplicate for the other; after the claim of another it is 503."""
+async def test_event_handled_by_one_receiver_is_a_duplicate_for_the_other(shared: RedisServer) -> None:
+    """An event that another receiver has claimed is a 503."""
     taken: list[str] = []
     async with RedisSeenEvents(shared.url) as one, RedisSeenEvents(shared.url) as other:
         body = event_body("evt-shared")
-        answers = [await receiver(seen, taken).receive(signed(body), body) for seen in (one, other)]
-        assert [answer.message for answer in answers] == ["accepted", "accepted before"]
+        decisions = [await receiver(seen, taken).receive(signed(body), body) for seen in (one, other)]
+        assert [decision.message for decision in decisions] == ["accepted", "accepted before"]
         await claimed(one, "evt-pending")
         body = event_body("evt-pending")
         assert (await receiver(other, taken).receive(signed(body), body)).status == 503
@@ -59,14 +59,13 @@ async def test_receivers_share_what_was_seen(shared: RedisServer) -> None:
 
 
 async def claimed(seen: RedisSeenEvents, event_id: str) -> Claim:
-    """A claim, in an event loop."""
+    """Claim in an event loop."""
     claim: Any = seen.claim(event_id)
     found: Claim = await claim
     return found
 
 
-async def test_a_claim_is_given_back_by_its_claimer_alone(shared: RedisServer) -> None:
-    """A late receiver does not free what is another's by now."""
+async def test_only_the_claimer_can_release_a_claim(shared: RedisServer) -> None:
     async with RedisSeenEvents(shared.url, lease=0.05) as late, RedisSeenEvents(shared.url) as other:
         assert await claimed(late, "evt-late") is Claim.NEW
         async with asyncio.timeout(20):
@@ -76,15 +75,14 @@ async def test_a_claim_is_given_back_by_its_claimer_alone(shared: RedisServer) -
         assert await claimed(late, "evt-late") is Claim.PENDING
 
 
-async def test_half_a_character_is_an_id(shared: RedisServer) -> None:
-    """JSON can hold half a surrogate pair, and so can an event's id."""
+async def test_event_id_may_hold_half_a_surrogate_pair(shared: RedisServer) -> None:
     async with RedisSeenEvents(shared.url) as seen:
         assert await claimed(seen, "evt-\ud800") is Claim.NEW
         assert await claimed(seen, "evt-\ud800") is Claim.PENDING
 
 
-def test_receivers_in_threads(shared: RedisServer) -> None:
-    """Where threads serve and no event loop runs, eight of them hand each event over once, and share it with a loop."""
+def test_threads_without_an_event_loop_handle_each_event_once(shared: RedisServer) -> None:
+    """They share it with receivers in an event loop."""
     taken: list[str] = []
     seen = RedisSeenEvents(shared.url)
     one = receiver(seen, taken)
@@ -115,10 +113,10 @@ def test_receivers_in_threads(shared: RedisServer) -> None:
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
 @pytest.mark.parametrize("served", ["async", "threads"])
-def test_while_redis_is_away_the_sender_is_asked_to_come_again(
+def test_receiver_responds_503_while_redis_is_unavailable(
     redis: RedisServer, fault: str, served: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """503 in two seconds, and nothing is handed over; when Redis is back the event is taken. No password is logged."""
+    """Nothing is handled, and no password is logged; when Redis is back, the event is accepted."""
     taken: list[str] = []
     seen = RedisSeenEvents(redis.url.replace("://", f"://:{PASSWORD}@"), timeout=0.5)
     redis.restart("--requirepass", PASSWORD)
@@ -140,7 +138,7 @@ def test_while_redis_is_away_the_sender_is_asked_to_come_again(
     assert deliver() == 503
     assert time.monotonic() - began < 2
     redis.wake() if fault == "stopped" else redis.start()
-    # What was sent to a Redis that is stopped may be done when it wakes: a claim, until its lease is over.
+    # A stopped Redis may execute an abandoned claim when it resumes, which would hold for a lease.
     redis.kill()
     redis.empty()
     redis.start()
@@ -152,7 +150,7 @@ def test_while_redis_is_away_the_sender_is_asked_to_come_again(
 
 
 async def delivered(one: Receiver, event_id: str, served: str) -> Decision:
-    """What it answers, in an event loop or in a thread."""
+    """Return the receiver's decision, in an event loop or in a thread."""
     body = event_body(event_id)
     if served == "threads":
         return await asyncio.to_thread(one.receive_blocking, signed(body), body)
@@ -160,8 +158,7 @@ async def delivered(one: Receiver, event_id: str, served: str) -> Decision:
 
 
 @pytest.mark.parametrize("served", ["async", "threads"])
-async def test_a_slow_redis_is_only_slow(shared: RedisServer, served: str) -> None:
-    """Twenty milliseconds each way change nothing but the time it takes: of two receivers one takes each event."""
+async def test_each_event_is_handled_once_with_slow_redis(shared: RedisServer, served: str) -> None:
     taken: list[str] = []
     names = [f"evt-slow-{served}-{number}" for number in range(10)]
     async with (
@@ -170,15 +167,15 @@ async def test_a_slow_redis_is_only_slow(shared: RedisServer, served: str) -> No
         RedisSeenEvents(way.url, timeout=5) as other,
     ):
         receivers = [receiver(each, taken) for each in (seen, other)]
-        answers = await asyncio.gather(*(delivered(one, name, served) for name in names for one in receivers))
-        assert {answer.status for answer in answers} <= {202, 503}
+        decisions = await asyncio.gather(*(delivered(one, name, served) for name in names for one in receivers))
+        assert {decision.status for decision in decisions} <= {202, 503}
         assert sorted(taken) == sorted(names)
         assert [(await delivered(one, names[0], served)).message for one in receivers] == ["accepted before"] * 2
 
 
 @pytest.mark.parametrize("served", ["async", "threads"])
-async def test_a_redis_that_is_too_slow_holds_up_nobody(shared: RedisServer, served: str) -> None:
-    """However many answers a step needs, the time for all of them is one; the event is taken when it comes again."""
+async def test_timeout_covers_all_responses_of_an_operation(shared: RedisServer, served: str) -> None:
+    """The event is accepted when it is delivered again."""
     taken: list[str] = []
     name = f"evt-too-slow-{served}"
     async with (
@@ -186,7 +183,7 @@ async def test_a_redis_that_is_too_slow_holds_up_nobody(shared: RedisServer, ser
         slow_way(shared.port, 0.2) as way,
         RedisSeenEvents(way.url, timeout=0.5, lease=0.3) as seen,
     ):
-        # No answer takes that long by itself; to name the script, and then to send it, take longer together.
+        # No response takes that long by itself, but EVALSHA and EVAL together do.
         await direct.script_flush()
         one = receiver(seen, taken, hand_off_timeout=0.25)
         assert (await delivered(one, name, served)).status == 503
@@ -199,8 +196,8 @@ async def test_a_redis_that_is_too_slow_holds_up_nobody(shared: RedisServer, ser
 
 
 @pytest.mark.parametrize("served", ["async", "threads"])
-async def test_an_answer_that_comes_late_is_nobody_elses(shared: RedisServer, served: str) -> None:
-    """That one event was seen, told too late, must not pass for what is told of the next, which would be lost."""
+async def test_late_response_is_not_taken_for_the_next_event(shared: RedisServer, served: str) -> None:
+    """Otherwise the next event would pass for a duplicate and be lost."""
     taken: list[str] = []
     names = [f"evt-late-{served}-{number}" for number in range(9)]
     async with slow_way(shared.port) as way, RedisSeenEvents(way.url, timeout=0.4) as seen:
@@ -215,32 +212,30 @@ async def test_an_answer_that_comes_late_is_nobody_elses(shared: RedisServer, se
     assert taken == names
 
 
-async def test_redis_fails_between_hand_off_and_confirmation(redis: RedisServer) -> None:
-    """No 202 is said for what is not recorded: the sender comes again."""
+async def test_receiver_responds_503_if_redis_fails_before_the_confirmation(redis: RedisServer) -> None:
     async with RedisSeenEvents(redis.url, timeout=0.3) as seen:
         one = Receiver(WebhookVerifier(SECRET), lambda event: redis.kill(), seen=seen)
         body = event_body("evt-between")
         assert (await one.receive(signed(body), body)).status == 503
 
 
-async def test_a_client_that_was_given(shared: RedisServer) -> None:
-    """It is used, whether or not it decodes answers, and left open; where no event loop runs it cannot be."""
+async def test_given_client_is_used_and_stays_open(shared: RedisServer) -> None:
+    """It may decode responses or not; it cannot serve threads without an event loop."""
     for decode in (True, False):
         async with Redis.from_url(shared.url, decode_responses=decode) as client:
             async with RedisSeenEvents(client, prefix=f"given-{decode}:") as seen:
                 assert await claimed(seen, "a") is Claim.NEW
                 assert await claimed(seen, "a") is Claim.PENDING
             assert await client.ping()
-            with pytest.raises(ConfigurationError, match="needs a URL, not a client"):
+            with pytest.raises(ConfigurationError, match="redis: must be a URL where no event loop runs"):
                 await asyncio.to_thread(seen.claim, "a")
-            assert repr(seen) == "RedisSeenEvents('the client that was given')"
+            assert repr(seen) == "RedisSeenEvents('the given client')"
 
 
-async def test_an_error_of_redis_is_told(shared: RedisServer) -> None:
-    """What Redis says against a step is in the error, in a loop and in a thread."""
+async def test_redis_error_is_in_the_webhook_error(shared: RedisServer) -> None:
     async with Redis.from_url(shared.url) as client, RedisSeenEvents(shared.url) as seen:
         await client.lpush("signing:seen:evt-list", "x")
-        with pytest.raises(WebhookError, match=r"cannot be used: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"):
+        with pytest.raises(WebhookError, match=r"are unavailable: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"):
             await claimed(seen, "evt-list")
         with pytest.raises(WebhookError, match="WRONGTYPE"):
             await asyncio.to_thread(seen.claim, "evt-list")
@@ -250,21 +245,18 @@ async def test_an_error_of_redis_is_told(shared: RedisServer) -> None:
     "settings",
     [{"ttl": 0}, {"ttl": float("nan")}, {"ttl": "60"}, {"lease": -1}, {"lease": True}, {"timeout": 0}],
 )
-def test_times_are_checked(settings: dict[str, Any]) -> None:
-    """The error names the setting and the value."""
+def test_invalid_times_are_rejected(settings: dict[str, Any]) -> None:
     ((name, value),) = settings.items()
-    with pytest.raises(ConfigurationError, match=f"RedisSeenEvents: {name} must be seconds above 0, not {value!r}"):
+    with pytest.raises(ConfigurationError, match=f"^{name}: must be a number above 0, got {value!r}"):
         RedisSeenEvents("redis://127.0.0.1", **settings)
 
 
-def test_a_prefix_is_checked() -> None:
-    """What cannot begin a key is told at once."""
-    with pytest.raises(ConfigurationError, match="RedisSeenEvents: prefix must be a text, in whole characters, not 5"):
-        RedisSeenEvents("redis://127.0.0.1", prefix=5)  # type: ignore[arg-type]  # what is no text
+def test_invalid_prefix_is_rejected() -> None:
+    with pytest.raises(ConfigurationError, match=r"^prefix: must be a string, got 5"):
+        RedisSeenEvents("redis://127.0.0.1", prefix=5)  # type: ignore[arg-type]  # an invalid prefix
 
 
-async def test_one_in_use_warns_when_it_is_dropped(shared: RedisServer) -> None:
-    """Collected while it is open it warns, and does nothing else."""
+async def test_unclosed_seen_events_warn_when_collected(shared: RedisServer) -> None:
     async with RedisSeenEvents(shared.url) as seen:
         seen.__del__()
         await claimed(seen, "evt-dropped")
@@ -272,8 +264,7 @@ async def test_one_in_use_warns_when_it_is_dropped(shared: RedisServer) -> None:
             seen.__del__()
 
 
-def test_forgotten_it_warns(shared: RedisServer) -> None:
-    """It says so when the program ends, in threads too."""
+def test_unclosed_seen_events_warn_at_exit(shared: RedisServer) -> None:
     script = f"from signing_async.redis import RedisSeenEvents; RedisSeenEvents({shared.url!r}).claim('x')"
     command = [sys.executable, "-W", "always", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

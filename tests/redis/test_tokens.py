@@ -1,4 +1,4 @@
-"""The token store in Redis: fences, locks of the dead and the paused, clocks, encryption, and Redis itself at fault."""
+"""The token store in Redis: fencing tokens, killed and paused holders, clocks, encryption, and outages of Redis."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ NEW = Token("access-new", "refresh-new", datetime(2031, 5, 6, 7, 8, 9, 250000, U
 PASSWORD = "pass-word-4711"
 
 
-# What OAuth makes of a refused save
+# OAuth and a superseded save
 
 
-class Overtaken(WatchedStore):
-    """A store in which another worker saves between a refresh and its save, a number of times."""
+class SupersededStore(WatchedStore):
+    """A store in which another worker saves during each of the first refreshes."""
 
     def __init__(self, token: Token, *others: Token) -> None:
         super().__init__(token)
@@ -48,10 +48,10 @@ class Overtaken(WatchedStore):
         await super().save(token)
 
 
-async def test_a_refused_save_goes_on_with_the_newer_token() -> None:
-    """The token of this refresh is dropped, that of the other worker is used, and nothing is asked of the server."""
+async def test_oauth_uses_the_newer_token_when_its_save_is_superseded() -> None:
+    """Nothing more is requested from the server."""
     async with Scripted(grants("mine")) as server:
-        store = Overtaken(OLD, NEW)
+        store = SupersededStore(OLD, NEW)
         async with oauth_for(server.base_url, store=store) as oauth:
             assert await oauth.refresh(rejected=OLD) == NEW
             assert await oauth.access_token() == "access-new"
@@ -59,20 +59,18 @@ async def test_a_refused_save_goes_on_with_the_newer_token() -> None:
         assert await store.load() == NEW
 
 
-async def test_a_newer_token_that_has_expired_is_refreshed_with_its_own_refresh_token() -> None:
-    """A worker that slept for long finds that even the newer token is old by now: it refreshes that one."""
+async def test_oauth_refreshes_a_newer_token_that_has_expired() -> None:
     async with Scripted(grants("mine"), grants("second")) as server:
         later = Token("access-later", "refresh-later", datetime(2021, 1, 1, tzinfo=UTC))
-        async with oauth_for(server.base_url, store=Overtaken(OLD, later)) as oauth:
+        async with oauth_for(server.base_url, store=SupersededStore(OLD, later)) as oauth:
             assert await oauth.access_token() == "access-second"
         assert [b"refresh-old" in request.body for request in server.token_requests] == [True, False]
         assert b"refresh-later" in server.token_requests[1].body
 
 
-async def test_a_store_that_refuses_every_time_is_an_error() -> None:
-    """It is told, instead of asking the server for tokens for ever."""
+async def test_oauth_gives_up_when_every_save_is_superseded() -> None:
     async with Scripted(grants("mine")) as server:
-        store = Overtaken(OLD, *[OLD] * 9)
+        store = SupersededStore(OLD, *[OLD] * 9)
         async with oauth_for(server.base_url, store=store) as oauth:
             with pytest.raises(TokenSuperseded):
                 await oauth.access_token()
@@ -84,29 +82,29 @@ async def test_a_store_that_refuses_every_time_is_an_error() -> None:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RedisServer]:
-    """A Redis for all tests that do it no harm."""
+    """A Redis shared by all tests that leave it running."""
     with running_redis() as server:
         yield server
 
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    """A Redis of the test's own, to be harmed."""
+    """A Redis for one test, which may stop it."""
     with running_redis() as server:
         yield server
 
 
 async def ask(server: RedisServer, *command: Any) -> Any:
-    """The answer to one command."""
+    """Return the response to one command."""
     from redis.asyncio import Redis
 
     async with Redis.from_url(server.url) as client:
-        answer: Any = client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py leaves it so
-        return await answer
+        response: Any = client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py leaves it so
+        return await response
 
 
-async def held_by_none(server: RedisServer, name: str, lease: float) -> None:
-    """Wait until a lock's lease is over, by Redis's clock."""
+async def lease_expired(server: RedisServer, name: str) -> None:
+    """Wait until the lock's lease has expired by Redis's clock."""
     until = float(await ask(server, "HGET", f"signing:token-lock:{name}", "until"))
     while True:
         seconds, micros = await ask(server, "TIME")
@@ -116,23 +114,21 @@ async def held_by_none(server: RedisServer, name: str, lease: float) -> None:
 
 
 async def cut_off(server: RedisServer, store: RedisTokenStore) -> None:
-    """The holder's connections break and it cannot renew its lock, as in a network that is down."""
-    from signing_async.redis.tokens import _holding
+    """Break the holder's connections and keep it from renewing, as a network outage would."""
+    from signing_async.redis.tokens import _holds
 
-    (hold,) = _holding.get()
-    assert hold.keeper is not None
-    hold.keeper.cancel()
-    await asyncio.wait([hold.keeper])
+    (hold,) = _holds.get()
+    await hold.stop_renewing()
     await ask(server, "CLIENT", "KILL", "TYPE", "pubsub")
-    await held_by_none(server, store.name, 0)
+    await lease_expired(server, store.name)
 
 
 class TestFences(FencedTokenStoreConformance):
-    """What a worker that was cut off may do."""
+    """A worker that lost its lock."""
 
     @pytest.fixture
     async def open_store(self, request: pytest.FixtureRequest, redis: RedisServer) -> AsyncIterator[Any]:
-        """Another object on one name."""
+        """Open the same name again."""
         async with contextlib.AsyncExitStack() as opened:
 
             def open_store() -> RedisTokenStore:
@@ -144,16 +140,13 @@ class TestFences(FencedTokenStoreConformance):
 
     @pytest.fixture
     def lapse(self, redis: RedisServer) -> Any:
-        """As above."""
-
         async def lapse(store: Any) -> None:
             await cut_off(redis, store)
 
         return lapse
 
 
-async def test_a_lock_is_renewed_while_it_is_held(shared: RedisServer) -> None:
-    """A refresh may take longer than the lease: nobody gets in between."""
+async def test_lease_is_renewed_while_the_lock_is_held(shared: RedisServer) -> None:
     store = RedisTokenStore(shared.url, "renewed", lease=0.3)
     other = RedisTokenStore(shared.url, "renewed", lease=0.3)
     async with store, other, store.lock():
@@ -162,8 +155,7 @@ async def test_a_lock_is_renewed_while_it_is_held(shared: RedisServer) -> None:
                 pass
 
 
-async def test_a_listener_that_is_lost_is_replaced(redis: RedisServer) -> None:
-    """A holder whose connection broke shows itself again, and then even when paused keeps its lock."""
+async def test_holder_subscribes_again_when_its_connection_breaks(redis: RedisServer) -> None:
     async with RedisTokenStore(redis.url, "a", lease=0.2) as store, store.lock():
         await ask(redis, "CLIENT", "KILL", "TYPE", "pubsub")
         async with asyncio.timeout(20):
@@ -171,8 +163,8 @@ async def test_a_listener_that_is_lost_is_replaced(redis: RedisServer) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_a_save_out_of_the_lock_counts_in_it(shared: RedisServer) -> None:
-    """A user who authorized anew while a refresh was about to begin: the refresh begins with the new token."""
+async def test_token_saved_outside_the_lock_is_seen_inside_it(shared: RedisServer) -> None:
+    """A user authorizes as a refresh begins: the refresh uses the new token, or is superseded."""
     store, other = RedisTokenStore(shared.url, "authorized"), RedisTokenStore(shared.url, "authorized")
     async with store, other:
         await store.save(OLD)
@@ -190,12 +182,12 @@ async def test_a_save_out_of_the_lock_counts_in_it(shared: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-async def test_a_lock_that_was_lost_before_the_token_was_read_is_taken_again(redis: RedisServer, noticed: bool) -> None:
-    """The token is read once the lock is held again, and a refresh begins with the newer one."""
+async def test_lock_lost_before_the_load_is_acquired_again(redis: RedisServer, noticed: bool) -> None:
+    """The refresh begins with the newer token."""
     async with RedisTokenStore(redis.url, "a", lease=0.3) as store, RedisTokenStore(redis.url, "a", lease=0.3) as other:
         await store.save(OLD)
         async with store.lock():
-            # As if Redis had been emptied, and another worker had been quicker.
+            # As if Redis had lost its data, and another worker had acquired the lock.
             await ask(redis, "DEL", "signing:token-lock:a")
             async with other.lock():
                 if noticed:
@@ -209,8 +201,8 @@ async def test_a_lock_that_was_lost_before_the_token_was_read_is_taken_again(red
         assert await other.load() == Token("access-newer")
 
 
-async def test_a_lock_that_was_asked_for_in_vain_is_soon_free(redis: RedisServer) -> None:
-    """What was sent to a Redis that is stopped is done when it wakes: nobody holds that lock for a whole lease."""
+async def test_lock_acquired_for_an_abandoned_request_soon_expires(redis: RedisServer) -> None:
+    """A stopped Redis executes the command when it resumes: nobody holds that lock for a whole lease."""
     async with (
         RedisTokenStore(redis.url, "a", lease=120, timeout=0.3) as store,
         RedisTokenStore(redis.url, "a", lease=120, timeout=5) as other,
@@ -218,28 +210,27 @@ async def test_a_lock_that_was_asked_for_in_vain_is_soon_free(redis: RedisServer
         await store.save(OLD)
         async with store.lock():
             pass
-        # Over a connection that is there.
+        # Opens the connection.
         await store.load()
         redis.stop()
-        with pytest.raises(AuthError, match=r"did not answer within 0.3 s"):
+        with pytest.raises(AuthError, match=r"no response within 0\.3 s"):
             await store.lock().__aenter__()
         redis.wake()
         async with asyncio.timeout(30), other.lock():
             assert await other.load() == OLD
 
 
-async def test_a_lock_is_given_back_by_who_could_save(redis: RedisServer) -> None:
-    """Redis that did not answer for a moment has answered since: the others do not wait until the lease is over."""
+async def test_lock_is_released_at_once_if_redis_responds_again(redis: RedisServer) -> None:
     async with (
         RedisTokenStore(redis.url, "a", lease=120, timeout=0.3) as store,
         RedisTokenStore(redis.url, "a", lease=120, timeout=5) as other,
     ):
         async with store.lock():
-            # By then it is held for the lease.
+            # Wait for the first renewal.
             while float(await ask(redis, "HGET", "signing:token-lock:a", "until")) < time.time() + 60:
                 await asyncio.sleep(0.01)
             redis.stop()
-            with pytest.raises(AuthError, match=r"did not answer within 0\.3 s"):
+            with pytest.raises(AuthError, match=r"no response within 0\.3 s"):
                 await store.load()
             redis.wake()
             await store.save(NEW)
@@ -248,12 +239,11 @@ async def test_a_lock_is_given_back_by_who_could_save(redis: RedisServer) -> Non
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_lock_that_was_got_is_held_for_the_lease(redis: RedisServer, again: bool) -> None:
-    """Others find it held for all of that time, should this worker say no more; also when it was lost and got again."""
+async def test_lock_is_leased_in_full_after_it_was_acquired(redis: RedisServer, again: bool) -> None:
     lock = "signing:token-lock:whole"
     async with RedisTokenStore(redis.url, "whole", lease=120) as store, store.lock():
         if again:
-            # It has been renewed: the next time would be in 40 s.
+            # Wait for a renewal: the next one is 40 s away.
             while float(await ask(redis, "HGET", lock, "until")) < time.time() + 60:
                 await asyncio.sleep(0.02)
             await ask(redis, "DEL", lock)
@@ -264,8 +254,7 @@ async def test_a_lock_that_was_got_is_held_for_the_lease(redis: RedisServer, aga
 
 
 @pytest.mark.parametrize("other", ["tenant:lock", "-lock:tenant", "tenant-lock", "Tenant", "tenant "])
-async def test_no_name_reaches_what_is_anothers(shared: RedisServer, other: str) -> None:
-    """Neither its token nor its lock, however alike the names are."""
+async def test_similar_names_do_not_share_tokens_or_locks(shared: RedisServer, other: str) -> None:
     async with RedisTokenStore(shared.url, "tenant") as one, RedisTokenStore(shared.url, other) as two:
         await one.save(OLD)
         await two.save(NEW)
@@ -276,19 +265,18 @@ async def test_no_name_reaches_what_is_anothers(shared: RedisServer, other: str)
             assert await store.load() == kept
 
 
-async def test_a_user_of_redis_without_channels_is_told(redis: RedisServer) -> None:
-    """A lock that could not be kept while paused is none: Redis's word for what is missing is in the error."""
+async def test_missing_channel_permission_is_an_auth_error(redis: RedisServer) -> None:
     await ask(redis, "ACL", "SETUSER", "app", "on", f">{PASSWORD}", "+@all", "~signing:*", "resetchannels")
     async with RedisTokenStore(redis.url.replace("://", f"://app:{PASSWORD}@"), "a") as store:
         await store.save(NEW)
-        with pytest.raises(AuthError, match=r"lock cannot be held: .*NoPermissionError") as caught:
+        with pytest.raises(AuthError, match=r"store is unavailable: .*NoPermissionError") as caught:
             async with store.lock():
                 pass
         assert PASSWORD not in str(caught.value)
 
 
 def worker(*arguments: str) -> subprocess.Popen[bytes]:
-    """A process of its own, see the end of this module."""
+    """Start a process that runs a function of this module."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.redis.test_tokens", *arguments], cwd=ROOT, stdout=subprocess.PIPE
     )
@@ -296,7 +284,7 @@ def worker(*arguments: str) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process is killed afterwards, whatever state it is in."""
+    """Kill the process at the end of the block, whatever its state."""
     try:
         yield process
     finally:
@@ -305,13 +293,13 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
 
 
 async def line(process: subprocess.Popen[bytes]) -> bytes:
-    """The next line that it writes."""
+    """Return the next line that the process writes."""
     assert process.stdout is not None
     return await asyncio.to_thread(process.stdout.readline)
 
 
 async def hold(url: str, read: str) -> None:
-    """Hold the lock, perhaps after reading the token; then read and save."""
+    """Hold the lock, with or without loading the token; then load and save."""
     async with RedisTokenStore(url, "held", lease=0.3) as store:
         async with store.lock():
             if read == "read":
@@ -333,8 +321,7 @@ async def refresh(url: str, base_url: str) -> None:
         print(await oauth.access_token(), flush=True)
 
 
-async def test_the_lock_of_the_dead_is_taken(shared: RedisServer) -> None:
-    """A worker is killed while it holds the lock: when its lease is over, another takes it."""
+async def test_lock_of_a_killed_worker_is_acquired_after_its_lease(shared: RedisServer) -> None:
     async with RedisTokenStore(shared.url, "held", lease=0.3) as store:
         await store.save(OLD)
         with ended(worker("hold", shared.url, "read")) as process:
@@ -344,8 +331,8 @@ async def test_the_lock_of_the_dead_is_taken(shared: RedisServer) -> None:
                 assert await store.load() == OLD
 
 
-async def test_the_lock_of_the_paused_who_have_not_read_is_taken(shared: RedisServer) -> None:
-    """It cannot have used the token. Woken, it queues for the lock again, and goes on from the newer token."""
+async def test_lock_of_a_worker_paused_before_the_load_is_acquired(shared: RedisServer) -> None:
+    """It cannot have used the token. When it resumes, it queues again and continues with the newer token."""
     async with RedisTokenStore(shared.url, "held", lease=0.3) as store:
         await store.save(OLD)
         with ended(worker("hold", shared.url, "unread")) as process:
@@ -361,26 +348,26 @@ async def test_the_lock_of_the_paused_who_have_not_read_is_taken(shared: RedisSe
         assert await store.load() == Token("saved-by-the-process")
 
 
-async def test_a_worker_paused_in_a_refresh_loses_nothing(shared: RedisServer) -> None:
-    """Stopped past its lease while the server answers, it keeps the lock: the refresh token is used once, and the
-    others are told who is in the way; woken, it saves, and they go on with its token.
+async def test_worker_paused_during_a_refresh_keeps_the_lock(shared: RedisServer) -> None:
+    """The refresh token is used once, and the error names the paused process. When it resumes, it saves the token,
+    and the others use that.
     """
-    asked, answer = asyncio.Event(), asyncio.Event()
+    requested, respond = asyncio.Event(), asyncio.Event()
 
     async def slowly(request: Any, received: Any) -> Any:
-        asked.set()
-        await answer.wait()
+        requested.set()
+        await respond.wait()
         return await grants("second")(request, received)
 
     async with Scripted(slowly) as server, RedisTokenStore(shared.url, "held", lease=0.3) as store:
         await store.save(OLD)
         with ended(worker("refresh", shared.url, server.base_url)) as process:
             async with oauth_for(server.base_url, store=store) as oauth:
-                await asked.wait()
+                await requested.wait()
                 process.send_signal(signal.SIGSTOP)
-                answer.set()
+                respond.set()
                 with pytest.raises(
-                    AuthError, match=rf"by process {process.pid} on .*, which has been paused"
+                    AuthError, match=rf"by process {process.pid} on .*, which has been paused for"
                 ) as caught:
                     await oauth.access_token()
                 assert caught.value.__context__ is None
@@ -390,14 +377,14 @@ async def test_a_worker_paused_in_a_refresh_loses_nothing(shared: RedisServer) -
         assert len(server.token_requests) == 1
 
 
-# Whoever may have used the refresh token
+# Refreshers that may have used the refresh token
 
 TOKEN_KEY, LOCK_KEY = "signing:token:a", "signing:token-lock:a"
 
 
 @contextlib.asynccontextmanager
 async def two_stores(server: RedisServer, **settings: Any) -> AsyncIterator[tuple[RedisTokenStore, RedisTokenStore]]:
-    """Two workers of one token that has expired."""
+    """Open the store of one expired token twice."""
     one, two = RedisTokenStore(server.url, "a", **settings), RedisTokenStore(server.url, "a", **settings)
     async with one, two:
         await ask(server, "DEL", TOKEN_KEY, LOCK_KEY)
@@ -406,19 +393,19 @@ async def two_stores(server: RedisServer, **settings: Any) -> AsyncIterator[tupl
 
 
 async def loaded_in_the_lock(store: RedisTokenStore) -> Token | None:
-    """What a refresh would begin with."""
+    """Load as a refresh does."""
     async with store.lock():
         return await store.load()
 
 
 async def not_yet(task: asyncio.Task[Any], seconds: float) -> None:
-    """The task does not end within this time."""
+    """Check that the task does not end within ``seconds``."""
     await asyncio.wait([task], timeout=seconds)
     assert not task.done()
 
 
-async def test_a_refresher_that_lost_the_lock_is_waited_for(shared: RedisServer) -> None:
-    """For as long as it is heard of, be it for longer than the grace; then the others go on from its token."""
+async def test_refresher_that_lost_the_lock_is_waited_for_while_it_is_alive(shared: RedisServer) -> None:
+    """Even for longer than the grace."""
     async with two_stores(shared, lease=0.3, grace=0.6) as (one, two), one.lock():
         await one.load()
         await ask(shared, "DEL", LOCK_KEY)
@@ -428,8 +415,8 @@ async def test_a_refresher_that_lost_the_lock_is_waited_for(shared: RedisServer)
         assert await asyncio.wait_for(waiting, 20) == NEW
 
 
-async def test_a_refresher_is_heard_of_for_as_long_as_it_refreshes(shared: RedisServer) -> None:
-    """Should its connection break late in a slow token request, the grace begins then."""
+async def test_refresher_gives_signs_of_life_until_it_saves(shared: RedisServer) -> None:
+    """If its connection breaks late in a slow token request, the grace begins then."""
     async with two_stores(shared, lease=0.1) as (one, _), one.lock():
         await one.load()
         for key in (LOCK_KEY, "signing:none"):
@@ -440,8 +427,7 @@ async def test_a_refresher_is_heard_of_for_as_long_as_it_refreshes(shared: Redis
             await ask(shared, "DEL", key)
 
 
-async def test_a_task_that_waits_for_the_lock_when_its_holder_ends_takes_nothing(shared: RedisServer) -> None:
-    """The lock was lost, and the block that held it is over: the task reads the token, and the lock is free."""
+async def test_load_that_outlives_the_lock_does_not_keep_it(shared: RedisServer) -> None:
     async with two_stores(shared, lease=0.3) as (one, two):
         async with one.lock():
             await ask(shared, "DEL", LOCK_KEY)
@@ -455,8 +441,7 @@ async def test_a_task_that_waits_for_the_lock_when_its_holder_ends_takes_nothing
         assert not await ask(shared, "EXISTS", LOCK_KEY)
 
 
-async def test_a_refresher_that_goes_on_for_ever_is_named(shared: RedisServer) -> None:
-    """A worker does not wait for it without end."""
+async def test_error_names_a_refresher_that_never_ends(shared: RedisServer) -> None:
     async with two_stores(shared, lease=0.2, grace=0.3) as (one, two), one.lock():
         await one.load()
         await ask(shared, "DEL", LOCK_KEY)
@@ -464,9 +449,9 @@ async def test_a_refresher_that_goes_on_for_ever_is_named(shared: RedisServer) -
             await loaded_in_the_lock(two)
 
 
-async def test_a_restart_that_lost_the_mark_is_waited_out(redis: RedisServer) -> None:
-    """What Redis was told last it may have lost, so after a restart nobody refreshes before the grace is over."""
-    # By default what was just written may be lost, though Redis has said that it is kept.
+async def test_nobody_refreshes_within_the_grace_after_a_restart(redis: RedisServer) -> None:
+    """Redis may have lost its last writes, such as the mark of a refresh."""
+    # By default the last second of acknowledged writes may be lost.
     await ask(redis, "CONFIG", "SET", "appendfsync", "always")
     async with two_stores(redis, lease=0.3, grace=2.0) as (one, two):
         async with one.lock():
@@ -483,12 +468,11 @@ async def test_a_restart_that_lost_the_mark_is_waited_out(redis: RedisServer) ->
         redis.restart()
         began = time.monotonic()
         assert await loaded_in_the_lock(two) == OLD
-        # Redis counts whole seconds.
+        # Redis reports its uptime in whole seconds.
         assert time.monotonic() - began > 0.9
 
 
-async def test_an_authorization_does_not_wait_for_the_grace(redis: RedisServer) -> None:
-    """Somebody who logs in after a restart, or beside a refresher that is gone, is not kept waiting."""
+async def test_authorization_does_not_wait_for_the_grace(redis: RedisServer) -> None:
     async with two_stores(redis, grace=60) as (_, two):
         await ask(redis, "HSET", TOKEN_KEY, "refresher", "host:1:gone", "seen", "9999999999")
         redis.restart()
@@ -497,8 +481,7 @@ async def test_an_authorization_does_not_wait_for_the_grace(redis: RedisServer) 
         assert await loaded_in_the_lock(two) == NEW
 
 
-async def test_a_valid_token_that_is_new_to_a_worker_is_not_waited_for(redis: RedisServer) -> None:
-    """It is adopted, and not refreshed: nothing stands against that, also after a restart."""
+async def test_valid_new_token_is_adopted_without_waiting_for_the_grace(redis: RedisServer) -> None:
     await ask(redis, "CONFIG", "SET", "appendfsync", "always")
     async with two_stores(redis, grace=60) as (one, two):
         assert await two.load() == OLD
@@ -513,8 +496,8 @@ async def test_a_valid_token_that_is_new_to_a_worker_is_not_waited_for(redis: Re
         await asyncio.wait([waiting])
 
 
-async def test_a_token_that_was_saved_late_is_not_waited_for(redis: RedisServer) -> None:
-    """Redis was restarted while the token server responded: the refresher itself goes on as soon as Redis is back."""
+async def test_refresher_does_not_wait_for_its_own_late_save(redis: RedisServer) -> None:
+    """Redis was restarted while the token server responded."""
 
     async def failing(request: Any, received: Any) -> Any:
         redis.kill()
@@ -526,7 +509,7 @@ async def test_a_token_that_was_saved_late_is_not_waited_for(redis: RedisServer)
         oauth_for(server.base_url, store=store) as oauth,
     ):
         await store.save(OLD)
-        with pytest.raises(AuthError, match="cannot be saved"):
+        with pytest.raises(AuthError, match="store is unavailable"):
             await oauth.access_token()
         redis.start()
         async with asyncio.timeout(20):
@@ -539,8 +522,7 @@ async def test_a_token_that_was_saved_late_is_not_waited_for(redis: RedisServer)
                     break
 
 
-async def test_a_clock_of_redis_that_is_set_back_holds_nobody_up_for_long(shared: RedisServer) -> None:
-    """What was written at a later time by the former clock is over after a lease and a grace all the same."""
+async def test_redis_clock_set_back_delays_a_refresh_by_a_lease_and_a_grace_at_most(shared: RedisServer) -> None:
     async with two_stores(shared, lease=0.2, grace=0.4) as (_, two):
         ahead = str(time.time() + 3600)
         await ask(shared, "HSET", LOCK_KEY, "owner", "host:1:gone", "until", ahead)
@@ -550,15 +532,14 @@ async def test_a_clock_of_redis_that_is_set_back_holds_nobody_up_for_long(shared
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
-async def test_a_mark_is_removed_as_soon_as_redis_is_back(redis: RedisServer, fault: str) -> None:
-    """A refresh that failed because Redis did not respond costs the others no grace."""
+async def test_mark_of_a_failed_refresh_is_removed_as_soon_as_redis_is_back(redis: RedisServer, fault: str) -> None:
     async with two_stores(redis, lease=0.3, timeout=0.3) as (one, _):
         with contextlib.suppress(ZeroDivisionError):
             async with one.lock():
                 await one.load()
                 still(redis, fault)
                 raise ZeroDivisionError
-        with pytest.raises(AuthError, match="the lock waits to be released there"):
+        with pytest.raises(AuthError, match="the lock is not released yet"):
             await loaded_in_the_lock(one)
         redis.wake() if fault == "stopped" else redis.start()
         async with asyncio.timeout(20):
@@ -567,8 +548,7 @@ async def test_a_mark_is_removed_as_soon_as_redis_is_back(redis: RedisServer, fa
             assert await loaded_in_the_lock(one) == OLD
 
 
-async def test_a_store_is_closed_though_its_mark_cannot_be_removed(redis: RedisServer) -> None:
-    """The mark ends with its grace."""
+async def test_store_closes_although_the_mark_cannot_be_removed(redis: RedisServer) -> None:
     store = RedisTokenStore(redis.url, "a", timeout=0.2)
     await store.save(OLD)
     with contextlib.suppress(AuthError):
@@ -579,8 +559,7 @@ async def test_a_store_is_closed_though_its_mark_cannot_be_removed(redis: RedisS
     await asyncio.wait_for(store.aclose(), 20)
 
 
-async def test_who_waits_in_the_same_store_waits_for_its_save(redis: RedisServer) -> None:
-    """A second refresh of one store begins when the token of the first one is saved."""
+async def test_second_refresh_of_one_store_waits_for_the_pending_save(redis: RedisServer) -> None:
     async with RedisTokenStore(redis.url, "a", lease=0.3, timeout=0.5) as store:
         await store.save(OLD)
         with contextlib.suppress(AuthError):
@@ -594,19 +573,17 @@ async def test_who_waits_in_the_same_store_waits_for_its_save(redis: RedisServer
         assert await asyncio.wait_for(second, 20) == NEW
 
 
-async def test_a_user_of_redis_without_info_is_told(redis: RedisServer) -> None:
-    """Without it a restart could not be told: Redis's word for what is missing is in the error."""
+async def test_missing_info_permission_is_an_auth_error(redis: RedisServer) -> None:
     await ask(redis, "ACL", "SETUSER", "app", "on", f">{PASSWORD}", "+@all", "-info", "~signing:*", "&signing:*")
     async with RedisTokenStore(redis.url.replace("://", f"://app:{PASSWORD}@"), "a") as store:
-        with pytest.raises(AuthError, match=r"cannot be saved: .*the user needs \+info"):
+        with pytest.raises(AuthError, match=r"store is unavailable: .*the user needs \+info"):
             await store.save(NEW)
 
 
-# Which of two tokens is newer
+# The order of tokens
 
 
-async def test_an_authorization_while_redis_is_empty_is_newer_than_what_workers_know(redis: RedisServer) -> None:
-    """However many tokens they have seen, and whatever Redis's clock says: they learn the new one."""
+async def test_authorization_after_data_loss_is_newer_than_every_known_token(redis: RedisServer) -> None:
     async with two_stores(redis) as (one, two):
         for _ in range(3):
             async with one.lock():
@@ -620,8 +597,8 @@ async def test_an_authorization_while_redis_is_empty_is_newer_than_what_workers_
             assert [await store.load() for store in (one, two, fresh)] == [NEW] * 3
 
 
-async def test_a_backup_does_not_bring_back_a_token_from_before_an_authorization(redis: RedisServer) -> None:
-    """The worker that knows the newer token puts it back over the older one, though that was refreshed more often."""
+async def test_token_older_than_an_authorization_is_replaced_after_a_restore(redis: RedisServer) -> None:
+    """A worker that knows the newer token restores it, although the older one was refreshed more often."""
     async with two_stores(redis) as (one, two):
         for _ in range(5):
             async with one.lock():
@@ -636,8 +613,7 @@ async def test_a_backup_does_not_bring_back_a_token_from_before_an_authorization
         assert await one.load() == NEW
 
 
-async def test_a_fence_does_not_grow_with_every_authorization(shared: RedisServer) -> None:
-    """The last ones are enough to tell what is newer."""
+async def test_fencing_token_is_bounded_in_length(shared: RedisServer) -> None:
     async with two_stores(shared) as (one, two):
         for _ in range(20):
             await one.save(OLD)
@@ -649,8 +625,8 @@ async def test_a_fence_does_not_grow_with_every_authorization(shared: RedisServe
         assert await two.load() == NEW
 
 
-async def test_a_token_near_its_end_is_not_refreshed_when_redis_was_emptied(redis: RedisServer) -> None:
-    """Another worker may have refreshed it already, and need Redis no sooner than its own token ends."""
+async def test_expiring_token_is_not_refreshed_after_data_loss(redis: RedisServer) -> None:
+    """Another worker may have refreshed it already, and need Redis no sooner than its own token expires."""
     async with two_stores(redis, lease=0.1, grace=0.2) as (one, two):
         await one.save(Token("access", "refresh", datetime.now(UTC) + timedelta(seconds=3)))
         await two.load()
@@ -660,13 +636,12 @@ async def test_a_token_near_its_end_is_not_refreshed_when_redis_was_emptied(redi
             await loaded_in_the_lock(two)
 
 
-# What is kept
+# The stored record
 
 KEYS = [base64.urlsafe_b64encode(bytes([number]) * 32).decode() for number in range(3)]
 
 
-async def test_encrypted_at_rest_and_the_key_changed(shared: RedisServer) -> None:
-    """Redis holds nothing readable; a new key is put in front, and the old one is not needed after a save."""
+async def test_token_is_encrypted_and_the_key_can_be_rotated(shared: RedisServer) -> None:
 
     def opened(*keys: str) -> RedisTokenStore:
         return RedisTokenStore(shared.url, "kept", key=keys)
@@ -675,7 +650,7 @@ async def test_encrypted_at_rest_and_the_key_changed(shared: RedisServer) -> Non
         await first.save(NEW)
         assert b"access" not in str(await ask(shared, "HGETALL", "signing:token:kept")).encode()
         assert await both.load() == NEW
-        with pytest.raises(AuthError, match=r"cannot be used, and was left as it is: no key .* opens it") as caught:
+        with pytest.raises(AuthError, match=r"cannot be read and was not changed: no key .* opens it") as caught:
             await second.load()
         assert caught.value.__context__ is None
         async with both.lock():
@@ -685,8 +660,7 @@ async def test_encrypted_at_rest_and_the_key_changed(shared: RedisServer) -> Non
 
 
 @pytest.mark.parametrize("key", [None, KEYS[1]])
-async def test_what_cannot_be_read_is_never_written_over(shared: RedisServer, key: str | None) -> None:
-    """A worker with no key, or the wrong one, gets a clear error, refreshes nothing, and leaves what is there."""
+async def test_token_encrypted_with_another_key_is_not_overwritten(shared: RedisServer, key: str | None) -> None:
     async with (
         Scripted(grants()) as server,
         RedisTokenStore(shared.url, "kept-2", key=KEYS[0]) as right,
@@ -694,14 +668,13 @@ async def test_what_cannot_be_read_is_never_written_over(shared: RedisServer, ke
         oauth_for(server.base_url, store=wrong) as oauth,
     ):
         await right.save(OLD)
-        with pytest.raises(AuthError, match=r"was left as it is: (it is encrypted, and no key|no key)"):
+        with pytest.raises(AuthError, match=r"was not changed: (it is encrypted, and no key|no key)"):
             await oauth.refresh(rejected=OLD)
         assert not server.requests
         assert await right.load() == OLD
 
 
-async def test_a_token_is_not_read_under_another_name(shared: RedisServer) -> None:
-    """Who can write to Redis cannot give one tenant the token of another: what is encrypted belongs to its name."""
+async def test_encrypted_token_copied_to_another_name_is_rejected(shared: RedisServer) -> None:
     async with (
         RedisTokenStore(shared.url, "tenant-1", key=KEYS[0]) as one,
         RedisTokenStore(shared.url, "tenant-2", key=KEYS[0]) as two,
@@ -715,29 +688,28 @@ async def test_a_token_is_not_read_under_another_name(shared: RedisServer) -> No
 @pytest.mark.parametrize(
     "record", ["{", "{}", "[]", '{"token": "{}"}', '{"token": "{", "clock": 1, "lives": 1}', '{"token": 5}', "***"]
 )
-async def test_a_broken_record_is_an_error_and_stays(shared: RedisServer, record: str) -> None:
-    """What is no token is told as that, without its content, and left alone."""
+async def test_broken_record_is_an_error_without_its_content_and_stays(shared: RedisServer, record: str) -> None:
     key = "signing:token:broken"
     await ask(shared, "DEL", key)
     await ask(shared, "HSET", key, "fence", "1", "record", record)
     for settings in ({}, {"key": KEYS[0]}):
         async with RedisTokenStore(shared.url, "broken", **settings) as store:  # type: ignore[arg-type]  # these fit
-            with pytest.raises(AuthError, match="was left as it is: ") as caught:
+            with pytest.raises(AuthError, match="was not changed: ") as caught:
                 await store.load()
             assert caught.value.__context__ is None
     assert await ask(shared, "HGET", key, "record") == record.encode()
 
 
-async def test_a_key_of_something_else_is_an_error(shared: RedisServer) -> None:
-    """A name that is in use for something that is no token is told in Redis's words."""
+async def test_key_of_another_type_is_an_error(shared: RedisServer) -> None:
     await ask(shared, "SET", "signing:token:foreign", "x")
     async with RedisTokenStore(shared.url, "foreign") as store:
-        with pytest.raises(AuthError, match=r"cannot be used: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"):
+        with pytest.raises(AuthError, match=r"unavailable: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"):
             await store.load()
 
 
-async def test_an_expiry_is_told_in_the_readers_own_time(shared: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that lives a minute lives a minute for a worker whose clock is an hour fast."""
+async def test_expiry_is_converted_to_the_clock_of_the_reader(
+    shared: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expiry = datetime.fromtimestamp(time.time() + 60, UTC)
     async with RedisTokenStore(shared.url, "clock") as store, RedisTokenStore(shared.url, "clock") as fast:
         await store.save(Token("access", "refresh", expiry))
@@ -755,11 +727,11 @@ async def test_an_expiry_is_told_in_the_readers_own_time(shared: RedisServer, mo
         assert abs(back.expires_at - expiry) < timedelta(seconds=5)
 
 
-# Redis at fault
+# Outages of Redis
 
 
 async def bounded(work: Any) -> float:
-    """How long it takes; it must end in less than two seconds with an `AuthError` that names the place alone."""
+    """Return the seconds until the work raises an `AuthError`, which shows the address alone."""
     began = time.monotonic()
     with pytest.raises(AuthError) as caught:
         await work
@@ -770,14 +742,16 @@ async def bounded(work: Any) -> float:
 
 
 def still(server: RedisServer, fault: str) -> None:
-    """Stop it or kill it."""
+    """Stop or kill Redis."""
     server.stop() if fault == "stopped" else server.kill()
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
 @pytest.mark.parametrize("given", ["url", "client"])
-async def test_no_step_hangs(redis: RedisServer, fault: str, given: str) -> None:
-    """Load, save and lock are an error within two seconds, though a client that was given repeats and waits longer."""
+async def test_every_operation_fails_within_two_seconds_during_an_outage(
+    redis: RedisServer, fault: str, given: str
+) -> None:
+    """Also with a given client that retries and waits longer."""
     from redis.asyncio import Redis
 
     async with Redis.from_url(redis.url, decode_responses=True) as client:
@@ -791,7 +765,7 @@ async def test_no_step_hangs(redis: RedisServer, fault: str, given: str) -> None
                         assert await bounded(work) < 2
                     else:
                         began = time.monotonic()
-                        with pytest.raises(AuthError, match="the client that was given"):
+                        with pytest.raises(AuthError, match="the given client"):
                             await work
                         assert time.monotonic() - began < 2
             finally:
@@ -802,8 +776,10 @@ async def test_no_step_hangs(redis: RedisServer, fault: str, given: str) -> None
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
-async def test_the_token_in_hand_serves_on(redis: RedisServer, fault: str, caplog: pytest.LogCaptureFixture) -> None:
-    """While it is valid every call goes on with it, at most one of them is held up, and the log says it once."""
+async def test_current_token_is_used_during_an_outage(
+    redis: RedisServer, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At most one call is delayed, and the log says it once."""
     soon = Token("access-soon", "refresh-soon", datetime.now(UTC) + timedelta(seconds=40))
     async with (
         Scripted(grants()) as server,
@@ -824,15 +800,15 @@ async def test_the_token_in_hand_serves_on(redis: RedisServer, fault: str, caplo
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
-async def test_a_code_is_not_used_up_for_a_token_that_cannot_be_kept(redis: RedisServer, fault: str) -> None:
-    """It works only once: who comes back with it when Redis is back needs not send the user to authorize again."""
+async def test_authorization_code_is_not_exchanged_while_redis_is_unavailable(redis: RedisServer, fault: str) -> None:
+    """A code works only once."""
     async with (
         Scripted(grants("first")) as server,
         RedisTokenStore(redis.url, "a", timeout=0.5) as store,
         oauth_for(server.base_url, store=store) as oauth,
     ):
         still(redis, fault)
-        with pytest.raises(AuthError, match="the token store cannot be used"):
+        with pytest.raises(AuthError, match="the token store is unavailable"):
             await oauth.exchange("code")
         assert not server.token_requests
         redis.wake() if fault == "stopped" else redis.start()
@@ -843,9 +819,8 @@ async def test_a_code_is_not_used_up_for_a_token_that_cannot_be_kept(redis: Redi
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
-async def test_a_token_that_could_not_be_saved_is_saved_later(redis: RedisServer, fault: str) -> None:
-    """Redis fails during the request: the call fails in time, the lock stays, and when Redis is back the token is saved
-    by itself, so that no worker uses the old refresh token again."""
+async def test_token_refreshed_during_an_outage_is_saved_when_redis_is_back(redis: RedisServer, fault: str) -> None:
+    """The call fails in time and the lock stays, so no worker uses the old refresh token again."""
 
     async def failing(request: Any, received: Any) -> Any:
         still(redis, fault)
@@ -863,7 +838,7 @@ async def test_a_token_that_could_not_be_saved_is_saved_later(redis: RedisServer
         assert await bounded(oauth.access_token()) < 2
         await asyncio.sleep(0.6)
         redis.wake() if fault == "stopped" else redis.start()
-        # Whoever came before that, now that the lock has run out, would refresh once more.
+        # A refresh before that, although the lease has expired, would be a second one.
         await _saved(other, "access-second")
         assert await others.access_token() == "access-second"
         assert await oauth.access_token() == "access-second"
@@ -871,7 +846,7 @@ async def test_a_token_that_could_not_be_saved_is_saved_later(redis: RedisServer
 
 
 async def _saved(store: RedisTokenStore, access_token: str) -> None:
-    """Wait until this token is in the store."""
+    """Wait until the store holds this token."""
     async with asyncio.timeout(10):
         while True:
             with contextlib.suppress(AuthError):
@@ -881,8 +856,9 @@ async def _saved(store: RedisTokenStore, access_token: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_token_that_can_never_be_saved_is_told(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    """A store that is closed while a token waits to be saved says what is lost; nothing of it is left behind."""
+async def test_closing_with_an_unsaved_token_logs_an_error(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     store = RedisTokenStore(redis.url, "a", timeout=0.2)
     await store.save(OLD)
     with contextlib.suppress(AuthError):
@@ -890,16 +866,23 @@ async def test_a_token_that_can_never_be_saved_is_told(redis: RedisServer, caplo
             await store.load()
             redis.kill()
             await store.save(NEW)
-    with pytest.raises(AuthError, match="a refreshed token waits to be saved there"):
+    with pytest.raises(AuthError, match="a refreshed token is not saved yet"):
         async with store.lock():
             pass
     await store.aclose()
-    assert "a refreshed token was never saved" in caplog.text
+    assert "before a refreshed token was saved" in caplog.text
     assert "access-new" not in caplog.text
 
 
-async def test_a_save_that_waits_gives_way_to_a_newer_token(redis: RedisServer) -> None:
-    """Another worker saved while this one could not: what waits is dropped, and the store works on."""
+async def eventually_loaded(store: RedisTokenStore) -> Token | None:
+    """Load inside the lock as soon as the store has finished its pending save."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(AuthError):
+                return await loaded_in_the_lock(store)
+
+
+async def test_pending_save_is_dropped_for_a_newer_token(redis: RedisServer) -> None:
     other = RedisTokenStore(redis.url, "a", timeout=5)
     async with slow_way(redis.port) as way:
         cut = RedisTokenStore(way.url, "a", timeout=0.3, lease=0.2)
@@ -912,33 +895,22 @@ async def test_a_save_that_waits_gives_way_to_a_newer_token(redis: RedisServer) 
                     await cut.save(NEW)
             await other.save(Token("access-newest"))
             way.cut = False
-            async with asyncio.timeout(20):
-                while cut._finishing is not None and not cut._finishing.done():
-                    await asyncio.sleep(0.02)
-            await cut.aclose()
-            async with asyncio.timeout(20), cut.lock():
-                assert await cut.load() == Token("access-newest")
+            assert await eventually_loaded(cut) == Token("access-newest")
 
 
-async def test_an_answer_that_was_lost_does_not_make_a_save_fail(redis: RedisServer) -> None:
-    """Redis saved, and its answer came too late: the save that is tried again finds that it was done."""
+async def test_save_whose_response_was_lost_is_repeated_safely(redis: RedisServer) -> None:
     async with slow_way(redis.port) as way, RedisTokenStore(way.url, "a", timeout=0.4) as store:
         await store.save(OLD)
         async with store.lock():
             await store.load()
             way.delay = 0.3
-            with pytest.raises(AuthError, match="cannot be saved"):
+            with pytest.raises(AuthError, match="no response within"):
                 await store.save(NEW)
         way.delay = 0.0
-        async with asyncio.timeout(20):
-            while store._finishing is None or not store._finishing.done():
-                await asyncio.sleep(0.05)
-        async with store.lock():
-            assert await store.load() == NEW
+        assert await eventually_loaded(store) == NEW
 
 
-async def test_a_slow_redis_is_only_slow(shared: RedisServer) -> None:
-    """Twenty milliseconds each way change nothing but the time it takes."""
+async def test_refresh_works_with_slow_redis(shared: RedisServer) -> None:
     async with (
         slow_way(shared.port, 0.02) as way,
         Scripted(grants("slow")) as server,
@@ -949,8 +921,8 @@ async def test_a_slow_redis_is_only_slow(shared: RedisServer) -> None:
         assert await oauth.access_token() == "access-slow"
 
 
-async def test_emptied_the_newest_token_that_is_known_comes_back(redis: RedisServer) -> None:
-    """Who comes first with an older, expired token is held back until the one with the newer has come."""
+async def test_newest_known_token_is_restored_after_data_loss(redis: RedisServer) -> None:
+    """A worker with an older, expired token waits for the worker with the newer one."""
     late = Token("access-late", "refresh-late", datetime.now(UTC) + timedelta(seconds=0.5))
     later = Token("access-later", "refresh-later", datetime.now(UTC) + timedelta(seconds=1.0))
     async with (
@@ -974,10 +946,10 @@ async def test_emptied_the_newest_token_that_is_known_comes_back(redis: RedisSer
         assert [b"refresh-later" in request.body for request in server.token_requests] == [True]
 
 
-async def test_emptied_an_old_token_is_kept_back_for_as_long_as_a_token_lives(
+async def test_expired_token_is_not_refreshed_for_a_lifetime_after_data_loss(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that knows only an expired token says what is lost, instead of using a refresh token that may be old."""
+    """Its refresh token may be outdated."""
     async with (
         Scripted(grants("new")) as server,
         RedisTokenStore(redis.url, "a") as store,
@@ -988,19 +960,17 @@ async def test_emptied_an_old_token_is_kept_back_for_as_long_as_a_token_lives(
         await ask(redis, "FLUSHALL")
         right = time.time
         monkeypatch.setattr(time, "time", lambda: right() + 3700)
-        with pytest.raises(AuthError, match=r"lost its data: .* kept back for 3[56]\d\d s more") as caught:
+        with pytest.raises(AuthError, match=r"lost its data: .* not refreshed for 3[56]\d\d s more") as caught:
             await oauth.access_token()
         assert "-old" not in str(caught.value)
         assert not server.requests
         monkeypatch.undo()
-        # A new authorization does not wait.
         await store.save(NEW)
         async with store.lock():
             assert await store.load() == NEW
 
 
-async def test_emptied_a_valid_token_is_put_back(redis: RedisServer) -> None:
-    """The next step of a worker that knows it restores it for all the others."""
+async def test_valid_token_is_restored_for_all_workers_after_data_loss(redis: RedisServer) -> None:
     async with RedisTokenStore(redis.url, "a") as store, RedisTokenStore(redis.url, "a") as other:
         await store.save(NEW)
         await ask(redis, "FLUSHALL")
@@ -1009,8 +979,7 @@ async def test_emptied_a_valid_token_is_put_back(redis: RedisServer) -> None:
         assert await other.load() == NEW
 
 
-async def test_an_answer_that_comes_late_is_not_the_newest(redis: RedisServer) -> None:
-    """A reading that was overtaken by a save does not make a worker restore the older token later."""
+async def test_late_response_to_a_load_does_not_replace_a_newer_known_token(redis: RedisServer) -> None:
     async with RedisTokenStore(redis.url, "a") as store:
         await store.save(OLD)
         known = store._known
@@ -1021,25 +990,24 @@ async def test_an_answer_that_comes_late_is_not_the_newest(redis: RedisServer) -
         assert await store.load() == NEW
 
 
-# Settings, text, and the end
+# Settings, texts, closing
 
 
-def test_settings_are_checked() -> None:
-    """Each error names the setting and the value, and no password."""
+def test_invalid_settings_are_rejected_without_showing_the_password() -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1"
     for settings, words in (
-        ({"name": ""}, "name must be a text that is not empty, in whole characters, not ''"),
-        ({"name": "half-\ud800"}, r"name must be a text that is not empty, in whole characters, not 'half-\ud800'"),
-        ({"prefix": "\udfff:"}, r"prefix must be a text, in whole characters, not '\udfff:'"),
-        ({"prefix": None}, "prefix must be a text, in whole characters, not None"),
-        ({"lease": 0}, "lease must be seconds above 0, not 0"),
-        ({"grace": 0}, "grace must be seconds above 0, not 0"),
-        ({"timeout": float("nan")}, "timeout must be seconds above 0, not nan"),
+        ({"name": ""}, "name: must be a non-empty string, got ''"),
+        ({"name": "half-\ud800"}, r"name: must be a non-empty string, got 'half-\ud800'"),
+        ({"prefix": "\udfff:"}, r"prefix: must be a string, got '\udfff:'"),
+        ({"prefix": None}, "prefix: must be a string, got None"),
+        ({"lease": 0}, "lease: must be a number above 0, got 0"),
+        ({"grace": 0}, "grace: must be a number above 0, got 0"),
+        ({"timeout": float("nan")}, "timeout: must be a number above 0, got nan"),
         ({"key": "short"}, "an encryption key must be 32 bytes"),
-        ({"redis": 5}, "redis must be a URL or a client of redis.asyncio, not int"),
-        ({"redis": "http://x"}, "the URL must begin with redis://, rediss:// or unix://"),
-        ({"redis": f"redis://:{PASSWORD}@h:port"}, "the URL is not usable: its host or port cannot be read"),
-        ({"redis": f"redis://:{PASSWORD}@h/?socket_timeout=x"}, "the URL is not usable: Invalid value for"),
+        ({"redis": 5}, "redis: must be a URL or a client of redis.asyncio, got int"),
+        ({"redis": "http://x"}, "invalid Redis URL: must begin with redis://, rediss:// or unix://"),
+        ({"redis": f"redis://:{PASSWORD}@h:port"}, "invalid Redis URL: invalid host or port"),
+        ({"redis": f"redis://:{PASSWORD}@h/?socket_timeout=x"}, "invalid Redis URL: Invalid value for"),
     ):
         known: dict[str, Any] = {"redis": url, "name": "a"}
         with pytest.raises(ConfigurationError) as caught:
@@ -1049,8 +1017,7 @@ def test_settings_are_checked() -> None:
         assert caught.value.__context__ is None
 
 
-async def test_without_redis_py(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
+async def test_missing_redis_py_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis.asyncio.connection", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'signing-async\[redis\]'"):
         RedisTokenStore("redis://127.0.0.1", "a")
@@ -1064,13 +1031,11 @@ async def test_without_redis_py(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"unix://user:{PASSWORD}@/run/redis.sock?db=1", "unix:///run/redis.sock"),
     ],
 )
-def test_its_text_shows_the_place_alone(url: str, shown: str) -> None:
-    """No password, whatever kind of URL it is."""
+def test_repr_shows_the_address_without_the_password(url: str, shown: str) -> None:
     assert repr(RedisTokenStore(url, "a")) == f"RedisTokenStore({shown!r}, 'a')"
 
 
-async def test_a_password_is_used_and_appears_nowhere(caplog: pytest.LogCaptureFixture) -> None:
-    """The right one opens, a wrong one is an error in Redis's words; neither is in a text, a traceback or the log."""
+async def test_password_appears_in_no_text_traceback_or_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with running_redis("--requirepass", PASSWORD) as server:
         for password in (PASSWORD, "wrong" + PASSWORD):
@@ -1089,16 +1054,15 @@ async def test_a_password_is_used_and_appears_nowhere(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("way", ["://:{}@", "://app:{}@", "?password={}"])
-async def test_a_password_that_a_server_echoes_is_taken_out(way: str) -> None:
-    """Wherever in the URL it stands, also percent-encoded, and whatever answers there."""
+async def test_password_echoed_by_the_server_is_redacted(way: str) -> None:
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while await reader.read(1000):
                 writer.write(f"-ERR no {PASSWORD}! for you\r\n".encode())
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
         place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         shown = way.format(f"{PASSWORD}%21")
         url = f"redis{shown}{place}" if "@" in way else f"redis://{place}{shown}"
@@ -1109,8 +1073,7 @@ async def test_a_password_that_a_server_echoes_is_taken_out(way: str) -> None:
             assert place in repr(store)
 
 
-async def test_a_client_that_swallows_cancellations() -> None:
-    """A caller's time-out counts all the same."""
+async def test_client_that_swallows_cancellations_does_not_delay_a_timeout() -> None:
 
     class Swallowing:
         async def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -1130,8 +1093,7 @@ async def test_a_client_that_swallows_cancellations() -> None:
         await asyncio.wait_for(read(), 0.02)
 
 
-async def test_over_tls(tmp_path: Path) -> None:
-    """A rediss:// URL checks the server's certificate."""
+async def test_tls_certificate_is_verified(tmp_path: Path) -> None:
     needs_module("trustme")
     import trustme
 
@@ -1156,8 +1118,7 @@ async def test_over_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "warned"), [("", True), ("await store.aclose()", False)])
-def test_forgotten_it_warns(shared: RedisServer, ending: str, warned: bool) -> None:
-    """A store that was used and never closed says so when the program ends."""
+def test_unclosed_store_warns_at_exit(shared: RedisServer, ending: str, warned: bool) -> None:
     lines = [
         "import asyncio",
         "from signing_async.redis import RedisTokenStore",
@@ -1173,8 +1134,7 @@ def test_forgotten_it_warns(shared: RedisServer, ending: str, warned: bool) -> N
     assert ("ResourceWarning" in done.stderr) is warned
 
 
-async def test_a_store_in_use_warns_when_it_is_dropped(shared: RedisServer) -> None:
-    """Collected while it is open it warns, and does nothing else."""
+async def test_store_collected_while_open_warns(shared: RedisServer) -> None:
     async with RedisTokenStore(shared.url, "dropped") as store:
         store.__del__()
         await store.load()
@@ -1182,8 +1142,7 @@ async def test_a_store_in_use_warns_when_it_is_dropped(shared: RedisServer) -> N
             store.__del__()
 
 
-def test_in_one_event_loop_after_the_other(shared: RedisServer) -> None:
-    """A command that logs in, and one that works on: closed in between, the store goes on in the next loop."""
+def test_closed_store_works_in_the_next_event_loop(shared: RedisServer) -> None:
     store = RedisTokenStore(shared.url, "loops")
 
     async def save() -> None:
