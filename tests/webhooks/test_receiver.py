@@ -26,6 +26,7 @@ from signing_async.webhooks import (
     decide,
     sign,
 )
+from signing_async.webhooks.receiver import BROKEN, TOO_LARGE, TOO_SLOW, admit
 from tests.webhooks.deliveries import SECRET, event_body, hex_of, signed
 
 VERIFIER = WebhookVerifier(SECRET, max_body=10_000)
@@ -423,3 +424,170 @@ def test_the_log_names_the_kind_and_not_the_content(caplog: pytest.LogCaptureFix
     assert "no id" in caplog.text
     for hidden in (SECRET, hex_of(body), hex_of(body, "another"), "person@example.com"):
         assert hidden not in caplog.text
+
+
+class Guard(MemorySeenEvents):
+    """A guard whose steps fail on demand."""
+
+    def __init__(self, *failing: str) -> None:
+        super().__init__()
+        self.failing = failing
+
+    def claim(self, event_id: str) -> Claim:
+        self._fail("claim")
+        return super().claim(event_id)
+
+    def confirm(self, event_id: str) -> None:
+        self._fail("confirm")
+        super().confirm(event_id)
+
+    def release(self, event_id: str) -> None:
+        self._fail("release")
+        super().release(event_id)
+
+    def _fail(self, step: str) -> None:
+        if step in self.failing:
+            raise OSError("disk full")
+
+
+def _fails(event: Event) -> None:
+    raise RuntimeError("no")
+
+
+def _full(event: Event) -> None:
+    raise queue.Full
+
+
+@pytest.mark.parametrize(
+    ("failing", "hand_off", "status", "message", "logged"),
+    [
+        ((), lambda event: None, 202, {"message": "accepted"}, []),
+        (("claim",), lambda event: None, 503, {"error": "cannot be taken now"}, ["event e1 cannot be claimed"]),
+        ((), _full, 503, {"error": "the queue is full"}, ["event e1 finds the queue full"]),
+        ((), _fails, 503, {"error": "could not be handed over"}, ["event e1 could not be handed over"]),
+        (
+            ("confirm",),
+            lambda event: None,
+            503,
+            {"error": "cannot be recorded now"},
+            ["event e1 was handed over, and that cannot be recorded"],
+        ),
+        (
+            ("release",),
+            _fails,
+            503,
+            {"error": "could not be handed over"},
+            ["event e1 could not be handed over", "event e1 stays claimed until its lease is over"],
+        ),
+    ],
+    ids=["accepted", "claim", "full", "fails", "confirm", "release"],
+)
+def test_what_a_receiver_says(
+    failing: tuple[str, ...],
+    hand_off: Any,
+    status: int,
+    message: dict[str, str],
+    logged: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """To the sender in the answer's body, to its operator in the log, with the event's id."""
+    body = event_body("e1")
+    receiver = Receiver(VERIFIER, hand_off, seen=Guard(*failing))
+    decision = receiver.receive_blocking(signed(body), body)
+    assert (decision.status, json.loads(decision.body)) == (status, message)
+    assert [record.getMessage() for record in caplog.records] == logged
+
+
+@pytest.mark.parametrize("hand_off", [_full, _fails])
+def test_a_claim_is_given_back_at_once(hand_off: Any) -> None:
+    """The sender's next delivery of the event finds it free, and not for the end of a lease."""
+    body, seen = event_body("e1"), MemorySeenEvents()
+    Receiver(VERIFIER, hand_off, seen=seen).receive_blocking(signed(body), body)
+    assert seen.claim("e1") is Claim.NEW
+    assert json.loads(Receiver(VERIFIER, hand_off, seen=seen).receive_blocking(signed(body), body).body) == {
+        "error": "being handed over"
+    }
+
+
+def test_a_claim_is_given_back_when_the_program_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """What is no error of the hand-off, such as Ctrl-C, gives the claim back too."""
+
+    def stop(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    body, seen = event_body("e1"), MemorySeenEvents()
+    with pytest.raises(KeyboardInterrupt):
+        Receiver(VERIFIER, stop, seen=seen).receive_blocking(signed(body), body)
+    assert seen.claim("e1") is Claim.NEW
+    assert caplog.records == []
+
+
+def test_what_is_refused_is_logged_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A forged delivery by its reason, a genuine one without event by what is wrong with it."""
+    assert decide(VERIFIER, {"X-Signature": "0" * 64}, b"{}").status == 401
+    decision = decide(VERIFIER, signed(b"{}"), b"{}")
+    assert (decision.status, decision.message) == (400, "the event has no id")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a webhook delivery was refused (mismatch): no secret matches the signature",
+        "a genuine webhook delivery holds no event: the event has no id",
+    ]
+
+
+def test_what_is_admitted_to_the_byte() -> None:
+    """A body of just the size is, one byte more is not; an empty encoding is none."""
+    body = event_body("e1")
+    exact = WebhookVerifier(SECRET, max_body=len(body))
+    assert (decide(exact, signed(body), body).status, decide(exact, signed(body), body).message) == (202, "accepted")
+    assert decide(exact, signed(body + b" "), body + b" ") is TOO_LARGE
+    assert admit("POST", {"Content-Length": "10", "Content-Encoding": ""}, 10) is None
+    assert admit("POST", {"Content-Length": "11"}, 10) is TOO_LARGE
+    assert admit("POST", {"Content-Length": "9" * 18}, 10**18) is None
+    assert admit("POST", {"Content-Length": "9" * 19}, 10**20) is TOO_LARGE
+
+
+def test_a_connection_that_breaks_before_and_after_the_deadline() -> None:
+    """In time it is a broken body; later it is one that took too long."""
+
+    def chunks(seconds: float) -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(seconds)
+        raise ConnectionResetError
+
+    for timeout, pause, answer in ((60.0, 0.0, BROKEN), (0.05, 0.1, TOO_SLOW)):
+        receiver = Receiver(VERIFIER, lambda event: None, body_timeout=timeout)
+        assert receiver.handle_blocking("POST", {}, chunks(pause)) is answer
+
+
+async def test_drain_waits_for_every_hand_off() -> None:
+    """With two under way, the end of one is not the end."""
+    release = {"e1": asyncio.Event(), "e2": asyncio.Event()}
+
+    async def hand_off(event: Event) -> None:
+        await release[event.id].wait()
+
+    receiver = Receiver(VERIFIER, hand_off)
+    bodies = [event_body(name) for name in release]
+    under_way = [asyncio.create_task(receiver.receive(signed(body), body)) for body in bodies]
+    await asyncio.sleep(0.01)
+    release["e1"].set()
+    assert (await under_way[0]).status == 202
+    assert await receiver.drain(0.05) is False
+    release["e2"].set()
+    assert await receiver.drain(5.0) is True
+    assert (await under_way[1]).status == 202
+
+
+def test_the_words_about_a_queue_and_a_lease() -> None:
+    """They say what to do instead."""
+    body = event_body()
+    with pytest.raises(ConfigurationError) as caught:
+        Receiver(VERIFIER, asyncio.Queue()).receive_blocking(signed(body), body)
+    assert str(caught.value) == (
+        "an asyncio.Queue cannot be filled from threads: hand over to a queue.Queue or a callback"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        Receiver(VERIFIER, _fails, hand_off_timeout=60)
+    assert str(caught.value) == (
+        "hand_off_timeout (60 s) must be shorter than seen.lease (60 s):"
+        " else an event is handed over again while the first hand-off runs"
+    )

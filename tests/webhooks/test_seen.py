@@ -15,7 +15,13 @@ import pytest
 
 from signing_async._sqlite import SharedDatabase
 from signing_async.errors import ConfigurationError
-from signing_async.webhooks import Claim, MemorySeenEvents, SeenEvents, SQLiteSeenEvents, seen
+from signing_async.webhooks import (
+    Claim,
+    MemorySeenEvents,
+    SeenEvents,
+    SQLiteSeenEvents,
+    seen,
+)
 
 
 class Clock:
@@ -309,3 +315,66 @@ def test_sqlite_is_not_closed_under_a_thread_that_uses_it(tmp_path: Path, monkey
     assert waits
     assert claims == [Claim.NEW]
     guard.close()
+
+
+def test_settings_of_the_guards(tmp_path: Path) -> None:
+    """The least is allowed; 0 is not."""
+    one = MemorySeenEvents(max_events=1, ttl=0.5, lease=0.5)
+    assert one.claim("a") is Claim.NEW
+    assert one.claim("b") is Claim.PENDING
+    for settings in ({"max_events": 0}, {"ttl": 0}, {"lease": 0}):
+        with pytest.raises(ConfigurationError):
+            MemorySeenEvents(**settings)  # type: ignore[arg-type]  # one of them each time
+    for settings in ({"ttl": 0}, {"lease": 0}):
+        with pytest.raises(ConfigurationError):
+            SQLiteSeenEvents(tmp_path / "seen.db", **settings)  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize(("settings", "level"), [({}, 1), ({"power_safe": False}, 1), ({"power_safe": True}, 2)])
+def test_a_power_cut_is_paid_for_only_where_it_is_asked_for(tmp_path: Path, settings: Any, level: int) -> None:
+    """SQLite's synchronous is FULL (2) for those who want it, else NORMAL (1)."""
+    guard = SQLiteSeenEvents(tmp_path / "seen.db", **settings)
+    guard.claim("a")
+    assert guard._database.connection is not None
+    assert guard._database.connection.execute("PRAGMA synchronous").fetchone() == (level,)
+    guard.close()
+
+
+def test_one_connection_until_it_is_closed(tmp_path: Path) -> None:
+    """Every step uses the same one, and close closes it."""
+    guard = SQLiteSeenEvents(tmp_path / "seen.db")
+    assert guard.lease == 60.0
+    guard.close()
+    guard.claim("a")
+    connection = guard._database.connection
+    guard.confirm("a")
+    assert guard.claim("a") is Claim.CONFIRMED
+    assert guard._database.connection is connection
+    guard.close()
+    assert connection is not None
+    with pytest.raises(sqlite3.ProgrammingError):
+        connection.execute("SELECT 1")
+
+
+def test_a_file_is_tidied_at_the_first_claim_and_every_hundredth(tmp_path: Path) -> None:
+    """What is over is removed so often, and not at every claim."""
+    now = 0.0
+    guard = SQLiteSeenEvents(tmp_path / "seen.db", ttl=10, lease=5, clock=lambda: now)
+
+    def rows() -> int:
+        count: int = guard._run("SELECT count(*) FROM seen_events").fetchone()[0]
+        return count
+
+    for number in range(50):
+        guard.claim(f"a{number}")
+    now = 100.0
+    for number in range(50):
+        guard.claim(f"b{number}")
+    assert rows() == 100
+    guard.claim("c")
+    assert rows() == 51
+    guard.close()
+    again = SQLiteSeenEvents(tmp_path / "seen.db", ttl=10, lease=5, clock=lambda: 200.0)
+    again.claim("d")
+    assert again._run("SELECT count(*) FROM seen_events").fetchone()[0] == 1
+    again.close()

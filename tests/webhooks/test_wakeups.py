@@ -7,7 +7,10 @@ import threading
 from datetime import UTC, datetime
 from typing import Any
 
-from signing_async.webhooks import Event, Wakeups
+from signing_async.webhooks import (
+    Event,
+    Wakeups,
+)
 
 
 def event(**payload: Any) -> Event:
@@ -86,3 +89,17 @@ def test_waiters_of_a_closed_loop_hurt_nobody() -> None:
     left_behind = asyncio.run(subscribe())
     wakeups.publish(event())
     left_behind.__exit__(None, None, None)
+
+
+async def test_waiting_for_one_subject() -> None:
+    """A wake-up for somebody else's signing is none."""
+    wakeups = Wakeups()
+    with wakeups.subscribe("s2"):
+        mine = asyncio.create_task(wakeups.wait(0.2, subject="s1"))
+        await asyncio.sleep(0.01)
+        wakeups.publish(Event("e", "", {"id": "s2"}, datetime.now(UTC)))
+        assert await mine is False
+        mine = asyncio.create_task(wakeups.wait(10.0, subject="s1"))
+        await asyncio.sleep(0.01)
+        wakeups.publish(Event("e", "", {"ids": ["s1", "s2"]}, datetime.now(UTC)))
+        assert await mine is True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
-from dataclasses import replace
+import pickle
+from dataclasses import FrozenInstanceError, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook
 from stripe import WebhookSignature
 
+from signing_async.errors import ConfigurationError
 from signing_async.webhooks import (
     GITHUB,
     SLACK,
@@ -26,6 +29,8 @@ from signing_async.webhooks import (
     WebhookVerifier,
     sign,
 )
+from signing_async.webhooks.scheme import decode_base64
+from tests.webhooks.deliveries import SECRET, base64_of, event_body, hex_of
 
 NOW = 1_700_000_000
 TEXT = st.text(alphabet=st.characters(codec="utf-8"), max_size=200)
@@ -175,3 +180,162 @@ def test_slack_like_signatures() -> None:
 def test_the_schemes_can_be_told_apart() -> None:
     """A scheme is a value: a variant made with replace is another one."""
     assert len({Scheme(), GITHUB, STANDARD_WEBHOOKS, STRIPE, SLACK, SVIX, replace(STRIPE, tolerance=1)}) == 7
+
+
+BODY = event_body("evt_1")
+
+
+HEX = hex_of(BODY)
+
+
+def accepts(body: bytes, signature: Any, scheme: Scheme | None = None, secret: Any = SECRET, **options: Any) -> bool:
+    """Whether the verifier accepts; anything but InvalidSignature goes through."""
+    try:
+        WebhookVerifier(secret, scheme or Scheme()).verify(body, signature, **options)
+    except InvalidSignature:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("encoding", "secret"),
+    [
+        ("hex", "0b" * 20),
+        ("hex", " 0B0B0b0b" + "0b" * 16),
+        ("base64", base64.b64encode(b"\x0b" * 20).decode()),
+        ("base64", base64.urlsafe_b64encode(b"\x0b" * 20).decode().rstrip("=")),
+        ("utf-8", "\x0b" * 20),
+        ("hex", b"\x0b" * 20),
+    ],
+)
+def test_the_key_may_be_encoded(encoding: Any, secret: Any) -> None:
+    """A secret given as text is decoded as the scheme says; given as bytes it is the key itself."""
+    assert accepts(BODY, hex_of(BODY, b"\x0b" * 20), Scheme(key_encoding=encoding), secret)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "secret"),
+    [
+        ("hex", "0g"),
+        ("hex", "abc"),
+        ("hex", "é"),
+        ("base64", "!!!!"),
+        ("base64", "zzzzz"),
+        ("base64", "é"),
+        ("utf-8", "\ud800"),
+        ("hex", ""),
+        ("base64", "===="),
+    ],
+)
+def test_a_secret_that_cannot_be_decoded_is_refused_without_being_shown(encoding: Any, secret: str) -> None:
+    """The error names the encoding and not the secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        WebhookVerifier(secret, Scheme(key_encoding=encoding))
+    assert "secret" in str(caught.value)
+    assert not secret or secret not in str(caught.value)
+
+
+def test_a_scheme_can_be_narrowed() -> None:
+    """Only the encodings and labels that are asked for are accepted."""
+    only_hex = Scheme(encodings=("hex",), labels=("sha256=",))
+    assert accepts(BODY, "sha256=" + HEX, only_hex)
+    assert not accepts(BODY, HEX, only_hex)
+    assert not accepts(BODY, "v1=" + HEX, only_hex)
+    assert not accepts(BODY, "sha256=" + base64_of(BODY), only_hex)
+    only_base64 = Scheme(encodings=("base64",))
+    assert accepts(BODY, base64_of(BODY), only_base64)
+    assert not accepts(BODY, HEX, only_base64)
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"header": ""}, "header"),
+        ({"header": "X Signature"}, "header"),
+        ({"id_header": "a:b"}, "id_header"),
+        ({"header": None}, "header"),
+        ({"key_encoding": "rot13"}, "key_encoding"),
+        ({"encodings": ()}, "encodings"),
+        ({"encodings": "hex"}, "encodings"),
+        ({"encodings": ("hex", "base58")}, "base58"),
+        ({"labels": "v1="}, "labels"),
+        ({"labels": ("v1 ",)}, "labels"),
+        ({"labels": (None,)}, "labels"),
+        ({"signed": "{timestamp}"}, "signed"),
+        ({"signed": "{body}{body}"}, "signed"),
+        ({"signed": "{body}{url}"}, "url"),
+        ({"signed": 5}, "signed"),
+        ({"signed": "{id}{body}"}, "id_header"),
+        ({"signed": "{timestamp}{body}"}, "timestamp_header"),
+        ({"signed": "{timestamp}{body}", "timestamp_header": "a", "timestamp_label": "t="}, "timestamp_header"),
+        ({"tolerance": 0}, "tolerance"),
+        ({"tolerance": float("nan")}, "tolerance"),
+        ({"tolerance": "5"}, "tolerance"),
+    ],
+)
+def test_a_scheme_that_cannot_work_is_refused(setting: dict[str, Any], named: str) -> None:
+    """The error names the field, and the value or what is missing."""
+    with pytest.raises(ConfigurationError, match=named):
+        Scheme(**setting)
+
+
+def test_a_scheme_is_frozen_hashable_and_survives_pickling() -> None:
+    """It can be shared, be a key, and go to another process; lists in it become tuples."""
+    scheme = Scheme(labels=["v1="], encodings=["hex"])  # type: ignore[arg-type]  # what users pass
+    assert scheme.labels == ("v1=",)
+    assert {scheme: 1}[pickle.loads(pickle.dumps(scheme))] == 1
+    with pytest.raises(FrozenInstanceError):
+        scheme.header = "other"  # type: ignore[misc]  # that is the point
+
+
+def test_sign_makes_what_the_verifier_takes() -> None:
+    """For tests and senders: the headers of a delivery in any scheme."""
+    assert sign(SECRET, BODY) == {"X-Signature": HEX}
+    assert sign("k", BODY, STRIPE, timestamp=5) == {"Stripe-Signature": "t=5,v1=" + hex_of(b"5." + BODY, "k")}
+    assert sign(SECRET, BODY, Scheme(encodings=("base64", "hex"))) == {"X-Signature": base64_of(BODY)}
+    headers = sign("whsec_a2V5", BODY, STANDARD_WEBHOOKS, id="msg_1")
+    WebhookVerifier(b"key", STANDARD_WEBHOOKS).verify(BODY, None, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"header": ""}, "Scheme.header is empty"),
+        (
+            {"signed": "{id}.{body}"},
+            "Scheme.signed has {id}, and Scheme.id_header does not name its header",
+        ),
+        (
+            {"signed": "{timestamp}.{body}"},
+            "Scheme.signed has {timestamp}: set either Scheme.timestamp_header or Scheme.timestamp_label",
+        ),
+    ],
+)
+def test_the_words_about_a_scheme(settings: dict[str, Any], words: str) -> None:
+    """They name the setting."""
+    with pytest.raises(ConfigurationError) as caught:
+        Scheme(**settings)
+    assert str(caught.value) == words
+
+
+def test_a_tolerance_of_less_than_a_second() -> None:
+    """Any time above 0 may be tolerated."""
+    assert Scheme(tolerance=0.5).tolerance == 0.5
+
+
+def test_a_key_in_base64() -> None:
+    """Standard or URL-safe, with any padding; nothing else is let through."""
+    for key in (b"\xfb\xff\xfe!", b"\x00\x00\x17", b"abcd", b"abcde"):
+        text = base64.b64encode(key).decode()
+        for spelled in (text, text.rstrip("="), text + "==", text.replace("+", "-").replace("/", "_")):
+            assert decode_base64(spelled) == key
+    assert decode_base64("AAAX") == b"\x00\x00\x17"
+    for bad in ("==AAAX", "AA AX", "AA\nAX", "AAAX!", "A", "ÄAAX"):
+        with pytest.raises(ValueError):
+            decode_base64(bad)
+
+
+def test_signing_without_an_id() -> None:
+    """What is not given is empty, and not made up."""
+    headers = sign(b"k", b"{}", STANDARD_WEBHOOKS, timestamp=5)
+    assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("", "5")

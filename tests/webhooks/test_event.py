@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signing_async.webhooks import Event, InvalidSignature, MalformedEvent, Scheme, WebhookVerifier
+from signing_async.webhooks import (
+    Event,
+    InvalidSignature,
+    MalformedEvent,
+    Scheme,
+    WebhookVerifier,
+)
+from signing_async.webhooks.event import MAX_DEPTH, MAX_DIGITS, parse_event
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 
 VERIFIER = WebhookVerifier(SECRET, Scheme(clock=lambda: 1_700_000_000.5))
@@ -195,3 +202,50 @@ def test_a_null_inside_is_made_good_at_the_top() -> None:
     """A member that is null in ``event`` counts as lacking."""
     event = parse(b'{"event": {"id": null, "type": null}, "id": "top", "type": "signing.sent"}')
     assert (event.id, event.type) == ("top", "signing.sent")
+
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def _parse(body: bytes, **limits: int) -> Event:
+    return parse_event(body, NOW, **limits)
+
+
+def test_sizes_of_an_event_are_exact() -> None:
+    """What is just small enough is read, and one more of anything is not."""
+    body = event_body("e")
+    assert _parse(body, max_body=len(body)).id == "e"
+    with pytest.raises(MalformedEvent, match=f"the body has {len(body)} bytes; at most {len(body) - 1} are read"):
+        _parse(body, max_body=len(body) - 1)
+    number = b"1." + b"0" * (MAX_DIGITS - 2)
+    assert _parse(b'{"id": "e", "x": %s}' % number).id == "e"
+    with pytest.raises(MalformedEvent) as caught:
+        _parse(b'{"id": "e", "x": %s0}' % number)
+    assert str(caught.value) == f"the body has a number that cannot be held: {number[:40].decode()}"
+    with pytest.raises(MalformedEvent) as caught:
+        _parse(b'{"%s": 1, "%s": 2}' % (b"n" * 100, b"n" * 100))
+    twice = "n" * 80
+    assert str(caught.value) == f"the body has the member '{twice}' twice: which one counts cannot be told"
+
+
+def test_depth_is_counted_through_siblings() -> None:
+    """What was closed counts no more, and what is still open does."""
+    deep = b"[" * (MAX_DEPTH - 2) + b"[],{},[]," * 40
+    assert _parse(b'{"id": "e", "x": ' + deep + b"1" + b"]" * (MAX_DEPTH - 2) + b"}").id == "e"
+    with pytest.raises(MalformedEvent, match=f"deeper than {MAX_DEPTH} levels"):
+        _parse(b'{"id": "e", "x": ' + deep + b"[[1]]" + b"]" * (MAX_DEPTH - 2) + b"}")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{}", "the event has no id"),
+        (b'{"id": " "}', "the event's id is empty"),
+        (b"[]", "the body is JSON, and no object but an array"),
+    ],
+)
+def test_the_words_about_an_event(body: bytes, words: str) -> None:
+    """They are for whoever sends it."""
+    with pytest.raises(MalformedEvent) as caught:
+        _parse(body)
+    assert str(caught.value) == words

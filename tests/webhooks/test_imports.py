@@ -1,0 +1,32 @@
+"""What importing the package loads, and which names it has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_the_import_needs_the_standard_library_only() -> None:
+    """Importing and using the verifier loads nothing that had to be installed, and no event loop."""
+    code = (
+        "import sys; before = set(sys.modules); import signing_async.webhooks as w;"
+        "w.WebhookVerifier('k'); new = {name.partition('.')[0] for name in set(sys.modules) - before};"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'signing_async'}), 'asyncio' in new)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, cwd=root)
+    assert done.stdout.strip() == "[] False", done.stderr
+
+
+def test_the_public_names_are_all_there() -> None:
+    """Every name of __all__ loads, shows in dir(), and an unknown one is an AttributeError."""
+    import signing_async.webhooks as package
+
+    for name in package.__all__:
+        assert getattr(package, name).__name__ if name[1:2].islower() else getattr(package, name)
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        package.nonsense  # noqa: B018  # the access is the test
