@@ -51,7 +51,7 @@ async def test_receivers_share_what_was_seen(shared: RedisServer) -> None:
     async with RedisSeenEvents(shared.url) as one, RedisSeenEvents(shared.url) as other:
         body = event_body("evt-shared")
         answers = [await receiver(seen, taken).receive(signed(body), body) for seen in (one, other)]
-        assert [answer.message for answer in answers] == ["accepted", "accepted before"]
+        assert [answer.message for answer in answers] == ["accepted", "duplicate"]
         await claimed(one, "evt-pending")
         body = event_body("evt-pending")
         assert (await receiver(other, taken).receive(signed(body), body)).status == 503
@@ -173,7 +173,7 @@ async def test_a_slow_redis_is_only_slow(shared: RedisServer, served: str) -> No
         answers = await asyncio.gather(*(delivered(one, name, served) for name in names for one in receivers))
         assert {answer.status for answer in answers} <= {202, 503}
         assert sorted(taken) == sorted(names)
-        assert [(await delivered(one, names[0], served)).message for one in receivers] == ["accepted before"] * 2
+        assert [(await delivered(one, names[0], served)).message for one in receivers] == ["duplicate"] * 2
 
 
 @pytest.mark.parametrize("served", ["async", "threads"])
@@ -194,7 +194,7 @@ async def test_a_redis_that_is_too_slow_holds_up_nobody(shared: RedisServer, ser
         async with asyncio.timeout(20):
             while (await delivered(one, name, served)).status != 202:
                 await asyncio.sleep(0.02)
-        assert (await delivered(one, name, served)).message == "accepted before"
+        assert (await delivered(one, name, served)).message == "duplicate"
     assert taken == [name]
 
 

@@ -1,4 +1,4 @@
-"""What importing the package loads, and which names it has."""
+"""What importing the package loads, and its public names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 
-def test_the_import_needs_the_standard_library_only() -> None:
-    """Importing and using the verifier loads nothing that had to be installed, and no event loop."""
+def test_importing_webhooks_loads_the_standard_library_only_and_no_asyncio() -> None:
     code = (
         "import sys; before = set(sys.modules); import signing_async.webhooks as w;"
         "w.WebhookVerifier('k'); new = {name.partition('.')[0] for name in set(sys.modules) - before};"
@@ -21,8 +20,7 @@ def test_the_import_needs_the_standard_library_only() -> None:
     assert done.stdout.strip() == "[] False", done.stderr
 
 
-def test_the_public_names_are_all_there() -> None:
-    """Every name of __all__ loads, shows in dir(), and an unknown one is an AttributeError."""
+def test_every_public_name_loads_and_an_unknown_one_is_an_attribute_error() -> None:
     import signing_async.webhooks as package
 
     for name in package.__all__:

@@ -1,4 +1,4 @@
-"""Published vectors, and the real signers and verifiers of other projects."""
+"""Signature schemes: published vectors, the signers and verifiers of other projects, and bad settings."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("secret", "body", "expected"), PUBLISHED)
-def test_published_vectors_are_accepted(secret: Any, body: bytes, expected: str) -> None:
-    """In every spelling; and one changed bit is not."""
+def test_published_vectors_are_accepted_and_one_changed_digit_is_not(secret: Any, body: bytes, expected: str) -> None:
     verifier = WebhookVerifier(secret)
     verifier.verify(body, expected)
     verifier.verify(body, "sha256=" + expected.upper())
@@ -82,8 +81,8 @@ def test_published_vectors_are_accepted(secret: Any, body: bytes, expected: str)
     assert sign(secret, body) == {"X-Signature": expected}
 
 
-def test_a_truncated_mac_is_refused() -> None:
-    """RFC 4231's test case 5: the right first 128 bits are no signature."""
+def test_truncated_mac_is_refused() -> None:
+    """RFC 4231, test case 5: the first 128 bits are correct."""
     with pytest.raises(InvalidSignature):
         WebhookVerifier(b"\x0c" * 20).verify(b"Test With Truncation", "a3b6167473100ee06e0c796c2955552b")
 
@@ -91,16 +90,14 @@ def test_a_truncated_mac_is_refused() -> None:
 @given(
     body=TEXT, secret=st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=80)
 )
-def test_gidgethub_and_this_agree(body: str, secret: str) -> None:
-    """What is signed here gidgethub takes, and the other way round there is nothing to sign with but HMAC itself."""
+def test_gidgethub_accepts_what_sign_makes(body: str, secret: str) -> None:
     signature = sign(secret, body.encode(), GITHUB)["X-Hub-Signature-256"]
     validate_event(body.encode(), signature=signature, secret=secret)
     made = "sha256=" + hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()
     WebhookVerifier(secret, GITHUB).verify(body.encode(), made)
 
 
-def test_github_needs_its_label_and_not_sha1() -> None:
-    """A bare signature, or the old SHA-1 header's form, is not GitHub's."""
+def test_github_scheme_refuses_sha1_and_a_missing_label() -> None:
     digest = hmac.new(b"s", b"body", hashlib.sha1).hexdigest()
     for signature in (hmac.new(b"s", b"body", hashlib.sha256).hexdigest(), "sha1=" + digest):
         with pytest.raises(InvalidSignature):
@@ -112,8 +109,7 @@ def test_github_needs_its_label_and_not_sha1() -> None:
     key=st.binary(min_size=1, max_size=80).filter(lambda key: key.strip(b" \t\r\n")),
     name=st.from_regex(r"msg_[0-9A-Za-z]{1,30}", fullmatch=True),
 )
-def test_standardwebhooks_signs_and_this_verifies(body: str, key: bytes, name: str) -> None:
-    """The reference implementation's signature is accepted, and it accepts ours."""
+def test_standardwebhooks_and_this_package_accept_each_others_signatures(body: str, key: bytes, name: str) -> None:
     moment = datetime.now(UTC).replace(microsecond=0)
     stamp = str(int(moment.timestamp()))
     theirs = Webhook(key)
@@ -131,8 +127,7 @@ def test_standardwebhooks_signs_and_this_verifies(body: str, key: bytes, name: s
         )
 
 
-def test_standard_webhooks_secrets_and_rotation() -> None:
-    """whsec_ and base64 is the key's text form; spaces separate signatures; other versions are passed over."""
+def test_standard_webhooks_secret_prefix_rotation_and_other_versions() -> None:
     text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     moment = datetime.now(UTC).replace(microsecond=0)
     good = Webhook(text).sign("msg_1", moment, "{}")
@@ -149,8 +144,7 @@ def test_standard_webhooks_secrets_and_rotation() -> None:
 @given(
     body=TEXT, secret=st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=80)
 )
-def test_stripe_signs_and_this_verifies(body: str, secret: str) -> None:
-    """Stripe's own test signer's header is accepted, and its verifier accepts ours."""
+def test_stripe_and_this_package_accept_each_others_signatures(body: str, secret: str) -> None:
     scheme = replace(STRIPE, clock=lambda: NOW)
     verifier = WebhookVerifier(secret, scheme)
     verifier.verify(body.encode(), WebhookSignature.generate_signature_header(body, secret, NOW))
@@ -159,8 +153,7 @@ def test_stripe_signs_and_this_verifies(body: str, secret: str) -> None:
         verifier.verify(body.encode(), WebhookSignature.generate_signature_header(body, secret, NOW - 301))
 
 
-def test_slack_like_signatures() -> None:
-    """Slack's documentation, verifying requests: the worked example of the page."""
+def test_worked_example_of_slacks_documentation_is_accepted() -> None:
     body = (
         b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V"
         b"&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text="
@@ -177,8 +170,7 @@ def test_slack_like_signatures() -> None:
         verifier.verify(body, signature, headers={"X-Slack-Request-Timestamp": "1531420619"})
 
 
-def test_the_schemes_can_be_told_apart() -> None:
-    """A scheme is a value: a variant made with replace is another one."""
+def test_schemes_compare_by_value() -> None:
     assert len({Scheme(), GITHUB, STANDARD_WEBHOOKS, STRIPE, SLACK, SVIX, replace(STRIPE, tolerance=1)}) == 7
 
 
@@ -189,7 +181,7 @@ HEX = hex_of(BODY)
 
 
 def accepts(body: bytes, signature: Any, scheme: Scheme | None = None, secret: Any = SECRET, **options: Any) -> bool:
-    """Whether the verifier accepts; anything but InvalidSignature goes through."""
+    """Return whether the verifier accepts; any error but InvalidSignature propagates."""
     try:
         WebhookVerifier(secret, scheme or Scheme()).verify(body, signature, **options)
     except InvalidSignature:
@@ -208,8 +200,7 @@ def accepts(body: bytes, signature: Any, scheme: Scheme | None = None, secret: A
         ("hex", b"\x0b" * 20),
     ],
 )
-def test_the_key_may_be_encoded(encoding: Any, secret: Any) -> None:
-    """A secret given as text is decoded as the scheme says; given as bytes it is the key itself."""
+def test_secret_given_as_text_is_decoded_and_as_bytes_is_the_key(encoding: Any, secret: Any) -> None:
     assert accepts(BODY, hex_of(BODY, b"\x0b" * 20), Scheme(key_encoding=encoding), secret)
 
 
@@ -227,16 +218,14 @@ def test_the_key_may_be_encoded(encoding: Any, secret: Any) -> None:
         ("base64", "===="),
     ],
 )
-def test_a_secret_that_cannot_be_decoded_is_refused_without_being_shown(encoding: Any, secret: str) -> None:
-    """The error names the encoding and not the secret."""
+def test_secret_that_cannot_be_decoded_is_refused_without_being_shown(encoding: Any, secret: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         WebhookVerifier(secret, Scheme(key_encoding=encoding))
     assert "secret" in str(caught.value)
     assert not secret or secret not in str(caught.value)
 
 
-def test_a_scheme_can_be_narrowed() -> None:
-    """Only the encodings and labels that are asked for are accepted."""
+def test_only_the_encodings_and_labels_of_the_scheme_are_accepted() -> None:
     only_hex = Scheme(encodings=("hex",), labels=("sha256=",))
     assert accepts(BODY, "sha256=" + HEX, only_hex)
     assert not accepts(BODY, HEX, only_hex)
@@ -273,23 +262,20 @@ def test_a_scheme_can_be_narrowed() -> None:
         ({"tolerance": "5"}, "tolerance"),
     ],
 )
-def test_a_scheme_that_cannot_work_is_refused(setting: dict[str, Any], named: str) -> None:
-    """The error names the field, and the value or what is missing."""
+def test_bad_scheme_is_refused_by_field(setting: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         Scheme(**setting)
 
 
-def test_a_scheme_is_frozen_hashable_and_survives_pickling() -> None:
-    """It can be shared, be a key, and go to another process; lists in it become tuples."""
+def test_scheme_is_frozen_hashable_and_pickles() -> None:
     scheme = Scheme(labels=["v1="], encodings=["hex"])  # type: ignore[arg-type]  # what users pass
     assert scheme.labels == ("v1=",)
     assert {scheme: 1}[pickle.loads(pickle.dumps(scheme))] == 1
     with pytest.raises(FrozenInstanceError):
-        scheme.header = "other"  # type: ignore[misc]  # that is the point
+        scheme.header = "other"  # type: ignore[misc]  # assigning is the test
 
 
-def test_sign_makes_what_the_verifier_takes() -> None:
-    """For tests and senders: the headers of a delivery in any scheme."""
+def test_sign_makes_headers_that_the_verifier_accepts() -> None:
     assert sign(SECRET, BODY) == {"X-Signature": HEX}
     assert sign("k", BODY, STRIPE, timestamp=5) == {"Stripe-Signature": "t=5,v1=" + hex_of(b"5." + BODY, "k")}
     assert sign(SECRET, BODY, Scheme(encodings=("base64", "hex"))) == {"X-Signature": base64_of(BODY)}
@@ -298,33 +284,30 @@ def test_sign_makes_what_the_verifier_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
-        ({"header": ""}, "Scheme.header is empty"),
+        ({"header": ""}, "Scheme.header: must not be empty"),
         (
             {"signed": "{id}.{body}"},
-            "Scheme.signed has {id}, and Scheme.id_header does not name its header",
+            "Scheme.signed: contains {id}, so set Scheme.id_header",
         ),
         (
             {"signed": "{timestamp}.{body}"},
-            "Scheme.signed has {timestamp}: set either Scheme.timestamp_header or Scheme.timestamp_label",
+            "Scheme.signed: contains {timestamp}, so set either Scheme.timestamp_header or Scheme.timestamp_label",
         ),
     ],
 )
-def test_the_words_about_a_scheme(settings: dict[str, Any], words: str) -> None:
-    """They name the setting."""
+def test_message_about_a_scheme_says_what_to_set(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Scheme(**settings)
-    assert str(caught.value) == words
+    assert str(caught.value) == message
 
 
-def test_a_tolerance_of_less_than_a_second() -> None:
-    """Any time above 0 may be tolerated."""
+def test_tolerance_below_one_second_is_allowed() -> None:
     assert Scheme(tolerance=0.5).tolerance == 0.5
 
 
-def test_a_key_in_base64() -> None:
-    """Standard or URL-safe, with any padding; nothing else is let through."""
+def test_base64_key_may_be_standard_or_url_safe_with_any_padding_and_nothing_else() -> None:
     for key in (b"\xfb\xff\xfe!", b"\x00\x00\x17", b"abcd", b"abcde"):
         text = base64.b64encode(key).decode()
         for spelled in (text, text.rstrip("="), text + "==", text.replace("+", "-").replace("/", "_")):
@@ -335,7 +318,6 @@ def test_a_key_in_base64() -> None:
             decode_base64(bad)
 
 
-def test_signing_without_an_id() -> None:
-    """What is not given is empty, and not made up."""
+def test_sign_without_id_sends_an_empty_one() -> None:
     headers = sign(b"k", b"{}", STANDARD_WEBHOOKS, timestamp=5)
     assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("", "5")
