@@ -131,7 +131,8 @@ def doctor(
 ) -> None:
     """Explain why the delivery saved in BODY does not verify.
 
-    BODY is a file, or - for standard input. Nothing leaves this machine. A secret from a file is used with its final newline, which may be the fault.
+    BODY is a file, or - for standard input. Nothing leaves this machine. A secret from a file is used with its final
+    newline, which may be the fault.
 
     \b
     Example:
