@@ -10,6 +10,7 @@ from ..errors import (
     ConfigurationError,
     Forbidden,
     InvalidRequest,
+    NotSound,
     SigningCancelled,
     Unauthorized,
     WaitTimeout,
@@ -74,6 +75,8 @@ def code_of(error: BaseException) -> int:
         return UNAUTHORIZED
     if isinstance(error, WaitTimeout):
         return TIMED_OUT
+    if isinstance(error, NotSound):
+        return NOT_SOUND
     return CANCELLED if isinstance(error, SigningCancelled) else FAILED
 
 

@@ -31,6 +31,7 @@ CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufef
 """Controls, and the marks that turn the direction of text, for a regular expression's brackets."""
 
 _CONTROLS = re.compile(f"[{CONTROLS}]")
+_NARROWEST = 12
 _STYLES = {
     "draft": "yellow",
     "sent": "cyan",
@@ -105,14 +106,33 @@ class Output:
         else:
             self._print(f"Error: {clean(text)}", "red")
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Rows for people; the first column is never cut off, nor is one named STATE, which is in colour."""
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
+        """Print rows for people.
+
+        A terminal shows the first column and STATE in full. If it is too narrow, it leaves out the ``optional`` columns
+        one by one, and then puts each cell on a line of its own.
+        """
         if not self.is_terminal:
             self._write(_plain(columns, rows))
             return
+        for name in optional:
+            if not _overflows(columns, rows, self.console.width):
+                break
+            left_out = columns.index(name)
+            columns = [*columns[:left_out], *columns[left_out + 1 :]]
+            rows = [[*row[:left_out], *row[left_out + 1 :]] for row in rows]
         with self.console.capture() as captured:
-            self.console.print(self.table_of(columns, rows))
+            if optional and _overflows(columns, rows, self.console.width):
+                self._print_stacked(columns, rows)
+            else:
+                self.console.print(self.table_of(columns, rows))
         self._write(captured.get())
+
+    def _print_stacked(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        for row in rows:
+            self.console.print(_cell(columns[0], str(row[0])), soft_wrap=True)
+            for name, cell in zip(columns[1:], row[1:], strict=True):
+                self.console.print(_cell(name, f"  {cell}"), no_wrap=True, overflow="ellipsis")
 
     def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
         """A title, and what is known, a line each; a text's further lines are set in, so that they pass for no fact."""
@@ -241,6 +261,17 @@ def _cell(column: str, text: str) -> Text:
 
     style = _STYLES.get(text.split(" ")[0], "") if column == "STATE" else ""
     return Text(on_one_line(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def _overflows(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
+    """Return whether the table is wider than the terminal, even if its wide columns are cut to `_NARROWEST`."""
+    from rich.cells import cell_len
+
+    total = 2 * (len(columns) - 1)
+    for number, column in enumerate(columns):
+        widest = max(cell_len(clean(str(cell))) for cell in (column, *(row[number] for row in rows)))
+        total += widest if number == 0 or column == "STATE" else min(widest, _NARROWEST)
+    return total > width
 
 
 def _as_json(value: object) -> object:

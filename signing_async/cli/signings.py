@@ -107,13 +107,13 @@ class _Cursor:
     def read(cls, text: str | None) -> _Cursor:
         if text is None:
             return cls()
-        done, dot, page = text.partition(".")
-        if not dot or not (done.isascii() and done.isdigit()) or len(done) > 9:
-            raise InvalidRequest(f"--cursor: must be as a list said it, not {text!r}")
+        done, _, page = text.partition(".")
+        if not (done.isascii() and done.isdigit()) or len(done) > 9:
+            raise InvalidRequest(f"--cursor: must be a cursor that `list` printed, got {text!r}")
         return cls(page or None, int(done))
 
     def __str__(self) -> str:
-        return f"{self.done}.{self.page or ''}"
+        return f"{self.done}.{self.page}" if self.page else f"{self.done}"
 
 
 async def _list(state: State, wanted: _Wanted, most: int | None, start: _Cursor) -> None:
@@ -132,9 +132,11 @@ async def _list(state: State, wanted: _Wanted, most: int | None, start: _Cursor)
             else:
                 rows.append((signing.id, signing.state.value, _when(state, signing.updated_at), signing.name))
     if not state.json and rows:
-        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows)
+        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows, optional=("UPDATED", "STATE"))
     if stopped is not None:
-        state.out.say(f"There may be more: --cursor {shlex.quote(str(stopped))} goes on.", next_cursor=str(stopped))
+        state.out.say(
+            f"There may be more. Continue with: --cursor {shlex.quote(str(stopped))}", next_cursor=str(stopped)
+        )
     elif not shown:
         state.out.say("There are none.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,15 @@ def verify_sealed(
     state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE) if code in codes), 0))
 
 
+def load_inspector() -> Callable[..., Report]:
+    """Return `inspect_sealed`. Without its extra, raise an error that names the extra."""
+    try:
+        from ..sealed import inspect_sealed
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from None
+    return inspect_sealed
+
+
 def _notes(*, trust: bool, fetch: bool) -> tuple[str, str]:
     return SOUND, TRUSTED.format(REVOCATION[fetch]) if trust else NOT_TRUSTED
 
@@ -69,12 +79,8 @@ def _verify(
     state: State, path: Path, *, trust: tuple[str, ...] | None, fetch: bool, form_filling: bool, timeout: float
 ) -> int:
     try:
-        from ..sealed import inspect_sealed
-    except ModuleNotFoundError as error:
-        raise click.ClickException(str(error)) from None
-    try:
         most = state.settings.assumptions.max_sealed_bytes
-        report = inspect_sealed(
+        report = load_inspector()(
             path, trust=trust, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=most
         )
     except InvalidRequest as error:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from signing_async import Document
 from signing_async.cli.documents import _names, safe_stem
 from signing_async.documents import resource
 from tests.cli.conftest import Run
-from tests.cli.service import Service
+from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
 from tests.pdfs import make_pdf
 
@@ -40,7 +44,7 @@ def test_upload(run: Run, service: Service, tmp_path: Path) -> None:
     ids = {line.split("  ")[1]: line.split("  ")[0] for line in ran.out.splitlines()}
     for name, document in ids.items():
         assert service.do(service.sandbox.document_bytes, document) == (tmp_path / name).read_bytes()
-    (facts,) = run("upload", signing, str(tmp_path / "lease.pdf"), "--json").lines
+    (facts,) = run("upload", service.draft(), str(tmp_path / "lease.pdf"), "--json").lines
     assert (facts["file"], facts["name"]) == (str(tmp_path / "lease.pdf"), "lease.pdf")
 
 
@@ -69,9 +73,89 @@ def test_the_service_refuses_an_upload(run: Run, service: Service, tmp_path: Pat
     assert "HTTP 400" in ran.err
     signing = service.draft()
     service.do(service.sandbox.faults.add, "documents.upload", "drop-after-commit")
-    service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=1)
+    service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=2)
     ran = run("upload", signing, "lease.pdf", "--timeout", "1")
     assert ran.code == 3
+
+
+def test_documents_keep_the_order_of_the_arguments_in_the_signing(run: Run, service: Service, tmp_path: Path) -> None:
+    names = ["contract.pdf", *(f"annex-{number}.pdf" for number in range(6))]
+    for name in names:
+        # The first file is the largest, so that it would arrive last if they were uploaded at once.
+        (tmp_path / name).write_bytes(make_pdf(2**20 if name == names[0] else 0, text=name))
+    signing = service.draft()
+    ran = run("upload", signing, *names)
+    assert [line.split("  ")[1] for line in ran.out.splitlines()] == names
+    assert [document.name for document in service.do(service.sandbox.documents, signing)] == names
+
+
+def test_files_are_uploaded_at_once_only_with_concurrency(run: Run, service: Service, tmp_path: Path) -> None:
+    names = [f"{number}.pdf" for number in range(4)]
+    for name in names:
+        (tmp_path / name).write_bytes(make_pdf(text=name))
+    signing = service.draft()
+    assert run("upload", signing, *names, "--concurrency", "4").code == 0
+    assert sorted(document.name for document in service.do(service.sandbox.documents, signing)) == names
+
+
+def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
+    (tmp_path / "lease.pdf").write_bytes(make_pdf(text="lease"))
+    (tmp_path / "inventory.pdf").write_bytes(make_pdf(text="inventory"))
+    signing = service.draft()
+    held = run("upload", signing, "lease.pdf").out.split("  ")[0]
+    ran = run("upload", signing, "lease.pdf", "inventory.pdf")
+    assert ran.code == 1
+    assert ran.out.endswith("  inventory.pdf\n")
+    assert f"Error: lease.pdf: the draft already holds this file ({held}): use --again to upload it" in ran.err
+    assert ran.err.endswith("1 of 2 files were not uploaded.\n")
+    ran = run("upload", signing, "lease.pdf", "--json")
+    assert (ran.code, ran.lines[0]["file"], ran.lines[0]["error"]["type"]) == (2, "lease.pdf", "InvalidRequest")
+    assert len(service.do(service.sandbox.documents, signing)) == 2
+    assert run("upload", signing, "lease.pdf", "--again").code == 0
+    assert len(service.do(service.sandbox.documents, signing)) == 3
+
+
+def test_file_of_the_same_name_but_another_size_is_uploaded(run: Run, service: Service, tmp_path: Path) -> None:
+    signing = service.draft("lease.pdf")
+    (tmp_path / "lease.pdf").write_bytes(make_pdf(5000))
+    assert run("upload", signing, "lease.pdf").code == 0
+    assert len(service.do(service.sandbox.documents, signing)) == 2
+
+
+class ReportsHashes(BaseHTTPRequestHandler):
+    """A service whose draft holds lease.pdf, and that reports its sha256 but not its size."""
+
+    sha256 = hashlib.sha256(make_pdf()).hexdigest()
+
+    def _respond(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        held = {"id": "doc-1", "name": "lease.pdf", "sha256": self.sha256}
+        body = json.dumps({"id": "doc-2"} if self.command == "POST" else {"id": "s", "documents": [held]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = _respond  # noqa: N815  # the names that http.server calls
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_held_file_is_recognised_by_its_hash_where_the_service_reports_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening(ReportsHashes) as origin:
+        monkeypatch.setenv("SIGNING_BASE_URL", origin)
+        (tmp_path / "lease.pdf").write_bytes(make_pdf(seed=1))
+        assert run("upload", "s", "lease.pdf").out == "doc-2  lease.pdf\n"
+        (tmp_path / "lease.pdf").write_bytes(make_pdf())
+        ran = run("upload", "s", "lease.pdf")
+    assert (ran.code, ran.out) == (2, "")
+    assert "the draft already holds this file (doc-1): use --again" in ran.err
 
 
 def test_an_upload_is_seen_on_a_terminal(service: Service, tmp_path: Path) -> None:
@@ -122,17 +206,62 @@ def test_the_only_document_needs_no_name(run: Run, service: Service) -> None:
     assert run("download", signing).out == "only-signed.pdf\n"
 
 
+def test_output_with_all_is_always_a_folder(run: Run, service: Service, tmp_path: Path) -> None:
+    signing = service.draft("only.pdf", to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.complete(signing))
+    assert run("download", signing, "--all", "--output", "signed").out == "signed/only-signed.pdf\n"
+    (tmp_path / "file").write_text("mine")
+    ran = run("download", signing, "--all", "--output", "file")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "Error: --output: must be a folder for these documents, but 'file' is a file\n"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_verify_keeps_only_sound_files_and_exits_with_7(run: Run, service: Service, tmp_path: Path) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.complete(signing))
+    assert run("download", signing, "--verify", "--output", "sound.pdf").code == 0
+    (document,) = service.do(service.sandbox.documents, signing)
+    sealed = service.do(service.sandbox.service.signed_path, signing, document.id)
+    sealed.write_bytes(sealed.read_bytes() + b"x")
+    ran = run("download", signing, "--verify", "--output", "changed.pdf")
+    assert (ran.code, ran.out) == (7, "")
+    assert "the sealed file is not sound" in ran.err
+    assert not (tmp_path / "changed.pdf").exists()
+    assert run("download", signing, "--output", "changed.pdf").code == 0
+
+
+def test_verify_is_refused_for_standard_output_and_without_its_extra(
+    run: Run, completed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run("download", completed, "lease.pdf", "--verify", "--output", "-")
+    assert ran.code == 2
+    assert "--output -: cannot be used with --verify" in ran.err
+    find_spec = importlib.util.find_spec
+    monkeypatch.delitem(sys.modules, "signing_async.sealed", raising=False)
+    monkeypatch.delattr("signing_async.sealed", raising=False)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "pyhanko" else find_spec(name, *rest)
+    )
+    ran = run("download", completed, "lease.pdf", "--verify")
+    assert ran.code == 1
+    assert ran.err == "Error: signing_async.sealed needs pyHanko: pip install 'signing-async[verify]'\n"
+
+
 def test_which_document_there_is_no_telling(run: Run, service: Service, completed: str) -> None:
     """Each case says what can be done; nothing is downloaded."""
     twice = service.draft("a.pdf", "a.pdf", to=("anna@example.com",), sent=True)
     for arguments, words in (
-        ([completed], "has 2 documents: say --all, or which: 'lease.pdf', 'inventory.pdf'"),
-        ([completed, "x.pdf"], "no document of this signing has the id or the name 'x.pdf'"),
-        ([twice, "a.pdf"], "2 documents of this signing are named 'a.pdf'"),
-        ([service.draft()], "this signing has no documents"),
-        ([completed, "lease.pdf", "--all"], "name documents, or say --all"),
-        ([completed, "--all", "--output", "-"], "only one document can go to standard output, not 2"),
-        ([completed, "--all", "--output", "/dev/null/x"], "--output: Not a directory: '/dev/null/x'"),
+        ([completed], "has 2 documents: use --all, or name one of 'lease.pdf', 'inventory.pdf'"),
+        ([completed, "x.pdf"], "no document of the signing has the id or name 'x.pdf'"),
+        ([twice, "a.pdf"], "2 documents of the signing are named 'a.pdf'"),
+        ([service.draft()], "the signing has no documents"),
+        ([completed, "lease.pdf", "--all"], "use either DOCUMENTS or --all, not both"),
+        ([completed, "--all", "--output", "-"], "only one document can go to standard output, got 2"),
+        (
+            [completed, "--all", "--output", "/dev/null/x"],
+            "--output: could not create the folder '/dev/null/x': Not a directory",
+        ),
     ):
         ran = run("download", *arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
@@ -145,7 +274,7 @@ def test_a_file_that_is_there_is_left_alone(run: Run, completed: str, tmp_path: 
     (tmp_path / "lease-signed.pdf").write_text("mine")
     ran = run("download", completed, "--all")
     assert (ran.code, ran.out) == (1, "inventory-signed.pdf\n")
-    assert ran.err == "Error: lease.pdf: lease-signed.pdf is there already: --force replaces it\n"
+    assert ran.err == "Error: lease.pdf: lease-signed.pdf already exists: use --force to replace it\n"
     assert (tmp_path / "lease-signed.pdf").read_text() == "mine"
     assert run("download", completed, "lease.pdf", "--force").code == 0
     assert (tmp_path / "lease-signed.pdf").read_bytes().startswith(b"%PDF-")
@@ -198,7 +327,7 @@ def test_to_standard_output(completed: str, service: Service, tmp_path: Path) ->
     assert ran.stdout.rstrip().endswith(b"%%EOF")
     shown = screen("download", completed, "lease.pdf", "--output", "-", environment=service.environment)
     assert shown.code == 2
-    assert "a PDF is nothing for a terminal" in shown.text
+    assert "refusing to write a PDF to a terminal" in shown.text
 
 
 @pytest.mark.parametrize(

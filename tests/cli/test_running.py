@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import click
@@ -25,7 +25,7 @@ from signing_async.cli import exits
 from signing_async.cli.command import State
 from signing_async.cli.output import Output, ago, iso
 from tests.cli.conftest import Run
-from tests.cli.service import Service
+from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
 from tests.pdfs import make_pdf
 
@@ -46,6 +46,7 @@ from tests.pdfs import make_pdf
         (errors.RefreshRejected("x"), 4),
         (errors.WaitTimeout("x"), 5),
         (errors.SigningCancelled("x"), 6),
+        (errors.NotSound("x"), 7),
     ],
 )
 def test_what_an_error_is_to_a_script(error: Exception, code: int) -> None:
@@ -195,19 +196,6 @@ class Stalled(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def listening(service: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Its origin."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), service) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
 def stalled() -> Iterator[str]:
     """The origin of one that is."""
     Stalled.go_on.clear()
@@ -317,14 +305,31 @@ def test_colours(service: Service) -> None:
     assert b"\x1b" not in screen("watch", "none", environment=dumb).raw
 
 
-@pytest.mark.parametrize("columns", [40, 60, 120])
-def test_terminals_of_any_width(columns: int, service: Service) -> None:
-    """Rows keep to one line; the id is whole."""
-    signing = service.draft(name="A lease with a name that is much too long for a terminal such as this one is")
-    shown = screen("list", columns=columns, environment=service.environment).text
-    assert signing in shown
-    assert all(len(line.rstrip()) <= columns for line in shown.splitlines())
-    assert len(shown.splitlines()) == 2
+@pytest.mark.parametrize(
+    ("columns", "header"),
+    [
+        (36, None),
+        (40, None),
+        (50, ["ID", "NAME"]),
+        (60, ["ID", "STATE", "NAME"]),
+        (120, ["ID", "STATE", "UPDATED", "NAME"]),
+    ],
+)
+def test_list_fits_narrow_terminals_and_keeps_the_id_whole_and_the_name(
+    columns: int, header: list[str] | None, service: Service
+) -> None:
+    """Other columns are left out first; on the narrowest terminals the name stands below the id."""
+    signing = service.draft(name="Boat house with a name that is much too long for a terminal such as this one is")
+    lines = screen("list", columns=columns, environment=service.environment).text.splitlines()
+    assert all(len(line.rstrip()) <= columns for line in lines)
+    assert len(lines) == 2
+    if header is None:
+        assert lines[0] == signing
+        assert lines[1].startswith("  Boat house with a name")
+    else:
+        assert lines[0].split() == header
+        assert lines[1].startswith(signing)
+        assert "  Boat house" in lines[1]
 
 
 def test_times_as_people_say_them() -> None:
