@@ -50,11 +50,11 @@ def test_list_filters(run: Run, service: Service) -> None:
 
 def test_a_signing_without_a_time_is_in_no_span(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be told is left out where it is asked for."""
-    from signing_async.cli.signings import _Wanted
+    from signing_async.cli.signings import _Filter
     from signing_async.models import Signing
 
-    assert Signing("1") in _Wanted((), None, None, None)
-    assert Signing("1") not in _Wanted((), None, datetime.now(UTC), None)
+    assert Signing("1") in _Filter((), None, None, None)
+    assert Signing("1") not in _Filter((), None, datetime.now(UTC), None)
 
 
 def test_a_list_goes_on_where_it_stopped(run: Run, service: Service) -> None:
