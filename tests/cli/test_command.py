@@ -1,0 +1,94 @@
+"""What all commands share: common options, verbosity, warnings, and errors as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from signing_async.cli.command import State
+from tests.cli.conftest import Run
+from tests.cli.service import Service
+
+
+def test_errors_for_machines(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON on standard error, also of a call that is wrong; nothing on standard output."""
+    for arguments, kind, code in (
+        (["list", "--nope", "--json"], "NoSuchOption", 2),
+        (["show", "--json"], "MissingParameter", 2),
+        (["show", "..", "--json"], "InvalidRequest", 2),
+        (["show", "none", "--json"], "NotFound", 1),
+        (["me", "--base-url", "x", "--json"], "ConfigurationError", 2),
+        (["me", "--json", "--timeout", "0.1"], "TransportError", 1),
+    ):
+        if kind == "TransportError":
+            monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")
+        ran = run(*arguments)
+        assert (ran.code, ran.out) == (code, "")
+        assert (ran.error["type"], ran.error["exit_code"]) == (kind, code)
+        assert ran.error["message"]
+        assert kind != "NotFound" or ran.error["request_id"].startswith("req_")
+
+
+def test_common_options_stand_before_and_after(run: Run, tmp_path: Path) -> None:
+    """The command's name, also that of a group; the later one counts."""
+    assert "'none' does not exist" in run("webhook", "--json", "verify", "none").error["message"]
+    for arguments in (
+        ["--base-url", "x", "me"],
+        ["me", "--base-url", "x"],
+        ["--base-url", "y", "me", "--base-url", "x"],
+    ):
+        assert "not 'x' (--base-url)" in run(*arguments).err
+    (tmp_path / "settings.toml").write_text('base_url = "z"')
+    assert "settings.toml" in run("me", "--config", "settings.toml", "--base-url", "https://x.example.com").err
+    assert run("--json", "me").lines[0]["email"]
+
+
+def test_verbose_shows_every_attempt(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With status, time, request id, error and the wait that follows; as JSON for machines."""
+    service.do(service.sandbox.faults.add, "me", "500", 1)
+    ran = run("me", "-v")
+    first, second = ran.err.splitlines()
+    assert re.fullmatch(r"me, attempt 1: HTTP 500 in \d+ ms \(req_\w+\) - HTTP 500 .*; again in [\d.]+ s", first)
+    assert re.fullmatch(r"me, attempt 2: HTTP 200 in \d+ ms \(req_\w+\)", second)
+    monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")
+    ran = run("me", "--verbose", "--json", "--timeout", "0.1")
+    told = json.loads(ran.err.splitlines()[0])["attempt"]
+    assert (told["operation"], told["status"]) == ("me", None)
+    assert "no answer" in run("me", "-v", "--timeout", "0.1").err
+
+
+def test_warnings_of_the_package_are_the_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    """A sentence on standard error, or JSON; nobody's after the command."""
+    log = logging.getLogger("signing_async")
+    before = list(log.handlers)
+    for as_json, said in ((False, "Warning: a refresh failed\n"), (True, '{"warning": "a refresh failed"}\n')):
+        state = State()
+        state.json = as_json
+        with state._warnings():
+            log.warning("a %s failed", "refresh")
+        assert capfd.readouterr().err == said
+    assert log.handlers == before
+
+
+@pytest.mark.parametrize(
+    "arguments", ["watch x --for", "watch x --poll", "login --wait", "webhook check x --slow-limit"]
+)
+def test_seconds_that_are_no_number(arguments: str, run: Run) -> None:
+    """Are refused, as those are that are out of bounds."""
+    for text in ("nan", "-1", "soon"):
+        ran = run(*arguments.split(), text)
+        assert (ran.code, ran.out) == (2, "")
+        assert re.search(rf"'{arguments.split()[-1]}': .*{text}", ran.err)
+
+
+def test_state_ends_a_command() -> None:
+    """0 goes on."""
+    State().end(0)
+    with pytest.raises(click.exceptions.Exit) as caught:
+        State().end(3)
+    assert caught.value.exit_code == 3
