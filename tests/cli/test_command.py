@@ -15,8 +15,9 @@ from tests.cli.conftest import Run
 from tests.cli.service import Service
 
 
-def test_errors_for_machines(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JSON on standard error, also of a call that is wrong; nothing on standard output."""
+def test_errors_as_json_go_to_standard_error_with_type_and_exit_code(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arguments, kind, code in (
         (["list", "--nope", "--json"], "NoSuchOption", 2),
         (["show", "--json"], "MissingParameter", 2),
@@ -34,8 +35,7 @@ def test_errors_for_machines(run: Run, service: Service, monkeypatch: pytest.Mon
         assert kind != "NotFound" or ran.error["request_id"].startswith("req_")
 
 
-def test_common_options_stand_before_and_after(run: Run, tmp_path: Path) -> None:
-    """The command's name, also that of a group; the later one counts."""
+def test_common_options_work_before_and_after_the_command_and_the_last_one_counts(run: Run, tmp_path: Path) -> None:
     assert "'none' does not exist" in run("webhook", "--json", "verify", "none").error["message"]
     for arguments in (
         ["--base-url", "x", "me"],
@@ -48,46 +48,44 @@ def test_common_options_stand_before_and_after(run: Run, tmp_path: Path) -> None
     assert run("--json", "me").lines[0]["email"]
 
 
-def test_verbose_shows_every_attempt(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With status, time, request id, error and the wait that follows; as JSON for machines."""
+def test_verbose_shows_status_time_request_id_error_and_delay_of_each_attempt(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service.do(service.sandbox.faults.add, "me", "500", 1)
     ran = run("me", "-v")
     first, second = ran.err.splitlines()
-    assert re.fullmatch(r"me, attempt 1: HTTP 500 in \d+ ms \(req_\w+\) - HTTP 500 .*; again in [\d.]+ s", first)
+    assert re.fullmatch(r"me, attempt 1: HTTP 500 in \d+ ms \(req_\w+\) - HTTP 500 .*; retry in [\d.]+ s", first)
     assert re.fullmatch(r"me, attempt 2: HTTP 200 in \d+ ms \(req_\w+\)", second)
     monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")
     ran = run("me", "--verbose", "--json", "--timeout", "0.1")
-    told = json.loads(ran.err.splitlines()[0])["attempt"]
-    assert (told["operation"], told["status"]) == ("me", None)
-    assert "no answer" in run("me", "-v", "--timeout", "0.1").err
+    printed = json.loads(ran.err.splitlines()[0])["attempt"]
+    assert (printed["operation"], printed["status"]) == ("me", None)
+    assert "no response" in run("me", "-v", "--timeout", "0.1").err
 
 
-def test_warnings_of_the_package_are_the_commands(capfd: pytest.CaptureFixture[str]) -> None:
-    """A sentence on standard error, or JSON; nobody's after the command."""
+def test_package_warnings_are_printed_while_a_client_is_open(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("signing_async")
     before = list(log.handlers)
-    for as_json, said in ((False, "Warning: a refresh failed\n"), (True, '{"warning": "a refresh failed"}\n')):
+    for as_json, expected in ((False, "Warning: a refresh failed\n"), (True, '{"warning": "a refresh failed"}\n')):
         state = State()
         state.json = as_json
         with state._warnings():
             log.warning("a %s failed", "refresh")
-        assert capfd.readouterr().err == said
+        assert capfd.readouterr().err == expected
     assert log.handlers == before
 
 
 @pytest.mark.parametrize(
     "arguments", ["watch x --for", "watch x --poll", "login --wait", "webhook check x --slow-limit"]
 )
-def test_seconds_that_are_no_number(arguments: str, run: Run) -> None:
-    """Are refused, as those are that are out of bounds."""
+def test_options_in_seconds_refuse_nan_negative_numbers_and_text(arguments: str, run: Run) -> None:
     for text in ("nan", "-1", "soon"):
         ran = run(*arguments.split(), text)
         assert (ran.code, ran.out) == (2, "")
         assert re.search(rf"'{arguments.split()[-1]}': .*{text}", ran.err)
 
 
-def test_state_ends_a_command() -> None:
-    """0 goes on."""
+def test_end_exits_with_a_code_and_returns_for_0() -> None:
     State().end(0)
     with pytest.raises(click.exceptions.Exit) as caught:
         State().end(3)

@@ -1,4 +1,4 @@
-"""upload and download."""
+"""`upload` and `download`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from tests.pdfs import make_pdf
 
 @pytest.fixture
 def completed(service: Service) -> str:
-    """A signing with two sealed documents."""
+    """Return the id of a completed signing with two documents."""
     signing = service.draft("lease.pdf", "inventory.pdf", to=("anna@example.com",), sent=True)
     service.call(service.sandbox.complete(signing))
     return signing
 
 
-def test_upload(run: Run, service: Service, tmp_path: Path) -> None:
-    """A line for each file with its document's id; the bytes are the file's."""
+def test_upload_prints_a_line_with_the_document_id_for_each_file(run: Run, service: Service, tmp_path: Path) -> None:
     (tmp_path / "lease.pdf").write_bytes(make_pdf(text="lease"))
     (tmp_path / "inventory.pdf").write_bytes(make_pdf(text="inventory"))
     signing = service.draft()
@@ -48,8 +47,9 @@ def test_upload(run: Run, service: Service, tmp_path: Path) -> None:
     assert (facts["file"], facts["name"]) == (str(tmp_path / "lease.pdf"), "lease.pdf")
 
 
-def test_one_upload_that_fails_does_not_stop_the_others(run: Run, service: Service, tmp_path: Path) -> None:
-    """Each failure is told with its file; the exit code says that there was one."""
+def test_failed_upload_does_not_stop_the_others_and_sets_the_exit_code(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     (tmp_path / "notes.txt").write_text("no PDF at all")
     signing = service.draft()
@@ -64,8 +64,9 @@ def test_one_upload_that_fails_does_not_stop_the_others(run: Run, service: Servi
     assert (ran.code, ran.lines[0]["error"]["reason"]) == (2, "not_pdf")
 
 
-def test_the_service_refuses_an_upload(run: Run, service: Service, tmp_path: Path) -> None:
-    """Exit code 1 for what it says, 3 where it cannot be told whether a document arrived."""
+def test_upload_exits_with_1_if_refused_and_3_if_the_outcome_is_unknown(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     signing = service.draft("a.pdf", to=("anna@example.com",), sent=True)
     ran = run("upload", signing, "lease.pdf")
@@ -158,8 +159,7 @@ def test_held_file_is_recognised_by_its_hash_where_the_service_reports_one(
     assert "the draft already holds this file (doc-1): use --again" in ran.err
 
 
-def test_an_upload_is_seen_on_a_terminal(service: Service, tmp_path: Path) -> None:
-    """A bar that is gone at the end, and leaves the lines of the files."""
+def test_upload_shows_a_progress_bar_that_leaves_only_the_results(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(2 * 2**20))
     shown = screen("upload", service.draft(), str(path), environment=service.environment)
@@ -178,8 +178,9 @@ def test_an_upload_is_seen_on_a_terminal(service: Service, tmp_path: Path) -> No
     assert not "".join(shown.lines[1:])
 
 
-def test_download_all(run: Run, completed: str, tmp_path: Path, service: Service) -> None:
-    """Into a folder that is made for them; each line is a path; the files are what the service sealed."""
+def test_download_all_creates_the_folder_and_prints_the_paths(
+    run: Run, completed: str, tmp_path: Path, service: Service
+) -> None:
     ran = run("download", completed, "--all", "--output", "signed/here")
     assert (ran.code, ran.err) == (0, "")
     assert sorted(ran.out.splitlines()) == ["signed/here/inventory-signed.pdf", "signed/here/lease-signed.pdf"]
@@ -188,8 +189,7 @@ def test_download_all(run: Run, completed: str, tmp_path: Path, service: Service
         assert (len(content), content[:5]) == (line["size"], b"%PDF-")
 
 
-def test_download_one(run: Run, completed: str, tmp_path: Path) -> None:
-    """By name or id; to a file, a folder, or this one."""
+def test_download_by_name_or_id_to_a_file_or_folder(run: Run, completed: str, tmp_path: Path) -> None:
     assert run("download", completed, "lease.pdf").out == "lease-signed.pdf\n"
     assert run("download", completed, "lease.pdf", "--output", "kept.pdf").out == "kept.pdf\n"
     (facts,) = run("download", completed, "lease.pdf", "--output", f"{tmp_path}/new/", "--json").lines
@@ -199,8 +199,7 @@ def test_download_one(run: Run, completed: str, tmp_path: Path) -> None:
     assert stat.S_ISREG((tmp_path / "kept.pdf").stat().st_mode)
 
 
-def test_the_only_document_needs_no_name(run: Run, service: Service) -> None:
-    """Where there are several, they are listed."""
+def test_only_document_of_a_signing_needs_no_name(run: Run, service: Service) -> None:
     signing = service.draft("only.pdf", to=("anna@example.com",), sent=True)
     service.call(service.sandbox.complete(signing))
     assert run("download", signing).out == "only-signed.pdf\n"
@@ -248,10 +247,11 @@ def test_verify_is_refused_for_standard_output_and_without_its_extra(
     assert ran.err == "Error: signing_async.sealed needs pyHanko: pip install 'signing-async[verify]'\n"
 
 
-def test_which_document_there_is_no_telling(run: Run, service: Service, completed: str) -> None:
-    """Each case says what can be done; nothing is downloaded."""
+def test_ambiguous_or_unknown_document_is_refused_before_any_download(
+    run: Run, service: Service, completed: str
+) -> None:
     twice = service.draft("a.pdf", "a.pdf", to=("anna@example.com",), sent=True)
-    for arguments, words in (
+    for arguments, message in (
         ([completed], "has 2 documents: use --all, or name one of 'lease.pdf', 'inventory.pdf'"),
         ([completed, "x.pdf"], "no document of the signing has the id or name 'x.pdf'"),
         ([twice, "a.pdf"], "2 documents of the signing are named 'a.pdf'"),
@@ -265,12 +265,13 @@ def test_which_document_there_is_no_telling(run: Run, service: Service, complete
     ):
         ran = run("download", *arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
-        assert words in ran.err
+        assert message in ran.err
     assert service.do(service.sandbox.requests_of, "documents.download_signed") == []
 
 
-def test_a_file_that_is_there_is_left_alone(run: Run, completed: str, tmp_path: Path) -> None:
-    """Without --force; the others are downloaded."""
+def test_existing_file_is_kept_without_force_and_others_are_downloaded(
+    run: Run, completed: str, tmp_path: Path
+) -> None:
     (tmp_path / "lease-signed.pdf").write_text("mine")
     ran = run("download", completed, "--all")
     assert (ran.code, ran.out) == (1, "inventory-signed.pdf\n")
@@ -280,10 +281,9 @@ def test_a_file_that_is_there_is_left_alone(run: Run, completed: str, tmp_path: 
     assert (tmp_path / "lease-signed.pdf").read_bytes().startswith(b"%PDF-")
 
 
-def test_a_file_that_appears_meanwhile_is_left_alone(
+def test_file_that_appears_during_the_download_is_kept_without_force(
     run: Run, completed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else made it while the PDF was on its way: only --force replaces it."""
     target, read = tmp_path / "lease-signed.pdf", resource._checked
 
     async def checked(*arguments: Any) -> AsyncIterator[bytes]:
@@ -299,23 +299,22 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     assert target.read_bytes().startswith(b"%PDF-")
 
 
-def test_a_link_to_nowhere_is_a_file_that_is_there(run: Run, completed: str, tmp_path: Path) -> None:
-    """Somebody put it there for something."""
+def test_dangling_symlink_counts_as_an_existing_file(run: Run, completed: str, tmp_path: Path) -> None:
     (tmp_path / "lease-signed.pdf").symlink_to("elsewhere")
     assert run("download", completed, "lease.pdf").code == 2
     assert (tmp_path / "lease-signed.pdf").is_symlink()
 
 
-def test_not_signed_yet(run: Run, service: Service, tmp_path: Path) -> None:
-    """Is what the service says, for each; no file is left."""
+def test_document_that_is_not_signed_yet_leaves_no_file(run: Run, service: Service, tmp_path: Path) -> None:
     signing = service.draft("a.pdf", "b.pdf", to=("anna@example.com",), sent=True)
     ran = run("download", signing, "--all", "--json")
     assert (ran.code, {line["error"]["type"] for line in ran.lines}) == (1, {"NotYetSigned"})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_to_standard_output(completed: str, service: Service, tmp_path: Path) -> None:
-    """The PDF and nothing else; not into a terminal."""
+def test_download_to_standard_output_is_the_pdf_alone_and_refused_on_a_terminal(
+    completed: str, service: Service, tmp_path: Path
+) -> None:
     ran = subprocess.run(
         [*COMMAND, "download", completed, "lease.pdf", "--output", "-"],
         env={**os.environ, **service.environment, "PYTHONPATH": str(ROOT)},
@@ -355,24 +354,21 @@ def test_to_standard_output(completed: str, service: Service, tmp_path: Path) ->
         ("a\udcffb.pdf", "a_b"),
     ],
 )
-def test_names_from_the_service_make_no_path(name: str, stem: str) -> None:
-    """What is left is a plain name in the folder that the user named."""
+def test_names_from_the_service_become_plain_file_names(name: str, stem: str) -> None:
     assert safe_stem(name) == stem
     (made,) = _names([Document("doc-1", name)])
     assert Path(made).name == made
     assert re.fullmatch(r"[^/\\\x00-\x1f]+-signed\.pdf", made)
 
 
-def test_every_document_has_a_name_of_its_own() -> None:
-    """Also where the names are the same but for their case, or there are none."""
+def test_file_names_are_unique_ignoring_case() -> None:
     documents = [Document("1", "Lease.pdf"), Document("2", "lease"), Document("3", "x/lease.pdf"), Document("/", "..")]
     names = ["Lease-signed.pdf", "lease-signed-2.pdf", "lease-signed-3.pdf", "document-signed.pdf"]
     assert list(_names(documents)) == names
     assert list(_names([Document("doc-1", "")])) == ["doc-1-signed.pdf"]
 
 
-def test_a_download_is_seen_on_a_terminal(completed: str, service: Service, tmp_path: Path) -> None:
-    """A bar while it lasts; through a pipe there is none."""
+def test_download_shows_a_progress_bar_on_a_terminal_only(completed: str, service: Service, tmp_path: Path) -> None:
     output = ("--output", str(tmp_path / "signed"), "--force")
     shown = screen("download", completed, "--all", *output, environment=service.environment)
     assert (shown.code, "Downloading" in shown.text) == (0, True)
@@ -380,8 +376,9 @@ def test_a_download_is_seen_on_a_terminal(completed: str, service: Service, tmp_
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_results_go_to_a_file_while_a_terminal_shows_the_bar(service: Service, tmp_path: Path, completed: str) -> None:
-    """Standard output is not the bar's; failures are shown above it, whole."""
+def test_results_go_to_a_redirected_file_while_the_terminal_shows_the_bar(
+    service: Service, tmp_path: Path, completed: str
+) -> None:
     script = f"{sys.executable} -c 'from signing_async.cli import main; main()' download {completed} --all > results"
     terminal = Terminal("-c", script, command=("/bin/bash",), cwd=tmp_path, environment=service.environment)
     shown = terminal.end()

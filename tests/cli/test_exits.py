@@ -30,25 +30,22 @@ from signing_async.cli.output import Output
         (errors.NotSound("x"), 7),
     ],
 )
-def test_what_an_error_is_to_a_script(error: Exception, code: int) -> None:
-    """Each kind has its exit code, and that is documented."""
+def test_each_error_has_its_documented_exit_code(error: Exception, code: int) -> None:
     assert exits.code_of(error) == code
     assert code in exits.CODES
     assert exits.facts_of(error)["exit_code"] == code
 
 
-def test_what_is_known_of_an_unknown_outcome(capfd: pytest.CaptureFixture[str]) -> None:
-    """Machines are told of it too: it is what there is to decide by."""
+def test_known_records_of_an_unknown_outcome_are_in_the_json(capfd: pytest.CaptureFixture[str]) -> None:
     signing = Signing("s-1", is_draft=True, documents=(Document("d-1", name="lease.pdf"),), extra={"owner": {"id": 7}})
-    error = errors.OutcomeUnknown("it is not known", known=[signing])
-    Output(json=True).error("it is not known", exits.facts_of(error))
+    error = errors.OutcomeUnknown("unknown", known=[signing])
+    Output(json=True).error("unknown", exits.facts_of(error))
     (known,) = json.loads(capfd.readouterr().err)["error"]["known"]
     assert (known["id"], known["is_draft"], known["documents"][0]["name"]) == ("s-1", True, "lease.pdf")
     assert known["extra"] == {"owner": {"id": 7}}
 
 
-def test_several_errors_are_one_exit_code() -> None:
-    """An unknown outcome is the gravest; otherwise one code only where all agree, and nothing was done."""
+def test_several_errors_become_one_exit_code_and_an_unknown_outcome_wins() -> None:
     unknown, usage, failed = errors.OutcomeUnknown("x"), errors.InvalidRequest("x"), errors.DecodeError("x")
     assert exits.code_of_all([], done=2) == 0
     assert exits.code_of_all([usage, usage], done=0) == 2

@@ -13,57 +13,42 @@ from signing_async import cli
 from signing_async.cli.exits import CODES
 from tests.cli.conftest import Run
 from tests.cli.service import Service
-from tests.cli.terminal import COMMAND, ROOT
+from tests.cli.terminal import COMMAND, ROOT, piped
 
 
-def _run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from signing_async.cli import main; main()", *arguments],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(Path(cli.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_help_lists_every_command() -> None:
-    """With a line on each, and what the exit codes mean."""
-    ran = _run("--help")
+def test_help_lists_every_command_and_exit_code() -> None:
+    ran = piped("--help")
     assert ran.returncode == 0
+    printed = " ".join(ran.stdout.split())
     for code, meaning in CODES.items():
-        assert f"  {code:<3}  {meaning}" in ran.stdout
+        assert f" {code} {meaning}" in printed
     for name, (_, line) in cli.COMMANDS.items():
         assert name in ran.stdout
-        assert line.split(",")[0].split(":")[0] in " ".join(ran.stdout.split())
+        assert line.split(",")[0].split(":")[0] in printed
 
 
-def test_mistakes_are_told_in_a_sentence() -> None:
-    """No traceback, and an exit code that means something."""
-    unknown = _run("no-such-command")
+def test_unknown_command_exits_with_2_without_a_traceback() -> None:
+    unknown = piped("no-such-command")
     assert unknown.returncode == 2
     assert "No such command" in unknown.stderr
-    version = _run("--version")
+    version = piped("--version")
     assert version.returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("lst", "Error: No such command 'lst'; is list meant?\n"),
         ("frobnicate", "Error: No such command 'frobnicate'.\n"),
     ],
 )
-def test_a_command_that_there_is_not(name: str, words: str, run: Run) -> None:
-    """One that is close is named."""
+def test_unknown_command_gets_a_hint_with_the_closest_name(name: str, message: str, run: Run) -> None:
     ran = run(name)
     assert ran.code == 2
-    assert ran.err.endswith(words)
+    assert ran.err.endswith(message)
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
-    """A sentence, not a traceback."""
+def test_missing_click_is_a_sentence_with_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError('click')")
     ran = subprocess.run(
         [sys.executable, "-c", "from signing_async.cli import main; main()"],
@@ -78,16 +63,14 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_a_module_of_an_extra_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is named, with what to install."""
+def test_missing_module_of_an_extra_is_named_with_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "signing_async.cli.demo", raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     ran = run("demo")
     assert (ran.code, ran.err) == (1, "Error: demo needs the module aiohttp: pip install 'signing-async[all]'\n")
 
 
-def test_help_is_quick() -> None:
-    """It loads neither the network nor the tables."""
+def test_help_imports_neither_the_client_nor_rich() -> None:
     heavy = ("aiohttp", "attrs", "rich", "asyncio", "signing_async.client")
     script = "import sys; from signing_async.cli import run; run(['--help']); "
     script += f"print([name for name in {heavy} if name in sys.modules])"
@@ -102,8 +85,7 @@ def test_help_is_quick() -> None:
         (["demo", "--json"], 141), (["sandbox", "--port", "0"], 141), (["--help"], 1),
     ],
 )  # fmt: skip
-def test_a_reader_that_has_seen_enough(arguments: list[str], code: int, service: Service) -> None:
-    """`| head` is quiet; nobody reads any more here."""
+def test_closed_pipe_exits_with_141_silently(arguments: list[str], code: int, service: Service) -> None:
     service.draft(name="Lease")
     reading, writing = os.pipe()
     os.close(reading)
@@ -120,8 +102,7 @@ def test_a_reader_that_has_seen_enough(arguments: list[str], code: int, service:
     assert (ran.returncode, ran.stderr) == (code, "")
 
 
-def test_a_disk_that_is_full(service: Service) -> None:
-    """Is a sentence, and a failure."""
+def test_full_disk_is_one_sentence_and_exit_code_1(service: Service) -> None:
     service.draft()
     for arguments in (["list", "--json"], ["completion", "bash"]):
         with Path("/dev/full").open("w") as full:
@@ -135,15 +116,13 @@ def test_a_disk_that_is_full(service: Service) -> None:
                 check=False,
             )
         assert ran.returncode == 1
-        assert "the output cannot be written: No space left on device" in ran.stderr
+        assert "could not write the output: No space left on device" in ran.stderr
         assert ran.stderr.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_written_is_named(
+def test_unexpected_os_error_is_one_sentence_with_the_file(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An error of the system that no command foresees is a sentence too."""
-
     def fail(*args: object, **named: object) -> None:
         raise PermissionError(13, "Permission denied", "/somewhere")
 
@@ -153,16 +132,14 @@ def test_a_file_that_cannot_be_written_is_named(
     assert capfd.readouterr().err == "Error: /somewhere: Permission denied\n"
 
 
-def test_streams_that_are_closed(service: Service) -> None:
-    """Are nothing to fail for; no file and no connection takes their place."""
+def test_closed_standard_streams_are_replaced_by_the_null_device(service: Service) -> None:
     script = f"{sys.executable} -c 'from signing_async.cli import main; main()' me <&- >&-"
     env = {**os.environ, **service.environment, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_a_stream_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Takes what it is given."""
+def test_missing_stdout_object_is_replaced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     cli._fill_streams()
     print("x", flush=True)

@@ -19,8 +19,7 @@ from tests.cli.terminal import piped, screen
 from tests.pdfs import make_pdf
 
 
-def test_a_terminal_that_knows_no_unicode(service: Service) -> None:
-    """Shows it as well as it can; JSON is the same everywhere."""
+def test_characters_missing_from_the_terminals_encoding_are_escaped(service: Service) -> None:
     service.draft(name="Båthus…")
     latin = {**service.environment, "PYTHONIOENCODING": "latin-1"}
     assert b"B\xe5thus\\u2026" in screen("list", environment=latin).raw
@@ -29,8 +28,7 @@ def test_a_terminal_that_knows_no_unicode(service: Service) -> None:
     assert "Båthus…" in piped("list", environment={**service.environment, "LC_ALL": "C"}).stdout
 
 
-def test_colours(service: Service) -> None:
-    """On a terminal, not with NO_COLOR; no control at all on a dumb one or in a pipe."""
+def test_colours_on_a_terminal_without_no_color_and_no_controls_in_pipes(service: Service) -> None:
     service.draft(name="Lease")
     with_colours = service.environment
     without, dumb = {**with_colours, "NO_COLOR": "1"}, {**with_colours, "TERM": "dumb"}
@@ -56,7 +54,7 @@ def test_colours(service: Service) -> None:
 def test_list_fits_narrow_terminals_and_keeps_the_id_whole_and_the_name(
     columns: int, header: list[str] | None, service: Service
 ) -> None:
-    """Other columns are left out first; on the narrowest terminals the name stands below the id."""
+    """Other columns are left out first. On the narrowest terminals the name is printed below the id."""
     signing = service.draft(name="Boat house with a name that is much too long for a terminal such as this one is")
     lines = screen("list", columns=columns, environment=service.environment).text.splitlines()
     assert all(len(line.rstrip()) <= columns for line in lines)
@@ -70,17 +68,16 @@ def test_list_fits_narrow_terminals_and_keeps_the_id_whole_and_the_name(
         assert "  Boat house" in lines[1]
 
 
-def test_times_as_people_say_them() -> None:
-    """From moments to days; then the date."""
+def test_times_are_relative_for_a_month_and_then_a_date() -> None:
     now = datetime(2031, 3, 31, 12, tzinfo=UTC)
-    for before, said in (
+    for before, expected in (
         (timedelta(seconds=30), "just now"),
         (timedelta(seconds=-30), "just now"),
         (timedelta(minutes=3), "3 min ago"),
         (timedelta(hours=5), "5 h ago"),
         (timedelta(days=3), "3 d ago"),
     ):
-        assert ago(now - before, now=now) == said
+        assert ago(now - before, now=now) == expected
     assert re.fullmatch(r"2030-0[34]-\d\d", ago(now - timedelta(days=365), now=now))
     assert ago(now + timedelta(days=1), now=now).startswith("2031-0")
     assert (ago(None), iso(None)) == ("", "")
@@ -88,8 +85,8 @@ def test_times_as_people_say_them() -> None:
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
-def test_moments_at_the_ends_of_time(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some services write "never" so: they are shown, also where this machine's time zone would leave the calendar."""
+def test_first_and_last_possible_times_are_shown_in_any_time_zone(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some services write "never" this way."""
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
@@ -101,21 +98,19 @@ def test_moments_at_the_ends_of_time(zone: str, monkeypatch: pytest.MonkeyPatch)
         time.tzset()
 
 
-def test_what_json_does_not_know(capfd: pytest.CaptureFixture[str]) -> None:
-    """Moments and records become what JSON has; a token shows nothing."""
+def test_json_converts_times_paths_and_records_without_secrets(capfd: pytest.CaptureFixture[str]) -> None:
     out = Output(json=True)
     out.result({"moment": datetime(2031, 1, 1, tzinfo=UTC), "path": Path("/x"), "token": Token("hunter2")})
-    told = capfd.readouterr().out
-    assert json.loads(told)["moment"] == "2031-01-01T00:00:00+00:00"
-    assert "hunter2" not in told
+    printed = capfd.readouterr().out
+    assert json.loads(printed)["moment"] == "2031-01-01T00:00:00+00:00"
+    assert "hunter2" not in printed
 
 
-def test_nothing_that_a_name_holds_passes_for_a_fact(run: Run, service: Service) -> None:
-    """Its line breaks are none, and a message's further lines are set in."""
+def test_newlines_in_names_and_messages_cannot_forge_a_fact(run: Run, service: Service) -> None:
     signing = run("create", "Lease\nstate  completed", "--message", "Sign\nstate  completed").out.strip()
-    told = run("show", signing).out
-    assert told.startswith("Lease state  completed\nid     ")
-    assert "\nmessage   Sign\n          state  completed\n" in told
+    printed = run("show", signing).out
+    assert printed.startswith("Lease state  completed\nid     ")
+    assert "\nmessage   Sign\n          state  completed\n" in printed
     ran = run("watch", signing, "--for", "0.5")
     assert (ran.code, len(ran.out.splitlines())) == (5, 1)
 
@@ -124,28 +119,28 @@ EVIL = "\x1b]0;title\x07\x1b[31m\u202ex\nError: forged\r\u2028"
 
 
 class Hostile(BaseHTTPRequestHandler):
-    """A service that puts controls and line breaks into every text."""
+    """A service that puts control characters and newlines into every text."""
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         record = dict.fromkeys(("id", "name", "email", "message", "language", "first_name", "signing_method"), EVIL)
         refused = self.path.endswith(("/send", "/remind", "/download-signed"))
-        answer: object = {**record, "is_draft": False, "documents": [record], EVIL: EVIL}
+        response: object = {**record, "is_draft": False, "documents": [record], EVIL: EVIL}
         if refused:
-            answer = {"code": EVIL, "message": EVIL, "errors": {EVIL: [EVIL]}}
+            response = {"code": EVIL, "message": EVIL, "errors": {EVIL: [EVIL]}}
         elif self.command == "GET" and self.path.partition("?")[0].endswith(("/signings", "/recipients")):
-            answer = [answer]
-        body = json.dumps(answer).encode()
+            response = [response]
+        body = json.dumps(response).encode()
         self.send_response(400 if refused else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_POST = _answer  # noqa: N815  # what the server calls
+    do_GET = do_POST = _respond  # noqa: N815  # the names that http.server calls
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        pass
 
 
 @pytest.mark.parametrize(
@@ -155,10 +150,9 @@ class Hostile(BaseHTTPRequestHandler):
         "remind x --all-pending", "watch x --for 0.3", "download x", "doctor --check-only",
     ],
 )  # fmt: skip
-def test_a_service_reaches_into_no_terminal(
+def test_texts_of_the_service_cannot_control_the_terminal_or_start_a_line(
     arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No control of its gets there, and no line begins with its words."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "a.pdf").write_bytes(make_pdf())

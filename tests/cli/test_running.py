@@ -21,9 +21,7 @@ from tests.cli.service import Service, listening
 from tests.cli.terminal import Terminal
 
 
-def test_commands_run_on_uvloop_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And on asyncio's own loop where it is not."""
-
+def test_commands_run_on_uvloop_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def loop() -> str:
         return type(asyncio.get_running_loop()).__module__
 
@@ -32,8 +30,7 @@ def test_commands_run_on_uvloop_where_it_is_installed(monkeypatch: pytest.Monkey
     assert running.run(loop()).startswith("asyncio")
 
 
-def test_ctrl_c_in_a_terminal(service: Service) -> None:
-    """Exit code 130 and a sentence; the cursor is back, and there is no traceback."""
+def test_ctrl_c_exits_with_130_and_restores_the_cursor(service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     terminal = Terminal("watch", signing, environment=service.environment)
     terminal.wait_for("pending")
@@ -45,8 +42,7 @@ def test_ctrl_c_in_a_terminal(service: Service) -> None:
     assert ended.raw.rindex(b"\x1b[?25h") > ended.raw.rindex(b"\x1b[?25l")
 
 
-def test_ctrl_c_while_something_is_changed(service: Service) -> None:
-    """It is said that it may have taken effect."""
+def test_ctrl_c_during_a_change_says_that_it_may_have_taken_effect(service: Service) -> None:
     service.do(service.sandbox.faults.add, "signings.create", "hang")
     terminal = Terminal("create", "Lease", environment=service.environment)
     while (
@@ -56,11 +52,10 @@ def test_ctrl_c_while_something_is_changed(service: Service) -> None:
     terminal.type("\x03")
     ended = terminal.end()
     assert (ended.code, "Traceback" in ended.text) == (130, False)
-    assert "interrupted; a request that was under way may have taken effect" in ended.text
+    assert "interrupted; a request in flight may have taken effect" in ended.text
 
 
-def test_ctrl_c_at_a_question(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is a plain end as well."""
+def test_ctrl_c_at_a_prompt_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
     terminal = Terminal("login")
     terminal.wait_for("client id")
@@ -69,9 +64,9 @@ def test_ctrl_c_at_a_question(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Stalled(BaseHTTPRequestHandler):
-    """A service whose download stops in the middle, until it is let go on."""
+    """A service whose download stalls in the middle until ``proceed`` is set."""
 
-    go_on = threading.Event()
+    proceed = threading.Event()
 
     def do_GET(self) -> None:
         if self.path.endswith("/download-signed"):
@@ -79,7 +74,7 @@ class Stalled(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(5 * 2**20))
             self.end_headers()
             self.wfile.write(b"%PDF-1.7\n" + bytes(2**20))
-            self.go_on.wait(30)
+            self.proceed.wait(30)
             return
         content = json.dumps({"id": "1", "is_draft": False, "documents": [{"id": "d", "name": "lease.pdf"}]}).encode()
         self.send_response(200)
@@ -88,23 +83,22 @@ class Stalled(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        pass
 
 
 @contextmanager
 def stalled() -> Iterator[str]:
-    """The origin of one that is."""
-    Stalled.go_on.clear()
+    """Run a stalled service and yield its origin."""
+    Stalled.proceed.clear()
     with listening(Stalled) as origin:
         try:
             yield origin
         finally:
-            Stalled.go_on.set()
+            Stalled.proceed.set()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_half_a_file_is_never_left(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    """A download that is stopped by Ctrl-C or SIGTERM leaves nothing behind."""
+def test_interrupted_download_leaves_no_file(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with stalled() as origin:
         environment = {"SIGNING_BASE_URL": origin, "SIGNING_ACCESS_TOKEN": "token-of-the-test"}
         terminal = Terminal("download", "1", cwd=tmp_path, environment=environment)

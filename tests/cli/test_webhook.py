@@ -121,8 +121,8 @@ def test_secret_is_read_from_file_variable_or_standard_input(
     [
         (["verify", "{saved}", "--secret", "hunter2"], SECRET, "every process can read a secret"),
         (["verify", "{saved}", "--secret", "env:"], SECRET, "every process can read a secret"),
-        (["verify", "{saved}", "--secret", "file:/no/such"], SECRET, "cannot be read: No such file"),
-        (["verify", "{saved}", "--secret", "file:{binary}"], SECRET, "it is not UTF-8"),
+        (["verify", "{saved}", "--secret", "file:/no/such"], SECRET, "could not read /no/such: No such file"),
+        (["verify", "{saved}", "--secret", "file:{binary}"], SECRET, "not UTF-8"),
         (["verify", "{saved}", "--secret", "env:NOT_SET"], SECRET, "set NOT_SET"),
         (["verify", "{saved}"], None, "no secret: set SIGNING_WEBHOOK_SECRET"),
         (["verify", "{saved}"], "", "webhook secret: must not be empty"),
