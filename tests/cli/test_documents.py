@@ -10,16 +10,15 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from signing_async import Document
 from signing_async.cli.documents import _names, safe_stem
-from signing_async.documents import resource
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
@@ -282,19 +281,22 @@ def test_existing_file_is_kept_without_force_and_others_are_downloaded(
 
 
 def test_file_that_appears_during_the_download_is_kept_without_force(
-    run: Run, completed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, service: Service, completed: str, tmp_path: Path
 ) -> None:
-    target, read = tmp_path / "lease-signed.pdf", resource._checked
+    target = tmp_path / "lease-signed.pdf"
+    service.do(service.sandbox.faults.add, "documents.download_signed", "slow", 1, seconds=1)
 
-    async def checked(*arguments: Any) -> AsyncIterator[bytes]:
-        async for chunk in read(*arguments):
-            yield chunk
+    def appear() -> None:
+        while not service.sandbox.faults.arranged[0].hits:
+            time.sleep(0.01)
         target.write_text("mine")
 
-    monkeypatch.setattr(resource, "_checked", checked)
+    thread = threading.Thread(target=appear)
+    thread.start()
     ran = run("download", completed, "lease.pdf")
+    thread.join()
     assert (ran.code, ran.out, target.read_text()) == (2, "", "mine")
-    assert "lease-signed.pdf' exists already" in ran.err
+    assert "lease-signed.pdf" in ran.err
     assert run("download", completed, "lease.pdf", "--force").code == 0
     assert target.read_bytes().startswith(b"%PDF-")
 
