@@ -1,4 +1,4 @@
-"""The ``signing-async`` command: one module for each group of commands, loaded when it is called."""
+"""The ``signing-async`` command. Each command's module is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..errors import SigningError
 
 try:
     import click
-except ModuleNotFoundError:  # the extra is not installed: say so in a sentence, not in a traceback
-    sys.exit("signing-async: the command line needs its extra: pip install 'signing-async[cli]'")
+except ModuleNotFoundError:  # a sentence instead of a traceback
+    sys.exit("signing-async: the command line needs an extra: pip install 'signing-async[cli]'")
 
 from .command import State, common_options
 from .exits import CODES, FAILED, INTERRUPTED, code_of, facts_of
@@ -26,33 +26,36 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "add-recipient": ("recipients:add_recipient", "Add somebody who has to sign to a draft."),
-    "completion": ("completion:completion", "Print the script that completes commands in your shell."),
+    "add-recipient": ("recipients:add_recipient", "Add a recipient to a draft."),
+    "completion": ("completion:completion", "Print the completion script for your shell."),
     "create": ("signings:create", "Create a draft."),
-    "demo": ("demo:demo", "The whole story on this machine, in seconds: from a new app to a sealed PDF."),
-    "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each of them once."),
-    "doctor": ("doctor:doctor", "Find out how a tenant answers, and write that down for the client."),
+    "demo": ("demo:demo", "Run through everything on this machine in seconds, from a new app to a sealed PDF."),
+    "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each once."),
+    "doctor": ("doctor:doctor", "Probe a tenant's conventions and write them to an assumptions file."),
     "download": ("documents:download", "Download sealed PDFs."),
-    "list": ("signings:list_signings", "List signings, by state, name or when they were updated."),
-    "login": ("account:login", "Log in with the browser, and keep the token."),
+    "list": ("signings:list_signings", "List signings, filtered by state, name or time of update."),
+    "login": ("account:login", "Log in with the browser and store the token."),
     "logout": ("account:logout", "Remove the token from this machine."),
-    "me": ("account:me", "Show who is logged in."),
-    "remind": ("recipients:remind", "Remind recipients."),
-    "sandbox": ("sandbox:sandbox", "Run the whole service on this machine."),
+    "me": ("account:me", "Show the user who is logged in."),
+    "remind": ("recipients:remind", "Send reminders to recipients."),
+    "sandbox": ("sandbox:sandbox", "Run the service on this machine, for development and tests."),
     "send": ("signings:send", "Send a draft to its recipients."),
-    "show": ("signings:show", "Show a signing, its documents and its recipients."),
+    "show": ("signings:show", "Show a signing with its documents and recipients."),
     "upload": ("documents:upload", "Upload PDFs to a draft."),
-    "verify-sealed": ("verify_sealed:verify_sealed", "Say whether a sealed PDF is as it was when it was signed."),
+    "verify-sealed": (
+        "verify_sealed:verify_sealed",
+        "Check whether a sealed PDF is unchanged since it was signed, and by whom.",
+    ),
     "watch": ("watch:watch", "Follow a signing until it is completed."),
     "webhook": ("webhook:webhook", "Verify, diagnose and check webhook deliveries."),
 }
-"""Name: where the command is, and its line in the help."""
+"""Command name to its location and its line in the help."""
 
 _CHANGING = frozenset({"add-recipient", "create", "dispatch", "remind", "send", "upload"})
 
 
 class _Lazy(click.Group):
-    """Imports a command when it is run, so that ``--help`` is quick and missing extras hurt nobody."""
+    """Imports a command when it runs, so that ``--help`` is fast and a missing extra affects only its command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -64,7 +67,7 @@ class _Lazy(click.Group):
         try:
             command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
         except ModuleNotFoundError as error:
-            if ctx.resilient_parsing:  # a shell asks how the line may go on
+            if ctx.resilient_parsing:  # a shell asks for completions
                 return None
             raise click.ClickException(_missing(name, error)) from None
         return command
@@ -80,7 +83,7 @@ class _Lazy(click.Group):
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # Click's own would import every command for its line, and end at the first whose extra is missing.
+        # Click would import every command for its help line, and stop at the first whose extra is missing.
         from click.shell_completion import CompletionItem
 
         names = [name for name in sorted(COMMANDS) if name.startswith(incomplete)]
@@ -103,10 +106,10 @@ def _missing(name: str, error: ModuleNotFoundError) -> str:
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, params=list(common_options()))
 @click.version_option(package_name="signing-async")
 def group() -> None:
-    """Work with the electronic signing service from the terminal.
+    """Use the electronic signing service from the terminal.
 
     Settings come from the environment (SIGNING_BASE_URL, SIGNING_ACCESS_TOKEN, ...) and from a file; "signing-async
-    login" makes the token. Secrets are never arguments.
+    login" obtains the token. Secrets are never arguments.
 
     \b
     Example:
@@ -115,13 +118,13 @@ def group() -> None:
 
 
 def main() -> None:
-    """Run the command, and end with its exit code; an error is one sentence."""
+    """Run the command and exit with its exit code."""
     _fill_streams()
     sys.exit(run(sys.argv[1:]))
 
 
 def _fill_streams() -> None:
-    """Take the places of standard streams that are closed, so that no file or connection gets them."""
+    """Replace closed standard streams, so that no file or connection gets their descriptors."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -132,17 +135,17 @@ def _fill_streams() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command with these arguments; its exit code."""
-    # Text that the terminal's encoding lacks is shown as well as it can be; what is no text is read as arguments are.
+    """Run the command with these arguments and return its exit code."""
+    # Escape characters that the terminal's encoding lacks; read undecodable input the way arguments are read.
     for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
-        with contextlib.suppress(AttributeError):  # not every stream has it
+        with contextlib.suppress(AttributeError):  # not every stream has reconfigure()
             getattr(sys, name).reconfigure(errors=errors)
     out = Output(json="--json" in arguments)
     try:
         return _invoke(arguments, out)
     except OSError as error:
         discard_output()
-        return _tell(out, error, FAILED, f"{error.filename or 'the output cannot be written'}: {error.strerror}")
+        return _report(out, error, FAILED, f"{error.filename or 'could not write the output'}: {error.strerror}")
 
 
 def _invoke(arguments: Sequence[str], out: Output) -> int:
@@ -154,26 +157,25 @@ def _invoke(arguments: Sequence[str], out: Output) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _interrupted(out, changing=not _CHANGING.isdisjoint(arguments))
     except SigningError as error:
-        return _tell(out, error, code_of(error))
+        return _report(out, error, code_of(error))
     except click.ClickException as error:
-        return _told(out, error)
+        return _report_usage(out, error)
 
 
 def _interrupted(out: Output, *, changing: bool) -> int:
-    words = "interrupted" + ("; a request that was under way may have taken effect" if changing else "")
-    out.error(words, {"type": "Interrupted", "message": words, "exit_code": INTERRUPTED})
+    message = "interrupted" + ("; a request in flight may have taken effect" if changing else "")
+    out.error(message, {"type": "Interrupted", "message": message, "exit_code": INTERRUPTED})
     return INTERRUPTED
 
 
-def _told(out: Output, error: click.ClickException) -> int:
-    """An error of click's, which knows how to show itself to people."""
+def _report_usage(out: Output, error: click.ClickException) -> int:
     if not out.json:
         error.show()
         return error.exit_code
-    return _tell(out, error, error.exit_code, error.format_message())
+    return _report(out, error, error.exit_code, error.format_message())
 
 
-def _tell(out: Output, error: BaseException, code: int, words: str | None = None) -> int:
+def _report(out: Output, error: BaseException, code: int, message: str | None = None) -> int:
     facts = facts_of(error, code)
-    out.error(words or str(error), facts if words is None else {**facts, "message": words})
+    out.error(message or str(error), facts if message is None else {**facts, "message": message})
     return code

@@ -1,6 +1,6 @@
-"""What commands share: the options that each of them has, the settings these lead to, the client, and what is read.
+"""What all commands share: common options, settings, the client, and the exit code.
 
-A command is written like this::
+A command looks like this::
 
     @command()
     @click.argument("signing")
@@ -18,8 +18,8 @@ A command is written like this::
             await client.signings.send(signing)
         state.out.result({"id": signing, "sent": True}, f"Sent {signing}.")
 
-`State.out` prints (see `Output`); a `SigningError` that comes out of the command is told in a sentence, or as JSON, and
-becomes its exit code. A command whose work failed in part ends with ``state.end(code_of_all(errors, done=...))``.
+`State.out` prints (see `Output`). A `SigningError` raised by the command is printed as a sentence or as JSON, and
+decides the exit code. A command that failed in part calls ``state.end(code_of_all(errors, done=...))``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class State:
-    """What the common options of a command say, and what is made of them."""
+    """The values of the common options, and what commands derive from them."""
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
         self.arguments: tuple[str, ...] = tuple(arguments)
@@ -65,7 +65,7 @@ class State:
 
     @cached_property
     def settings(self) -> Settings:
-        """From the options, the environment and the configuration file, in this order."""
+        """The settings from options, environment and settings file, in this order of precedence."""
         from ..settings import Settings
 
         given = {"base_url": self.base_url, "timeout": self.timeout}
@@ -73,7 +73,7 @@ class State:
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[SigningClient]:
-        """A client of the settings, closed at the end, an `OAuth` with it."""
+        """Open a client with these settings, and close it and its `OAuth` afterwards."""
         from ..auth.oauth import OAuth
         from ..client import SigningClient
 
@@ -84,7 +84,7 @@ class State:
             try:
                 auth = settings.auth()
             except ConfigurationError as error:
-                raise ConfigurationError(f"{error}; signing-async login asks for it") from None
+                raise ConfigurationError(f"{error}; or run signing-async login") from None
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
             yield await exits.enter_async_context(
@@ -94,38 +94,38 @@ class State:
                     retry=settings.retry,
                     timeout=settings.timeouts,
                     assumptions=settings.assumptions,
-                    on_attempt=self._tell if self.verbose else None,
+                    on_attempt=self._print_attempt if self.verbose else None,
                 )
             )
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run a command's coroutine to its end, or until Ctrl-C."""
+        """Run a command's coroutine until it ends or is interrupted."""
         from .running import run
 
         return run(main)
 
     def end(self, code: int) -> None:
-        """End the command with this exit code; 0 goes on."""
+        """Exit with this code; return if it is 0."""
         if code:
             raise click.exceptions.Exit(code)
 
-    def _tell(self, attempt: Attempt) -> None:
+    def _print_attempt(self, attempt: Attempt) -> None:
         import attrs
 
-        words = [f"{attempt.operation}, attempt {attempt.attempt}:"]
-        words.append("no answer" if attempt.status is None else f"HTTP {attempt.status}")
-        words.append(f"in {attempt.seconds * 1000:.0f} ms")
+        parts = [f"{attempt.operation}, attempt {attempt.attempt}:"]
+        parts.append("no response" if attempt.status is None else f"HTTP {attempt.status}")
+        parts.append(f"in {attempt.seconds * 1000:.0f} ms")
         if attempt.request_id:
-            words.append(f"({attempt.request_id})")
+            parts.append(f"({attempt.request_id})")
         if attempt.error:
-            words.append(f"- {attempt.error}")
+            parts.append(f"- {attempt.error}")
         if attempt.delay is not None:
-            words[-1] += f"; again in {attempt.delay:.1f} s"
-        self.out.say(" ".join(words), attempt=attrs.asdict(attempt))
+            parts[-1] += f"; retry in {attempt.delay:.1f} s"
+        self.out.say(" ".join(parts), attempt=attrs.asdict(attempt))
 
     @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:
-        """While a client is open, the package's warnings are the command's."""
+        """Print the package's warnings while a client is open."""
         handler = _Warnings(self.out)
         log = logging.getLogger("signing_async")
         log.addHandler(handler)
@@ -137,7 +137,7 @@ class State:
 
 def _check_login(settings: Settings) -> None:
     if settings.access_token is None and settings.client_id is not None and not settings.store.path.exists():
-        raise AuthError(f"nobody has logged in at {settings.origin}: run signing-async login")
+        raise AuthError(f"not logged in at {settings.origin}: run signing-async login")
 
 
 class _Warnings(logging.Handler):
@@ -149,32 +149,34 @@ class _Warnings(logging.Handler):
         self._out.warn(record.getMessage())
 
 
-def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _set_on_state(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value not in (None, False):
         setattr(context.ensure_object(State), str(parameter.name), value)
 
 
 def common_options() -> list[click.Option]:
-    """The options that may stand before a command's name as well as after it."""
+    """Return the options that may stand before or after a command's name."""
     return [
-        click.Option(["--config"], metavar="FILE", help="Settings file.  [env: SIGNING_CONFIG]", **_KEPT),
-        click.Option(["--base-url"], metavar="URL", help="The tenant's origin.  [env: SIGNING_BASE_URL]", **_KEPT),
+        click.Option(["--config"], metavar="FILE", help="Settings file.  [env: SIGNING_CONFIG]", **_STATE_OPTION),
+        click.Option(
+            ["--base-url"], metavar="URL", help="The tenant's origin.  [env: SIGNING_BASE_URL]", **_STATE_OPTION
+        ),
         click.Option(
             ["--timeout"],
             metavar="SECONDS",
-            help="For a call and its repeats.  [env: SIGNING_TIMEOUT]",
-            **_KEPT,
+            help="For a call with its retries.  [env: SIGNING_TIMEOUT]",
+            **_STATE_OPTION,
         ),
-        click.Option(["-v", "--verbose"], is_flag=True, help="Show every attempt of every call.", **_KEPT),
-        click.Option(["--json"], is_flag=True, help="Print JSON, one object a line.", **_KEPT),
+        click.Option(["-v", "--verbose"], is_flag=True, help="Show every attempt of every call.", **_STATE_OPTION),
+        click.Option(["--json"], is_flag=True, help="Print JSON, one object per line.", **_STATE_OPTION),
     ]
 
 
-_KEPT: dict[str, Any] = {"expose_value": False, "callback": _keep}
+_STATE_OPTION: dict[str, Any] = {"expose_value": False, "callback": _set_on_state}
 
 
 class _Command(click.Command):
-    """A command with the common options, which its help lists apart."""
+    """A command with the common options, listed separately in its help."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -183,7 +185,7 @@ class _Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         common = {str(option.name) for option in self._common}
-        # Newer versions of click have rows for arguments as well.
+        # Newer versions of click also have help records for arguments.
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
         own = [(option.name, option.get_help_record(ctx)) for option in options]
         for title, among in (("Options", False), ("Common options", True)):
@@ -192,7 +194,7 @@ class _Command(click.Command):
 
 
 def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function, which is given the `State` first."""
+    """Turn a function into a command; its first argument is the `State`."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         def called(*args: Any, **values: Any) -> None:
@@ -204,7 +206,7 @@ def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Co
 
 
 class Seconds(click.FloatRange):
-    """A range of seconds; click's own lets through "nan", which is in none."""
+    """A range of seconds. Unlike `click.FloatRange`, it refuses "nan"."""
 
     name = "seconds"
 
@@ -216,10 +218,10 @@ class Seconds(click.FloatRange):
 
 
 def read_text(path: str, option: str) -> str:
-    """The text of a file that an option names, - for standard input, with its line ends."""
+    """Read the text file that an option names; - is standard input. Newlines are kept."""
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint=option) from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise click.BadParameter(f"could not read {path}: {reason}", param_hint=option) from None

@@ -1,4 +1,4 @@
-"""`completion`: the script that makes a shell complete this command."""
+"""`completion`: the script that lets a shell complete this command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .command import State, command
 @command()
 @click.argument("shell", type=click.Choice(("bash", "fish", "zsh")))
 def completion(state: State, shell: str) -> None:
-    """Print the script that completes this command's names and options in your SHELL.
+    """Print the script that completes commands and options in your SHELL.
 
     \b
     Example:
@@ -19,7 +19,7 @@ def completion(state: State, shell: str) -> None:
       signing-async completion zsh > _signing-async
       signing-async completion fish > signing-async.fish
 
-    Read it at the shell's start: put "source .../signing-async.bash" into ~/.bashrc, "_signing-async" into a folder of
+    Load it when the shell starts: put "source .../signing-async.bash" into ~/.bashrc, "_signing-async" into a folder of
     zsh's fpath, or "signing-async.fish" into ~/.config/fish/completions.
     """
     found = get_completion_class(shell)

@@ -1,4 +1,4 @@
-"""`signing-async demo`: the whole story on this machine, from a new app to a verified webhook and a sealed PDF."""
+"""`demo`: everything on this machine, from a new app to a verified webhook and a sealed PDF."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..webhooks import Event, Receiver, Wakeups, WebhookVerifier, aiohttp_handle
 from .command import State, command
 from .output import Output
 
-_SECRET = "whsec-of-the-demo"  # it guards nothing but the demo
+_SECRET = "whsec-of-the-demo"  # used by the demo only
 _PEOPLE = (("Anna", "Berg", "bankid"), ("Bo", "Ek", "email"))
 _FILES = (("lease.pdf", "Lease of the boat house"), ("inventory.pdf", "Inventory of the boat house"))
 
@@ -35,10 +35,10 @@ _FILES = (("lease.pdf", "Lease of the boat house"), ("inventory.pdf", "Inventory
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the sealed PDFs go; by default a new folder for temporary files.",
+    help="Folder for the sealed PDFs; by default a new temporary folder.",
 )
 def demo(state: State, folder: Path | None) -> None:
-    """Run the whole story against a sandbox on this machine, in seconds.
+    """Run through everything against a sandbox on this machine, in seconds.
 
     \b
     Example:
@@ -49,18 +49,18 @@ def demo(state: State, folder: Path | None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidRequest(f"--folder: {error.strerror}: {str(folder)!r}") from None
-    state.run(_tell(folder, state.out))
+        raise InvalidRequest(f"--folder: could not create {str(folder)!r}: {error.strerror}") from None
+    state.run(_run(folder, state.out))
 
 
-async def _tell(folder: Path, out: Output) -> None:
-    began = time.perf_counter()
-    told = await _Story(out, folder).run()
-    out.result({**told, "seconds": round(time.perf_counter() - began, 2)})
+async def _run(folder: Path, out: Output) -> None:
+    started = time.perf_counter()
+    facts = await _Demo(out, folder).run()
+    out.result({**facts, "seconds": round(time.perf_counter() - started, 2)})
 
 
-class _Story:
-    """The story's steps, and what it says of them."""
+class _Demo:
+    """The steps of the demo, and what it prints about them."""
 
     def __init__(self, out: Output, folder: Path) -> None:
         self._out = out
@@ -72,7 +72,7 @@ class _Story:
 
     async def run(self) -> dict[str, Any]:
         async with self._receiving() as url, Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox:
-            self._step("A sandbox of the signing service", sandbox.base_url, "no legal signing service")
+            self._step("A sandbox of the signing service", sandbox.base_url, "not a legal signing service")
             with tempfile.TemporaryDirectory() as secrets:
                 app = sandbox.register_app(redirect_uri="http://127.0.0.1:8000/callback", name="Demo")
                 oauth = OAuth(
@@ -88,10 +88,12 @@ class _Story:
 
     async def _with_client(self, sandbox: Sandbox, client: SigningClient, oauth: OAuth, app: Any) -> dict[str, Any]:
         request = oauth.authorization_request()
-        answer = urlencode({"code": sandbox.authorize(app), "state": request.state})
-        await oauth.exchange(f"{app.redirect_uri}?{answer}", state=request.state)
+        callback = urlencode({"code": sandbox.authorize(app), "state": request.state})
+        await oauth.exchange(f"{app.redirect_uri}?{callback}", state=request.state)
         user = await client.me()
-        self._step("Its user agrees, the code is exchanged", f"{user.name} <{user.email}>", "state checked, token kept")
+        self._step(
+            "Its user agrees, and the code is exchanged", f"{user.name} <{user.email}>", "state checked, token saved"
+        )
 
         signing = await self._prepare(client)
         sandbox.clock.advance(days=1)
@@ -100,9 +102,9 @@ class _Story:
         invited = Counter(one.recipient_id for one in sandbox.notifications if one.kind == "invitation")
         requests = len(sandbox.requests_of("oauth.token"))
         self._step(
-            "A day later it is sent, and the answer is lost on the way",
-            f"token refreshed by itself ({requests} token requests), state read before any repeat",
-            f"sent once: {max(invited.values())} invitation for the first in line",
+            "A day later it is sent, and the response is lost",
+            f"token refreshed automatically ({requests} token requests), signing read before any retry",
+            f"sent once: {max(invited.values())} invitation for the first recipient",
         )
         return await self._finish(sandbox, client, signing)
 
@@ -124,7 +126,9 @@ class _Story:
                 extra={"personal_number": "198001011234"} if method == "bankid" else {},
             )
         files = " and ".join(name for name, _ in sources)
-        self._step("A draft with documents and recipients", f"{files}, uploaded at once", "Anna signs first, then Bo")
+        self._step(
+            "A draft with documents and recipients", f"{files}, uploaded concurrently", "Anna signs first, then Bo"
+        )
         return signing
 
     async def _finish(self, sandbox: Sandbox, client: SigningClient, signing: Signing) -> dict[str, Any]:
@@ -134,7 +138,7 @@ class _Story:
             await sandbox.sign(recipient.id)
         completed = await waiting
         kinds = [event.type for event in self._events]
-        self._step("Both sign", "completion was seen by its webhook, not by polling", ", ".join(kinds))
+        self._step("Both sign", "completion seen through its webhook, not by polling", ", ".join(kinds))
         self._step("A forged webhook is refused", _refusal())
         roots = await sandbox.certificate_pem()
         sealed = [
@@ -142,8 +146,8 @@ class _Story:
             for document, (name, _) in zip(self._documents, _FILES, strict=True)
         ]
         lines = [f"{file.path}  {file.size} bytes  sha256 {file.sha256[:16]}…" for file in sealed]
-        self._step("The sealed PDFs are on disk, their signatures valid and trusted", *lines)
-        self._further(sealed[0].path)
+        self._step("The sealed PDFs are on disk, with valid and trusted signatures", *lines)
+        self._print_hints(sealed[0].path)
         return {
             "signing": {"id": completed.id, "name": completed.name, "state": completed.state.value},
             "sealed": [{"path": str(file.path), "size": file.size, "sha256": file.sha256} for file in sealed],
@@ -152,7 +156,7 @@ class _Story:
 
     @asynccontextmanager
     async def _receiving(self) -> AsyncIterator[str]:
-        """An endpoint for webhooks, as an integrator would have one."""
+        """Serve a webhook endpoint, as an integrator would."""
         app = web.Application()
         app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), self._keep)))
         runner = web.AppRunner(app, access_log=None)
@@ -170,27 +174,27 @@ class _Story:
     def _step(self, title: str, *lines: str) -> None:
         self._steps += 1
         number = self._out.styled(str(self._steps), "green", bold=True)
-        self._say(f"{number} {self._out.styled(title, bold=True)}", *lines)
+        self._print(f"{number} {self._out.styled(title, bold=True)}", *lines)
 
-    def _further(self, path: Path) -> None:
+    def _print_hints(self, path: Path) -> None:
         lines = (
-            (f"xdg-open {path}", "the sealed file, with its page of signatures"),
-            (f"signing-async verify-sealed {path}", "its signature, and what it covers"),
-            (f"pdfsig {path}", "the same, by another program"),
-            ("signing-async sandbox", "the service to click through, at http://127.0.0.1:8080/sandbox"),
+            (f"xdg-open {path}", "the sealed file, with its signature page"),
+            (f"signing-async verify-sealed {path}", "its signature and what it covers"),
+            (f"pdfsig {path}", "the same with another program"),
+            ("signing-async sandbox", "the service in your browser, at http://127.0.0.1:8080/sandbox"),
         )
-        title = self._out.styled("Look further", bold=True)
-        self._say(f"\n{title}", *(f"{self._out.styled(line, 'cyan')}  {why}" for line, why in lines))
+        title = self._out.styled("What next", bold=True)
+        self._print(f"\n{title}", *(f"{self._out.styled(line, 'cyan')}  {hint}" for line, hint in lines))
 
-    def _say(self, title: str, *lines: str) -> None:
+    def _print(self, title: str, *lines: str) -> None:
         if not self._out.json:
             self._out.text("\n  ".join((title, *lines)))
 
 
 def _refusal() -> str:
-    said = "it was accepted, which must never be"
+    message = "it was accepted: this is a bug"
     try:
         WebhookVerifier(_SECRET).verify(b'{"event": {"id": "1", "type": "signing.completed"}}', "00" * 32)
     except InvalidSignature as error:
-        said = str(error)
-    return said
+        message = str(error)
+    return message

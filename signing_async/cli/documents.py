@@ -1,13 +1,16 @@
-"""`upload` and `download`: PDFs to a signing, and sealed PDFs from it."""
+"""`upload` and `download`: PDFs to a draft, and sealed PDFs from a signing."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +19,7 @@ from .command import State, command
 from .exits import code_of_all
 from .output import CONTROLS, on_one_line
 from .records import document_facts
+from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
     from ..client import SigningClient
@@ -30,64 +34,110 @@ _LONGEST_NAME = 180
 @command()
 @click.argument("signing")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="So many at once.")
-def upload(state: State, signing: str, files: tuple[Path, ...], concurrency: int) -> None:
-    """Upload PDFs to a draft, several at once. A line for each that arrived, with its document's id.
+@click.option("--again", is_flag=True, help="Also upload files that the draft already holds.")
+@click.option(
+    "--concurrency",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Upload several files at once. With more than 1, their order in the signing is not kept.",
+)
+def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, concurrency: int) -> None:
+    """Upload PDFs to a draft, in the given order. Prints a line with the document's id for each.
 
-    One that fails does not stop the others; the exit code tells. None is uploaded twice: after a lost answer the
-    service is read first, and exit code 3 says that it cannot be told whether a document arrived.
+    A file that fails does not stop the others. A file that the draft already holds (same name and, if the service
+    reports them, same size and hash) is refused without --again, so that a command that was interrupted can be
+    repeated. Exit code 3: it is unknown whether a document arrived.
 
     \b
     Example:
       signing-async upload $SIGNING lease.pdf inventory.pdf
     """
-    state.run(_upload(state, signing, files, concurrency))
+    state.run(_upload(state, signing, files, again, concurrency))
 
 
-async def _upload(state: State, signing_id: str, files: Sequence[Path], concurrency: int) -> None:
+async def _upload(state: State, signing_id: str, files: Sequence[Path], again: bool, concurrency: int) -> None:
     errors: list[BaseException] = []
+
+    def fail(file: Path, error: BaseException) -> None:
+        errors.append(error)
+        state.out.failed(str(file), error, {"file": str(file)})
+
     async with state.client() as client:
-        with state.out.progress("Uploading") as tell:
+        held = {} if again else await _held(state, client, signing_id, files)
+        for file, document in held.items():
+            fail(file, InvalidRequest(f"the draft already holds this file ({document.id}): use --again to upload it"))
+        remaining = [file for file in files if file not in held]
+        with state.out.progress("Uploading") as report:
 
             def on_progress(progress: Progress) -> None:
-                total = len(files) if progress.files_total is None else progress.files_total
-                tell(progress.files_done, total, progress.bytes_done, progress.bytes_total)
+                total = len(remaining) if progress.files_total is None else progress.files_total
+                report(progress.files_done, total, progress.bytes_done, progress.bytes_total)
 
             async with client.documents.upload_many(
-                signing_id, files, concurrency=concurrency, on_progress=on_progress
+                signing_id, remaining, concurrency=concurrency, on_progress=on_progress
             ) as results:
                 async for result in results:
-                    facts = {"file": str(result.source)}
                     if result.document is None:
                         assert result.error is not None
-                        errors.append(result.error)
-                        state.out.failed(str(result.source), result.error, facts)
+                        fail(result.source, result.error)
                     else:
-                        state.out.result({**facts, **document_facts(result.document)}, _line(result))
+                        facts = {"file": str(result.source), **document_facts(result.document)}
+                        state.out.result(facts, on_one_line(f"{result.document.id}  {result.source}"))
     if errors and len(files) > 1:
         state.out.say(f"{len(errors)} of {len(files)} files were not uploaded.")
     state.end(code_of_all(errors, done=len(files) - len(errors)))
 
 
-def _line(result: Any) -> str:
-    return on_one_line(f"{result.document.id}  {result.source}")
+async def _held(state: State, client: SigningClient, signing_id: str, files: Sequence[Path]) -> dict[Path, Document]:
+    """Return the files that the draft already holds, each with its document."""
+    from ..documents.source import PdfSource
+    from ..reconcile import DocumentMatch
+
+    documents = (await client.signings.get(signing_id)).documents
+    assumptions = state.settings.assumptions
+    held = {}
+    for file in filter(Path.is_file, files):
+        size, sha256 = file.stat().st_size, partial(_sha256, file)
+        match = DocumentMatch(PdfSource(file).filename, size, sha256, assumptions)
+        named = [one for one in documents if DocumentMatch(one.name, size, sha256, assumptions).key == match.key]
+        _, same = await match.select(named, Counter())
+        if same:
+            held[file] = same[0]
+    return held
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 @command()
 @click.argument("signing")
 @click.argument("documents", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every document of the signing.")
+@click.option("--all", "everything", is_flag=True, help="All documents of the signing.")
 @click.option(
-    "-o", "--output", metavar="PATH", help="A file, a folder, or - for standard output.  [default: this folder]"
+    "-o", "--output", metavar="PATH", help="A file, a folder, or - for standard output.  [default: current folder]"
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
+@click.option(
+    "--verify", is_flag=True, help="Keep a file only if its signatures are sound, as verify-sealed judges them."
+)
 def download(
-    state: State, signing: str, documents: tuple[str, ...], everything: bool, output: str | None, force: bool
+    state: State,
+    signing: str,
+    documents: tuple[str, ...],
+    everything: bool,
+    output: str | None,
+    force: bool,
+    verify: bool,
 ) -> None:
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
-    A file gets the document's name with "-signed" behind it, made safe, and appears only when it is complete and
-    checked. A file that is there already is left alone without --force.
+    Files are named after their documents, as in lease-signed.pdf, and appear only once they are complete and checked.
+    With --all, --output is always a folder. Existing files are kept, unless --force is given.
+
+    Exit code 7: with --verify, a file is not sound; it was not kept.
 
     \b
     Example:
@@ -95,61 +145,68 @@ def download(
       signing-async download $SIGNING lease.pdf --output - > sealed.pdf
     """
     if documents and everything:
-        raise click.UsageError("name documents, or say --all")
+        raise click.UsageError("use either DOCUMENTS or --all, not both")
     if output == "-" and sys.stdout.isatty():
-        raise click.UsageError("--output -: a PDF is nothing for a terminal: send it on to a file or a program")
-    state.run(_download(state, signing, _Choice(documents, everything), output, force))
+        raise click.UsageError("--output -: refusing to write a PDF to a terminal; redirect it to a file or a program")
+    if output == "-" and verify:
+        raise click.UsageError("--output -: cannot be used with --verify, which judges files")
+    if verify:
+        load_inspector()
+    state.run(_download(state, signing, _Selection(documents, everything), output, force=force, verify=verify))
 
 
-class _Choice:
-    """Which documents of a signing are meant."""
+class _Selection:
+    """The documents of a signing that the arguments select."""
 
     def __init__(self, named: Sequence[str], everything: bool) -> None:
         self._named = named
-        self._everything = everything
+        self.everything = everything
 
     def of(self, documents: Sequence[Document]) -> list[Document]:
         if not documents:
-            raise InvalidRequest("this signing has no documents")
-        if self._everything:
+            raise InvalidRequest("the signing has no documents")
+        if self.everything:
             return list(documents)
         if self._named:
             return list({found.id: found for name in self._named for found in [_find(name, documents)]}.values())
         if len(documents) > 1:
             names = ", ".join(repr(document.name or document.id) for document in documents)
-            raise InvalidRequest(f"this signing has {len(documents)} documents: say --all, or which: {names}")
+            raise InvalidRequest(f"the signing has {len(documents)} documents: use --all, or name one of {names}")
         return list(documents)
 
 
 def _find(name: str, documents: Sequence[Document]) -> Document:
     found = [one for one in documents if name == one.id] or [one for one in documents if name == one.name]
     if not found:
-        raise InvalidRequest(f"no document of this signing has the id or the name {name!r}")
+        raise InvalidRequest(f"no document of the signing has the id or name {name!r}")
     if len(found) > 1:
-        raise InvalidRequest(f"{len(found)} documents of this signing are named {name!r}: say which by its id")
+        raise InvalidRequest(f"{len(found)} documents of the signing are named {name!r}: use an id")
     return found[0]
 
 
-async def _download(state: State, signing_id: str, choice: _Choice, output: str | None, force: bool) -> None:
+async def _download(
+    state: State, signing_id: str, selection: _Selection, output: str | None, *, force: bool, verify: bool
+) -> None:
     from ..worker_pool import Results
 
     errors: list[BaseException] = []
     async with state.client() as client:
-        chosen = choice.of((await client.signings.get(signing_id)).documents)
+        selected = selection.of((await client.signings.get(signing_id)).documents)
         if output == "-":
-            await _to_stdout(state, client, signing_id, chosen)
+            await _to_stdout(state, client, signing_id, selected)
             return
-        targets = list(zip(chosen, _targets(chosen, output), strict=True))
+        paths = _paths(selected, output, is_folder=selection.everything)
+        targets = list(zip(selected, paths, strict=True))
 
         async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException]:
             try:
-                return *target, await _fetch(client, signing_id, *target, force=force)
+                return *target, await _fetch(client, signing_id, *target, force=force, verify=verify)
             except (SigningError, OSError) as error:
                 return *target, error
 
-        with state.out.progress("Downloading") as tell:
+        with state.out.progress("Downloading") as report:
             size, done = 0, 0
-            tell(0, len(targets), 0, None)
+            report(0, len(targets), 0, None)
             async with Results(targets, fetch, 4) as results:
                 async for document, path, result in results:
                     facts = {"id": document.id, "name": document.name, "path": str(path)}
@@ -160,37 +217,42 @@ async def _download(state: State, signing_id: str, choice: _Choice, output: str 
                     else:
                         size += result.size
                         state.out.result({**facts, "size": result.size, "sha256": result.sha256}, str(path))
-                    tell(done, len(targets), size, None)
+                    report(done, len(targets), size, None)
     state.end(code_of_all(errors, done=len(targets) - len(errors)))
 
 
-async def _fetch(client: SigningClient, signing_id: str, document: Document, path: Path, *, force: bool) -> SealedFile:
+async def _fetch(
+    client: SigningClient, signing_id: str, document: Document, path: Path, *, force: bool, verify: bool
+) -> SealedFile:
     if os.path.lexists(path) and not force:
-        raise InvalidRequest(f"{path} is there already: --force replaces it")
-    return await client.documents.download_signed(signing_id, document, path, overwrite=force)
+        raise InvalidRequest(f"{path} already exists: use --force to replace it")
+    return await client.documents.download_signed(signing_id, document, path, overwrite=force, verify=verify)
 
 
 async def _to_stdout(state: State, client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:
     if len(documents) > 1:
-        raise InvalidRequest(f"--output -: only one document can go to standard output, not {len(documents)}")
-    # Whole and checked before any of it is passed on.
+        raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(documents)}")
+    # Complete and checked before the first byte is written.
     state.out.binary(await client.documents.read_signed(signing_id, documents[0]))
 
 
-def _targets(documents: Sequence[Document], output: str | None) -> list[Path]:
-    """Where each goes."""
+def _paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> list[Path]:
+    """Return the target of each document; create the folder."""
     folder = Path(output or ".")
-    if output and len(documents) == 1 and not folder.is_dir() and not output.endswith(("/", "\\")):
+    is_folder = is_folder or len(documents) > 1 or not output or folder.is_dir() or output.endswith(("/", "\\"))
+    if not is_folder:
         return [folder]
+    if folder.is_file():
+        raise InvalidRequest(f"--output: must be a folder for these documents, but {output!r} is a file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidRequest(f"--output: {error.strerror}: {output!r}") from None
+        raise InvalidRequest(f"--output: could not create the folder {output!r}: {error.strerror}") from None
     return [folder / name for name in _names(documents)]
 
 
 def _names(documents: Sequence[Document]) -> Iterator[str]:
-    """A name of its own for each."""
+    """Yield a different file name for each document."""
     taken: set[str] = set()
     for document in documents:
         stem = safe_stem(document.name) or safe_stem(document.id) or "document"
@@ -203,7 +265,7 @@ def _names(documents: Sequence[Document]) -> Iterator[str]:
 
 
 def safe_stem(name: str) -> str:
-    """What of a name from the server may be a file's name, without .pdf; empty where nothing is left."""
+    """Return a safe file name, without .pdf, made of a name from the server; empty if nothing is left."""
     name = name.encode("utf-8", "replace").decode().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
     name = _UNSAFE.sub("_", name).strip(" .").lstrip("-")
     stem = name[:-4].rstrip(" .") if name.lower().endswith(".pdf") else name

@@ -1,4 +1,4 @@
-"""What a command's exit code means, and how an error is told: in a sentence, or as JSON."""
+"""Exit codes, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..errors import (
     ConfigurationError,
     Forbidden,
     InvalidRequest,
+    NotSound,
     SigningCancelled,
     Unauthorized,
     WaitTimeout,
@@ -47,15 +48,15 @@ TERMINATED = 143
 
 CODES = {
     0: "done",
-    FAILED: "the service or the network said no, or a part of the work failed",
-    USAGE: "the call, its input or a setting is wrong; nothing was sent",
-    UNKNOWN: "it may or may not have taken effect: look before you repeat it",
-    UNAUTHORIZED: "not logged in, or not allowed",
-    TIMED_OUT: "the time to wait is up",
+    FAILED: "the service or the network refused or failed, or part of the work failed",
+    USAGE: "wrong usage, input or settings; nothing was sent",
+    UNKNOWN: "outcome unknown: check before you repeat the command",
+    UNAUTHORIZED: "not logged in, or not permitted",
+    TIMED_OUT: "timed out while waiting",
     CANCELLED: "the signing was cancelled",
-    NOT_SOUND: "a sealed PDF is not as it was when it was signed",
-    UNTRUSTED: "a sealed PDF is sound, and not of those who are trusted",
-    INTERRUPTED: "interrupted by Ctrl-C (143: by SIGTERM)",
+    NOT_SOUND: "a sealed PDF is not sound: a signature is invalid, or it was changed since",
+    UNTRUSTED: "a sealed PDF is sound but not trusted",
+    INTERRUPTED: "interrupted by Ctrl-C (143: terminated by SIGTERM)",
 }
 
 _FACTS = (
@@ -65,7 +66,7 @@ _FACTS = (
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code for an error."""
+    """Return the exit code for an error."""
     if getattr(error, "effect", "none") == "unknown":
         return UNKNOWN
     if isinstance(error, ConfigurationError | InvalidRequest):
@@ -74,13 +75,15 @@ def code_of(error: BaseException) -> int:
         return UNAUTHORIZED
     if isinstance(error, WaitTimeout):
         return TIMED_OUT
+    if isinstance(error, NotSound):
+        return NOT_SOUND
     return CANCELLED if isinstance(error, SigningCancelled) else FAILED
 
 
 def code_of_all(errors: Iterable[BaseException], *, done: int) -> int:
-    """The exit code for several pieces of work, of which so many were done: 0 without errors.
+    """Return the exit code for several items, ``done`` of which succeeded: 0 without errors.
 
-    3 if the outcome of any is unknown; else an error's own code only where nothing was done and all errors share it.
+    3 if any outcome is unknown. Otherwise the errors' own code if nothing succeeded and all share it, else 1.
     """
     codes = {code_of(error) for error in errors}
     if UNKNOWN in codes:
@@ -91,7 +94,7 @@ def code_of_all(errors: Iterable[BaseException], *, done: int) -> int:
 
 
 def facts_of(error: BaseException, code: int | None = None) -> dict[str, Any]:
-    """An error for machines: its type, sentence and exit code, and what else it knows."""
+    """Return an error as JSON facts: type, message, exit code, and its other attributes."""
     facts = {name: getattr(error, name, None) for name in _FACTS}
     return {
         "type": type(error).__name__,

@@ -1,7 +1,7 @@
-"""What a command prints: sentences, tables and progress for people, a JSON object a line for machines.
+"""What a command prints: sentences, tables and progress for people, or one JSON object per line for machines.
 
-Standard output carries what was asked for; all else goes to standard error. On a terminal tables are styled and fitted
-to its width; anywhere else they are plain, and nothing is cut off.
+Results go to standard output, everything else to standard error. On a terminal, tables are styled and fitted to its
+width; elsewhere they are plain and never truncated.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["CONTROLS", "Output", "ago", "clean", "discard_output", "iso", "on_one_line"]
 
 CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-"""Controls, and the marks that turn the direction of text, for a regular expression's brackets."""
+"""Control characters and bidirectional marks, for a character class of a regular expression."""
 
 _CONTROLS = re.compile(f"[{CONTROLS}]")
+_NARROWEST = 12
 _STYLES = {
     "draft": "yellow",
     "sent": "cyan",
@@ -42,7 +43,7 @@ _STYLES = {
 
 
 class Output:
-    """Where a command's words go; ``json`` is whether machines read them."""
+    """Prints a command's results, remarks and errors; as JSON if ``json``."""
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
@@ -50,90 +51,109 @@ class Output:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether standard output is one."""
+        """Whether standard output is a terminal."""
         return _is_terminal(sys.stdout)
 
     @property
     def live(self) -> bool:
-        """Whether standard error can show something that moves."""
+        """Whether standard error can show a progress bar."""
         return not self.json and _is_styled(sys.stderr)
 
     @cached_property
     def console(self) -> Console:
-        """Rich's console of standard output, where that is a terminal."""
+        """Rich's console for standard output; use it only on a terminal."""
         return _console(sys.stdout)
 
     @cached_property
     def errors(self) -> Console:
-        """Rich's console of standard error, where that is a terminal."""
+        """Rich's console for standard error; use it only on a terminal."""
         return _console(sys.stderr)
 
     def result(self, facts: Mapping[str, Any], text: str | None = None, colour: str | None = None) -> None:
-        """What was asked for: the facts as a line of JSON, or the text; nothing where that is None."""
+        """Print a result to standard output: the facts as a line of JSON, or the text if there is one."""
         if self.json:
             self._write(json.dumps(facts, default=_as_json) + "\n")
         elif text is not None:
             self.text(self.styled(clean(text), colour))
 
     def say(self, text: str, **facts: Any) -> None:
-        """A remark for people, on standard error; for machines its facts, if it has any."""
+        """Print a remark to standard error; as JSON its facts, if it has any."""
         if not self.json:
             self._print(clean(text))
         elif facts:
-            self._tell(facts)
+            self._print_json(facts)
 
     def failed(self, name: str, error: BaseException, facts: Mapping[str, Any]) -> None:
-        """One piece of work that failed, among others: for machines it is a result like theirs."""
+        """Print one failed item among several; as JSON it is a result like the others."""
         if self.json:
             self.result({**facts, "error": facts_of(error)})
         else:
             name = on_one_line(name)
-            words = str(error).removeprefix("source: ")  # the name of an argument of Python's
-            self.error(words if name in words else f"{name}: {words}", {})
+            message = str(error).removeprefix("source: ")  # the name of a Python argument
+            self.error(message if name in message else f"{name}: {message}", {})
 
     def warn(self, text: str) -> None:
-        """Something that may matter, on standard error."""
+        """Print a warning to standard error."""
         if self.json:
-            self._tell({"warning": text})
+            self._print_json({"warning": text})
         else:
             self._print(f"Warning: {clean(text)}", "yellow")
 
     def error(self, text: str, facts: Mapping[str, Any]) -> None:
-        """What went wrong, on standard error."""
+        """Print an error to standard error."""
         if self.json:
-            self._tell({"error": facts})
+            self._print_json({"error": facts})
         else:
             self._print(f"Error: {clean(text)}", "red")
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Rows for people; the first column is never cut off, nor is one named STATE, which is in colour."""
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
+        """Print rows for people.
+
+        A terminal shows the first column and STATE in full. If it is too narrow, it leaves out the ``optional`` columns
+        one by one, and then puts each cell on a line of its own.
+        """
         if not self.is_terminal:
             self._write(_plain(columns, rows))
             return
+        for name in optional:
+            if not _overflows(columns, rows, self.console.width):
+                break
+            left_out = columns.index(name)
+            columns = [*columns[:left_out], *columns[left_out + 1 :]]
+            rows = [[*row[:left_out], *row[left_out + 1 :]] for row in rows]
         with self.console.capture() as captured:
-            self.console.print(self.table_of(columns, rows))
+            if optional and _overflows(columns, rows, self.console.width):
+                self._print_stacked(columns, rows)
+            else:
+                self.console.print(self.table_of(columns, rows))
         self._write(captured.get())
 
+    def _print_stacked(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        for row in rows:
+            self.console.print(_cell(columns[0], str(row[0])), soft_wrap=True)
+            for name, cell in zip(columns[1:], row[1:], strict=True):
+                self.console.print(_cell(name, f"  {cell}"), no_wrap=True, overflow="ellipsis")
+
     def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
-        """A title, and what is known, a line each; a text's further lines are set in, so that they pass for no fact."""
+        """Print a title and a line per fact. Further lines of a value are indented, so they do not look like facts."""
         width = max(len(name) for name, _ in pairs) + 2
         margin = "\n" + " " * width
         lines = [f"{name:<{width}}{clean(str(value)).replace(chr(10), margin)}\n" for name, value in pairs]
         self._write(f"{self.styled(on_one_line(title), bold=True)}\n{''.join(lines)}")
 
-    def text(self, words: str) -> None:
-        """A line for people."""
-        self._write(words + "\n")
+    def text(self, line: str) -> None:
+        """Print a line for people."""
+        self._write(line + "\n")
 
-    def styled(self, words: str, colour: str | None = None, *, bold: bool = False) -> str:
-        """As standard output can show them."""
+    def styled(self, text: str, colour: str | None = None, *, bold: bool = False) -> str:
+        """Return the text with the styles that standard output supports."""
         if not _is_styled(sys.stdout):
-            return words
+            return text
         colour = colour if _is_coloured(sys.stdout) else None
-        return click.style(words, fg=colour, bold=bold or None) if colour or bold else words
+        return click.style(text, fg=colour, bold=bold or None) if colour or bold else text
 
     def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
-        """The table of a terminal."""
+        """Return the table for a terminal."""
         from rich.cells import cell_len
         from rich.table import Table
         from rich.text import Text
@@ -147,28 +167,28 @@ class Output:
         return table
 
     @contextlib.contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[int, int | None, int, int | None], None]]:
-        """A bar on standard error while something moves; it is told files done and in all, bytes done and in all.
+    def progress(self, title: str) -> Iterator[Callable[[int, int | None, int, int | None], None]]:
+        """Show a progress bar on standard error, if it is a terminal.
 
-        Where nothing can move there is none.
+        Yields a function that takes the files done, all files, the bytes done and all bytes.
         """
         if not self.live:
             yield lambda files, files_total, size, size_total: None
             return
         with _bar(self.errors) as bar:
-            task = bar.add_task(what, total=None, files="")
+            task = bar.add_task(title, total=None, files="")
             self._bar = bar
 
-            def tell(files: int, files_total: int | None, size: int, size_total: int | None) -> None:
+            def report(files: int, files_total: int | None, size: int, size_total: int | None) -> None:
                 count = f"{files}/{'?' if files_total is None else files_total}"
                 bar.update(task, completed=size, total=size_total, files=count)
 
             try:
-                yield tell
+                yield report
             finally:
                 self._bar = None
 
-    def _tell(self, facts: Mapping[str, Any]) -> None:
+    def _print_json(self, facts: Mapping[str, Any]) -> None:
         click.echo(json.dumps(facts, default=_as_json), err=True)
 
     def _print(self, text: str, style: str | None = None) -> None:
@@ -179,7 +199,7 @@ class Output:
             click.echo(text, err=True)
 
     def _above_bar(self, text: str, stream: Any) -> bool:
-        """Print above the bar what would go through it, on a terminal that shows both."""
+        """Print above the progress bar if the terminal shows both. Return whether it did."""
         if self._bar is None or not _is_terminal(stream):
             return False
         from rich.text import Text
@@ -193,27 +213,27 @@ class Output:
         self.binary(text)
 
     def binary(self, content: str | bytes) -> None:
-        """To standard output, as it is."""
+        """Write to standard output unchanged."""
         try:
             click.echo(content, nl=False, color=True)
         except BrokenPipeError:
-            # Whoever read has seen enough: what is still in the buffer goes nowhere, also at the end.
+            # The reader closed the pipe: discard the buffer, also at exit.
             discard_output()
             raise click.exceptions.Exit(PIPE_CLOSED) from None
 
 
 def clean(text: str) -> str:
-    """Without what would steer a terminal: a name may come from anywhere."""
+    """Replace control characters: names may come from anywhere."""
     return "\n".join(_CONTROLS.sub("\ufffd", line) for line in text.split("\n"))
 
 
 def on_one_line(text: str) -> str:
-    """The same without line breaks: what stands behind one could pass for the command's own words."""
+    """Replace control characters and newlines: a second line could look like the command's own output."""
     return clean(text).replace("\n", " ")
 
 
 def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
-    """A moment as people say it; the day where it is long ago or to come."""
+    """Return a time relative to now, or the date if it is long ago or in the future."""
     if moment is None:
         return ""
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
@@ -226,25 +246,36 @@ def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
 
 
 def iso(moment: datetime | None) -> str:
-    """A moment to the second, in this machine's time zone."""
+    """Return a time to the second, in the local time zone."""
     if moment is None:
         return ""
-    # "Never" is written as the first or the last moment that there is, and beyond that lies no time zone.
+    # A service may write "never" as the first or last possible time, which no other time zone can represent.
     with contextlib.suppress(OverflowError):
         moment = moment.astimezone()
     return moment.isoformat(" ", "seconds")
 
 
 def _cell(column: str, text: str) -> Text:
-    """One line, cut where there is no room for it."""
+    """Return a cell that is cut to one line."""
     from rich.text import Text
 
     style = _STYLES.get(text.split(" ")[0], "") if column == "STATE" else ""
     return Text(on_one_line(text), style, no_wrap=True, overflow="ellipsis")
 
 
+def _overflows(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
+    """Return whether the table is wider than the terminal, even if its wide columns are cut to `_NARROWEST`."""
+    from rich.cells import cell_len
+
+    total = 2 * (len(columns) - 1)
+    for number, column in enumerate(columns):
+        widest = max(cell_len(clean(str(cell))) for cell in (column, *(row[number] for row in rows)))
+        total += widest if number == 0 or column == "STATE" else min(widest, _NARROWEST)
+    return total > width
+
+
 def _as_json(value: object) -> object:
-    """What JSON does not know: moments, and records without their secrets."""
+    """Convert datetimes, and records without their secrets, for JSON."""
     import attrs
 
     if isinstance(value, datetime):
@@ -257,7 +288,7 @@ def _as_json(value: object) -> object:
 
 
 def _plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in nothing but text, a line for each row, and nothing cut off."""
+    """Return the table as plain text, one line per row, nothing truncated."""
     lines = [columns, *([on_one_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
@@ -274,17 +305,17 @@ def _bar(console: Console) -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.table import Column
 
-    whole = Column(no_wrap=True)
+    one_line = Column(no_wrap=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[files]}", table_column=whole),
-        DownloadColumn(table_column=whole),
-        TransferSpeedColumn(table_column=whole),
-        TimeRemainingColumn(table_column=whole),
+        TextColumn("{task.fields[files]}", table_column=one_line),
+        DownloadColumn(table_column=one_line),
+        TransferSpeedColumn(table_column=one_line),
+        TimeRemainingColumn(table_column=one_line),
         console=console,
         transient=True,
-        # Else standard output would go where the bar is, also where it is a file.
+        # Otherwise standard output would be redirected to the bar's stream, even if it is a file.
         redirect_stdout=False,
         redirect_stderr=False,
     )
@@ -295,7 +326,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def _is_styled(stream: Any) -> bool:
-    """Whether it is a terminal that knows more than text."""
+    """Return whether the stream is a terminal that supports control sequences."""
     return _is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
@@ -304,9 +335,9 @@ def _is_coloured(stream: Any) -> bool:
 
 
 def discard_output() -> None:
-    """Let what is still to be written to standard output go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Redirect standard output, and what is buffered for it, to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(null, sys.stdout.fileno())
     finally:
-        os.close(nowhere)
+        os.close(null)

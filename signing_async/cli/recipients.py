@@ -1,4 +1,4 @@
-"""`add-recipient` and `remind`: the people of a signing."""
+"""`add-recipient` and `remind`: the recipients of a signing."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 @click.option("--last-name", metavar="TEXT")
 @click.option("--method", "signing_method", default="email", show_default=True, help="email, bankid, approval, ...")
 @click.option("--order", type=int, help="Position in a sequential signing, from 1.")
-@click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another field, say phone; repeatable.")
+@click.option(
+    "--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another field, such as phone. May be repeated."
+)
 @click.option(
     "--fields",
     "fields_file",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="Other fields as a JSON object in a file (- for standard input), out of sight of other users.",
+    help="Other fields as a JSON object in a file (- for standard input), hidden from other users of the machine.",
 )
 def add_recipient(
     state: State, signing: str, email: str, fields: tuple[str, ...], fields_file: str | None, **named: Any
 ) -> None:
-    """Add somebody who has to sign to a draft. The recipient's id alone goes to standard output.
+    """Add a recipient to a draft. Only the recipient's id goes to standard output.
 
     \b
     Example:
@@ -49,7 +51,7 @@ def add_recipient(
 async def _add(state: State, signing_id: str, fields: dict[str, Any]) -> None:
     async with state.client() as client:
         recipient = await client.recipients.add(signing_id, **fields)
-    state.out.say(f"{fields['email']} was added")
+    state.out.say(f"Added {fields['email']}.")
     state.out.result(recipient_facts(recipient, ()), on_one_line(recipient.id))
 
 
@@ -57,7 +59,7 @@ def _from_options(fields: tuple[str, ...]) -> dict[str, str]:
     pairs = [field.partition("=") for field in fields]
     for field, (name, equals, _) in zip(fields, pairs, strict=True):
         if not equals or not name:
-            raise click.BadParameter(f"{field!r} is not of the form NAME=VALUE", param_hint="--field")
+            raise click.BadParameter(f"must have the form NAME=VALUE, got {field!r}", param_hint="--field")
     return {name: value for name, _, value in pairs}
 
 
@@ -69,18 +71,18 @@ def _from_file(path: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise click.BadParameter(f"{path} holds no JSON object", param_hint="--fields")
+        raise click.BadParameter(f"{path} does not contain a JSON object", param_hint="--fields")
     return fields
 
 
 @command()
 @click.argument("signing")
 @click.argument("recipient", required=False)
-@click.option("--all-pending", is_flag=True, help="Everyone who has not finished.")
+@click.option("--all-pending", is_flag=True, help="All recipients who have not finished.")
 def remind(state: State, signing: str, recipient: str | None, all_pending: bool) -> None:
-    """Remind RECIPIENT (an id or an e-mail address) of a signing, or everyone who has not finished.
+    """Remind RECIPIENT (an id or an e-mail address), or all who have not finished.
 
-    One that fails does not stop the others. After a lost answer a reminder is not repeated: exit code 3.
+    A reminder that fails does not stop the others. A reminder whose response was lost is not repeated: exit code 3.
 
     \b
     Example:
@@ -88,39 +90,38 @@ def remind(state: State, signing: str, recipient: str | None, all_pending: bool)
       signing-async remind $SIGNING --all-pending
     """
     if (recipient is None) is not all_pending:
-        raise click.UsageError("say whom to remind: a recipient, or --all-pending")
+        raise click.UsageError("use either RECIPIENT or --all-pending")
     state.run(_remind(state, signing, recipient))
 
 
-async def _remind(state: State, signing_id: str, whom: str | None) -> None:
+async def _remind(state: State, signing_id: str, wanted: str | None) -> None:
     async with state.client() as client:
-        if whom is None:
+        if wanted is None:
             results = await client.recipients.remind_pending(signing_id)
         else:
-            found = await _find(client, signing_id, whom)
-            await client.recipients.remind(signing_id, found)
-            state.out.result(
-                {"id": found.id, "email": found.email, "reminded": True}, on_one_line(f"{found.email} was reminded")
-            )
+            recipient = await _find(client, signing_id, wanted)
+            await client.recipients.remind(signing_id, recipient)
+            facts = {"id": recipient.id, "email": recipient.email, "reminded": True}
+            state.out.result(facts, on_one_line(f"Reminded {recipient.email}."))
             return
     errors = []
     for result in results:
         facts = {"id": result.recipient.id, "email": result.recipient.email, "reminded": result.error is None}
         if result.error is None:
-            state.out.result(facts, on_one_line(f"{result.recipient.email} was reminded"))
+            state.out.result(facts, on_one_line(f"Reminded {result.recipient.email}."))
         else:
             errors.append(result.error)
             state.out.failed(result.recipient.email, result.error, facts)
     if not results:
-        state.out.say("Nobody is pending.")
+        state.out.say("No recipient is pending.")
     state.end(code_of_all(errors, done=len(results) - len(errors)))
 
 
-async def _find(client: SigningClient, signing_id: str, whom: str) -> Recipient:
+async def _find(client: SigningClient, signing_id: str, wanted: str) -> Recipient:
     everyone = [recipient async for recipient in client.recipients.list(signing_id)]
-    found = [one for one in everyone if one.id == whom or one.email.casefold() == whom.casefold()]
+    found = [one for one in everyone if one.id == wanted or one.email.casefold() == wanted.casefold()]
     if len(found) == 1:
         return found[0]
     if found:
-        raise InvalidRequest(f"{whom!r} is {len(found)} recipients of this signing: name one by its id")
-    raise InvalidRequest(f"no recipient of this signing has the id or the address {whom!r}")
+        raise InvalidRequest(f"{len(found)} recipients of the signing have the address {wanted!r}: use an id")
+    raise InvalidRequest(f"no recipient of the signing has the id or address {wanted!r}")

@@ -1,4 +1,4 @@
-"""The service's records as facts for machines, and as tables for people."""
+"""Records as JSON facts, and as tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["document_facts", "is_done", "parts_of", "recipient_facts", "show_sig
 
 
 def signing_facts(signing: Signing) -> dict[str, Any]:
-    """All that is known of a signing but its documents."""
+    """Return a signing's fields, without its documents."""
     return {
         **signing.extra,
         "id": signing.id,
@@ -31,13 +31,13 @@ def signing_facts(signing: Signing) -> dict[str, Any]:
 
 
 def document_facts(document: Document) -> dict[str, Any]:
-    """All that is known of a document."""
+    """Return a document's fields."""
     facts = {"id": document.id, "name": document.name, "completed_at": document.completed_at}
     return {**document.extra, **facts, "signed_file_path": document.signed_file_path}
 
 
 def recipient_facts(recipient: Recipient, done_fields: Iterable[str]) -> dict[str, Any]:
-    """All that is known of a recipient, and whether they have finished."""
+    """Return a recipient's fields, and whether they have finished."""
     return {
         **recipient.extra,
         "id": recipient.id,
@@ -51,12 +51,12 @@ def recipient_facts(recipient: Recipient, done_fields: Iterable[str]) -> dict[st
 
 
 def is_done(recipient: Recipient, done_fields: Iterable[str]) -> bool:
-    """Whether they have signed."""
+    """Return whether the recipient has finished."""
     return any(recipient.extra.get(field) for field in done_fields)
 
 
 def show_signing(out: Output, signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]) -> None:
-    """A signing with its documents and recipients."""
+    """Print a signing with its documents and recipients."""
     facts = [
         ("id", signing.id),
         ("state", signing.state.value),
@@ -66,19 +66,19 @@ def show_signing(out: Output, signing: Signing, recipients: Sequence[Recipient],
         ("cancelled", iso(signing.cancelled_at)),
         ("message", signing.message or ""),
     ]
-    out.facts(signing.name or "(without a name)", [(name, value) for name, value in facts if value])
-    for columns, rows, none in parts_of(signing, recipients, done_fields):
+    out.facts(signing.name or "(unnamed)", [(name, value) for name, value in facts if value])
+    for columns, rows, placeholder in parts_of(signing, recipients, done_fields):
         out.text("")
         if rows:
             out.table(columns, rows)
         else:
-            out.text(none)
+            out.text(placeholder)
 
 
 def parts_of(
     signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]
 ) -> list[tuple[Sequence[str], list[tuple[object, ...]], str]]:
-    """What is in a signing, and how far it is: columns, rows, and what to say where there are none."""
+    """Return the tables of documents and recipients: columns, rows, and the text for an empty table."""
     documents: list[tuple[object, ...]] = [
         (document.name, f"signed {iso(document.completed_at)}" if document.completed_at else "pending", document.id)
         for document in signing.documents

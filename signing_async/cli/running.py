@@ -1,4 +1,4 @@
-"""Runs a command's coroutine: on uvloop where that is installed, else on asyncio's own loop."""
+"""Runs a command's coroutine, on uvloop if it is installed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .exits import TERMINATED
 T = TypeVar("T")
 
 NO_HANDLERS = (NotImplementedError, ValueError, RuntimeError)
-"""What a signal's handler may meet: Windows' loops know none, and only the main thread may have any."""
+"""What setting a signal handler may raise: on Windows, and outside the main thread."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like ``asyncio.run``: Ctrl-C, and SIGTERM too, let what is open be closed before the command ends."""
+    """Run the coroutine like ``asyncio.run``. Ctrl-C and SIGTERM cancel it, so that it closes what is open."""
     try:
         import uvloop
     except ModuleNotFoundError:  # the extra `speed` is not installed

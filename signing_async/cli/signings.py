@@ -1,4 +1,4 @@
-"""`list`, `show`, `create` and `send`: signings from the terminal."""
+"""`list`, `show`, `create` and `send`."""
 
 from __future__ import annotations
 
@@ -26,25 +26,30 @@ _UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def moment(text: str) -> datetime:
-    """A day, a moment, or a span of time before now."""
+    """Parse a date, a time, or a duration before now."""
     span = _SPAN.fullmatch(text)
     try:
         if span:
             return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        words = f"{text!r} is neither a span such as 90min, 12h, 7d or 2w nor a day or moment such as 2031-03-31"
-        raise click.BadParameter(words) from None
+        raise click.BadParameter(
+            f"must be a duration such as 90min, 12h, 7d or 2w, or a date such as 2031-03-31, got {text!r}"
+        ) from None
 
 
 @command("list")
-@click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Only those; repeatable.")
-@click.option("--name", metavar="TEXT", help="Only those with this text in their name, in any case.")
-@click.option("--updated-since", "since", type=moment, help="Only those updated since: 7d, 12h, 2031-03-31, ...")
-@click.option("--updated-before", "before", type=moment, help="Only those updated before.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many.  [default: 50; with --all: no limit]")
-@click.option("--all", "everything", is_flag=True, help="Do not stop before the end.")
-@click.option("--cursor", help="Go on from where a list stopped, as it said.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only signings in this state. May be repeated."
+)
+@click.option("--name", metavar="TEXT", help="Only signings with this text in their name, in any case.")
+@click.option("--updated-since", "since", type=moment, help="Only signings updated since: 7d, 12h, 2031-03-31, ...")
+@click.option("--updated-before", "before", type=moment, help="Only signings updated before.")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Stop after this many signings.  [default: 50; with --all: no limit]"
+)
+@click.option("--all", "everything", is_flag=True, help="List everything.")
+@click.option("--cursor", help="Continue where an earlier list stopped; it prints the cursor.")
 def list_signings(
     state: State,
     states: tuple[str, ...],
@@ -57,21 +62,20 @@ def list_signings(
 ) -> None:
     """List signings, in the service's own order.
 
-    The service's documentation names no filters, so they are applied here, to what it lists. Where the list stops at
-    its limit, it says on standard error how to go on. --json prints an object a line.
+    The service documents no filters, so they are applied to what it lists. If the list stops at its limit, it prints
+    how to continue to standard error. --json prints one object per line.
 
     \b
     Example:
       signing-async list --state sent --updated-since 7d
       signing-async list --all --json
     """
-    most = limit or (None if everything else 50)
-    wanted = _Wanted(states, name, since, before)
-    state.run(_list(state, wanted, most, _Cursor.read(cursor)))
+    limit = limit or (None if everything else 50)
+    state.run(_list(state, _Filter(states, name, since, before), limit, _Cursor.parse(cursor)))
 
 
-class _Wanted:
-    """What the filters let through."""
+class _Filter:
+    """The filters of `list`; ``signing in filter`` tells whether a signing passes."""
 
     def __init__(
         self, states: tuple[str, ...], name: str | None, since: datetime | None, before: datetime | None
@@ -86,9 +90,9 @@ class _Wanted:
             return False
         if self._name not in signing.name.casefold():
             return False
-        return self._in_time(signing.updated_at)
+        return self._is_updated_in_time(signing.updated_at)
 
-    def _in_time(self, updated: datetime | None) -> bool:
+    def _is_updated_in_time(self, updated: datetime | None) -> bool:
         if self._since is None and self._before is None:
             return True
         if updated is None:
@@ -97,68 +101,70 @@ class _Wanted:
 
 
 class _Cursor:
-    """Where a list stands: the service's cursor of a page, and how many of the items from there on are done."""
+    """A position in the list: the service's cursor of a page, and how many items of that page to skip."""
 
-    def __init__(self, page: str | None = None, done: int = 0) -> None:
+    def __init__(self, page: str | None = None, skip: int = 0) -> None:
         self.page = page
-        self.done = done
+        self.skip = skip
 
     @classmethod
-    def read(cls, text: str | None) -> _Cursor:
+    def parse(cls, text: str | None) -> _Cursor:
         if text is None:
             return cls()
-        done, dot, page = text.partition(".")
-        if not dot or not (done.isascii() and done.isdigit()) or len(done) > 9:
-            raise InvalidRequest(f"--cursor: must be as a list said it, not {text!r}")
-        return cls(page or None, int(done))
+        skip, _, page = text.partition(".")
+        if not (skip.isascii() and skip.isdigit()) or len(skip) > 9:
+            raise InvalidRequest(f"--cursor: must be a cursor that `list` printed, got {text!r}")
+        return cls(page or None, int(skip))
 
     def __str__(self) -> str:
-        return f"{self.done}.{self.page or ''}"
+        return f"{self.skip}.{self.page}" if self.page else f"{self.skip}"
 
 
-async def _list(state: State, wanted: _Wanted, most: int | None, start: _Cursor) -> None:
+async def _list(state: State, selected: _Filter, limit: int | None, start: _Cursor) -> None:
     rows: list[tuple[object, ...]] = []
     shown, stopped = 0, None
     async with state.client() as client, aclosing(_walk(client, start)) as walk:
         async for signing, cursor in walk:
-            if shown == most:
+            if shown == limit:
                 stopped = cursor
                 break
-            if signing not in wanted:
+            if signing not in selected:
                 continue
             shown += 1
             if state.json:
                 state.out.result(signing_facts(signing))
             else:
-                rows.append((signing.id, signing.state.value, _when(state, signing.updated_at), signing.name))
+                rows.append((signing.id, signing.state.value, _time(state, signing.updated_at), signing.name))
     if not state.json and rows:
-        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows)
+        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows, optional=("UPDATED", "STATE"))
     if stopped is not None:
-        state.out.say(f"There may be more: --cursor {shlex.quote(str(stopped))} goes on.", next_cursor=str(stopped))
+        state.out.say(
+            f"There may be more. Continue with: --cursor {shlex.quote(str(stopped))}", next_cursor=str(stopped)
+        )
     elif not shown:
-        state.out.say("There are none.")
+        state.out.say("No signings.")
 
 
 async def _walk(client: SigningClient, start: _Cursor) -> AsyncGenerator[tuple[Signing, _Cursor], None]:
-    """The signings from here on, each with the cursor that a list which begins with it would need."""
-    at = _Cursor(start.page)
+    """Yield the signings from ``start``, each with the cursor of a list that starts with it."""
+    position = _Cursor(start.page)
     async with aclosing(client.signings.list(cursor=start.page).pages()) as pages:
         async for page in pages:
             for signing in page.items:
-                if at.page != start.page or at.done >= start.done:
-                    yield signing, _Cursor(at.page, at.done)
-                at.done += 1
-            at = _Cursor(page.next_cursor)
+                if position.page != start.page or position.skip >= start.skip:
+                    yield signing, _Cursor(position.page, position.skip)
+                position.skip += 1
+            position = _Cursor(page.next_cursor)
 
 
-def _when(state: State, moment: datetime | None) -> str:
+def _time(state: State, moment: datetime | None) -> str:
     return ago(moment) if state.out.is_terminal else iso(moment)
 
 
 @command()
 @click.argument("signing")
 def show(state: State, signing: str) -> None:
-    """Show a signing by its id, with its documents and recipients.
+    """Show a signing with its documents and recipients.
 
     \b
     Example:
@@ -188,26 +194,31 @@ async def _show(state: State, signing_id: str) -> None:
     show_default=True,
     type=click.Choice(("EN", "SV"), case_sensitive=False),
     metavar="[EN|SV]",
-    help="Of what the recipients read.",
+    help="The language in which recipients are addressed.",
 )
-@click.option("--signing-order", "order", type=click.Choice(("sequential", "parallel")), help="Who signs when.")
-@click.option("--message", metavar="TEXT", help="For the recipients, at most 400 characters.")
+@click.option(
+    "--signing-order",
+    "order",
+    type=click.Choice(("sequential", "parallel")),
+    help="Whether recipients sign one after the other or at once.",
+)
+@click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
 @click.option(
     "--message-file",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="The same, from a file (- for standard input).",
+    help="Read the message from a file (- for standard input).",
 )
 def create(
     state: State, name: str, language: str, order: str | None, message: str | None, message_file: str | None
 ) -> None:
-    """Create a draft called NAME. Its id alone goes to standard output, so that a script can keep it.
+    """Create a draft called NAME. Only its id goes to standard output, for use in scripts.
 
     \b
     Example:
       signing-async create "Lease 2031" --signing-order parallel --message "Please sign by Friday."
     """
     if message is not None and message_file is not None:
-        raise click.UsageError("--message and --message-file exclude each other")
+        raise click.UsageError("use either --message or --message-file, not both")
     if message_file is not None:
         message = read_text(message_file, "--message-file").replace("\r\n", "\n").strip()
     state.run(_create(state, {"name": name, "language": language, "signing_order": order, "message": message}))
@@ -216,17 +227,17 @@ def create(
 async def _create(state: State, fields: Mapping[str, Any]) -> None:
     async with state.client() as client:
         signing = await client.signings.create(**fields)
-    state.out.say(on_one_line(f"A draft was created: {signing.name or fields['name']}"))
+    state.out.say(on_one_line(f"Created the draft {signing.name or fields['name']}."))
     state.out.result(signing_facts(signing), on_one_line(signing.id))
 
 
 @command()
 @click.argument("signing")
 def send(state: State, signing: str) -> None:
-    """Send a draft: its recipients are notified, and it can be edited no more.
+    """Send a draft: its recipients are notified, and it can no longer be edited.
 
-    After a lost answer the service is read before anything is repeated: it is never sent twice. Exit code 3 says that
-    it cannot be told whether it was sent.
+    A draft is never sent twice: after a lost response the service is read before anything is repeated. Exit code 3: it
+    is unknown whether the draft was sent.
 
     \b
     Example:
@@ -238,4 +249,4 @@ def send(state: State, signing: str) -> None:
 async def _send(state: State, signing_id: str) -> None:
     async with state.client() as client:
         await client.signings.send(signing_id)
-    state.out.result({"id": signing_id, "sent": True}, f"{signing_id} was sent")
+    state.out.result({"id": signing_id, "sent": True}, f"Sent {signing_id}.")

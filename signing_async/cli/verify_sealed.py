@@ -1,7 +1,8 @@
-"""`verify-sealed`: whether a sealed PDF is as it was when it was signed, and by whom."""
+"""`verify-sealed`: whether a sealed PDF is unchanged since it was signed, and by whom."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,10 @@ from .output import iso, on_one_line
 if TYPE_CHECKING:
     from ..sealed import Report, Seal
 
-SOUND = (
-    "Sound means: every signature is valid, and nothing came after them but what is allowed. It is no legal opinion."
-)
-NOT_TRUSTED = "Whose certificates they are was not checked: names are what the certificates say (--trust checks them)."
-TRUSTED = "Trusted means: the certificates lead to the given roots, and were not revoked by {}."
-REVOCATION = {False: "what the file carries", True: "what the file carries and the services that they name say"}
+SOUND = "Sound means: every signature is valid, and only permitted changes followed. This is not a legal opinion."
+NOT_TRUSTED = "The certificates were not checked: names are what the certificates claim (use --trust to check them)."
+TRUSTED = "Trusted means: the certificates lead to the given roots, and are not revoked according to {}."
+REVOCATION = {False: "the data in the file", True: "the data in the file and the services that they name"}
 
 
 @command("verify-sealed")
@@ -29,36 +28,45 @@ REVOCATION = {False: "what the file carries", True: "what the file carries and t
     "--trust",
     multiple=True,
     metavar="ROOTS",
-    help='Certificates to trust: a PEM or DER file, a folder of those, or "system"; may be given several times.',
+    help='Certificates to trust: a PEM or DER file, a folder of those, or "system". May be repeated.',
 )
-@click.option("--fetch", is_flag=True, help="Ask the services that the certificates name for revocation, with --trust.")
-@click.option("--no-form-filling", is_flag=True, help="Allow no form field to be filled in after a signature.")
-@click.option("--limit", default=60.0, show_default=True, type=Seconds(min=1), help="Seconds to judge one file.")
+@click.option("--fetch", is_flag=True, help="With --trust: ask the revocation services that the certificates name.")
+@click.option("--no-form-filling", is_flag=True, help="Do not permit form fields to be filled in after a signature.")
+@click.option("--limit", default=60.0, show_default=True, type=Seconds(min=1), help="Time limit for each file.")
 def verify_sealed(
     state: State, files: tuple[Path, ...], trust: tuple[str, ...], fetch: bool, no_form_filling: bool, limit: float
 ) -> None:
-    """Say whether a sealed PDF is as it was when it was signed: who signed, what that covers, what came after.
+    """Check whether a sealed PDF is unchanged since it was signed: who signed, what is covered, what came after.
 
-    A file is sound when every signature is valid, and nothing came after them but data for validation, timestamps,
-    further signatures, document information and, where the document permits it, values of form fields. It is trusted
-    when the certificates also lead to the roots of --trust. It is no legal opinion. Without --fetch nothing leaves this
+    A file is sound if every signature is valid, and only validation data, timestamps, further signatures, document
+    information and, where the document permits it, form field values were added afterwards. It is trusted if the
+    certificates also lead to the roots of --trust. This is not a legal opinion. Without --fetch nothing leaves this
     machine.
 
-    Exit code 0: all files are sound, and with --trust trusted. 7: one is not sound. 8: with --trust, one is sound and
-    not trusted. 2: one cannot be read, or is no PDF.
+    Exit code 0: all files are sound and, with --trust, trusted. 7: one is not sound. 8: with --trust, one is sound but
+    not trusted. 2: one cannot be read or is not a PDF.
 
     \b
     Example:
       signing-async verify-sealed lease-signed.pdf
     """
     if fetch and not trust:
-        raise click.UsageError("--fetch is of use only with --trust.")
+        raise click.UsageError("--fetch requires --trust")
     codes = {
         _verify(state, path, trust=trust or None, fetch=fetch, form_filling=not no_form_filling, timeout=limit)
         for path in files
     }
     state.out.say(" ".join(_notes(trust=bool(trust), fetch=fetch)))
     state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE) if code in codes), 0))
+
+
+def load_inspector() -> Callable[..., Report]:
+    """Return `inspect_sealed`. Without its extra, raise an error that names the extra."""
+    try:
+        from ..sealed import inspect_sealed
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from None
+    return inspect_sealed
 
 
 def _notes(*, trust: bool, fetch: bool) -> tuple[str, str]:
@@ -69,45 +77,41 @@ def _verify(
     state: State, path: Path, *, trust: tuple[str, ...] | None, fetch: bool, form_filling: bool, timeout: float
 ) -> int:
     try:
-        from ..sealed import inspect_sealed
-    except ModuleNotFoundError as error:
-        raise click.ClickException(str(error)) from None
-    try:
         most = state.settings.assumptions.max_sealed_bytes
-        report = inspect_sealed(
+        report = load_inspector()(
             path, trust=trust, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=most
         )
     except InvalidRequest as error:
         state.out.failed(str(path), error, {"file": str(path), "sound": None})
         return USAGE
     note = " ".join(_notes(trust=trust is not None, fetch=fetch))
-    state.out.result({"file": str(path), **report.as_dict(), "note": note}, _told(path, report))
+    state.out.result({"file": str(path), **report.as_dict(), "note": note}, _describe(path, report))
     if not report.sound:
         return NOT_SOUND
     return UNTRUSTED if report.trusted is False else 0
 
 
-def _told(path: Path, report: Report) -> str:
+def _describe(path: Path, report: Report) -> str:
     verdict = "sound" if report.sound else "NOT SOUND"
     if report.sound and report.trusted is not None:
         verdict += ", trusted" if report.trusted else ", NOT TRUSTED"
     lines = [f"{on_one_line(str(path))}: {verdict}"]
-    lines += [f"  wrong: {problem}" for problem in report.problems]
+    lines += [f"  problem: {problem}" for problem in report.problems]
     lines += [f"  not trusted: {problem}" for problem in report.trust_problems]
     for seal in report.seals:
-        lines += _lines_of(seal, report)
+        lines += _describe_seal(seal, report)
     return "\n".join(lines)
 
 
-def _lines_of(seal: Seal, report: Report) -> list[str]:
+def _describe_seal(seal: Seal, report: Report) -> list[str]:
     covers = "the whole file" if seal.covers == report.size else f"its first {seal.covers} of {report.size} bytes"
-    right = {True: "right", False: "WRONG", None: "not checked"}
-    shown = {True: "what it covers", False: "NOT only what it covers", None: "cannot be told"}
+    verdict = {True: "valid", False: "INVALID", None: "not checked"}
+    shown = {True: "what it covers", False: "NOT only what it covers", None: "unknown"}
     return [
-        f"  {seal.kind} by {seal.signer or 'somebody unknown'}{_time(seal)}",
+        f"  {seal.kind} by {seal.signer or 'an unknown signer'}{_time(seal)}",
         f"    covers  {covers}, up to revision {seal.revision} of {report.revisions}",
-        f"    digest  {right[seal.digest_right]}{f' ({seal.digest_algorithm})' if seal.digest_algorithm else ''}",
-        f"    key     {right[seal.key_right]}",
+        f"    digest  {verdict[seal.digest_right]}{f' ({seal.digest_algorithm})' if seal.digest_algorithm else ''}",
+        f"    key     {verdict[seal.key_right]}",
         *([f"    level   {seal.level}"] if seal.level else []),
         *([f"    issuer  {seal.issuer}"] if seal.issuer else []),
         *([f"    revoked {_revoked(seal)}"] if seal.revocation else []),
@@ -124,4 +128,4 @@ def _time(seal: Seal) -> str:
 
 
 def _revoked(seal: Seal) -> str:
-    return {"good": "no", "revoked": "YES", "unknown": "unknown: there are no data on it"}[seal.revocation or "unknown"]
+    return {"good": "no", "revoked": "YES", "unknown": "unknown: no revocation data"}[seal.revocation or "unknown"]

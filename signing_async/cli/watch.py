@@ -26,15 +26,15 @@ Show = Callable[["Signing", Sequence["Recipient"]], None]
 
 @command()
 @click.argument("signing")
-@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="Give up after so long.")
-@click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 3600), help="Between two looks.")
+@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="Give up after this time.")
+@click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 3600), help="Polling interval.")
 def watch(state: State, signing: str, seconds: float | None, poll: float) -> None:
-    """Follow a signing until everyone has signed. An outage on the way is waited out.
+    """Follow a signing until everyone has signed. Outages on the way are waited out.
 
-    On a terminal its documents and recipients are shown as they stand; anywhere else each change is a line, with
-    --json an object.
+    A terminal shows the current state of documents and recipients. Elsewhere each change is a line, or an object with
+    --json.
 
-    Exit code 0: it is completed. 5: the time is up. 6: it was cancelled.
+    Exit code 0: the signing is completed. 5: timed out. 6: the signing was cancelled.
 
     \b
     Example:
@@ -45,27 +45,27 @@ def watch(state: State, signing: str, seconds: float | None, poll: float) -> Non
 
 async def _watch(state: State, signing_id: str, seconds: float | None, poll: float) -> None:
     try:
-        async with asyncio.timeout(seconds) as bound, state.client() as client:
-            with _shown(state) as show:
+        async with asyncio.timeout(seconds) as deadline, state.client() as client:
+            with _display(state) as show:
                 await _follow(state, client, signing_id, poll, show)
     except TimeoutError:
-        if not bound.expired():
+        if not deadline.expired():
             raise
         raise WaitTimeout(f"{signing_id} was not completed within {seconds:g} s") from None
 
 
 async def _follow(state: State, client: SigningClient, signing_id: str, poll: float, show: Show) -> None:
-    seen = False
+    was_read = False
     while True:
         try:
             signing = await client.signings.get(signing_id)
             recipients = [recipient async for recipient in client.recipients.list(signing_id)]
         except SigningError as error:
-            if not seen or not error.transient:
+            if not was_read or not error.transient:
                 raise
-            state.out.warn(f"watching goes on: {error}")
+            state.out.warn(f"still watching: {error}")
         else:
-            seen = True
+            was_read = True
             show(signing, recipients)
             if signing.state.value == "completed":
                 return
@@ -75,8 +75,8 @@ async def _follow(state: State, client: SigningClient, signing_id: str, poll: fl
 
 
 @contextlib.contextmanager
-def _shown(state: State) -> Iterator[Show]:
-    """Something that shows a signing as it stands now."""
+def _display(state: State) -> Iterator[Show]:
+    """Yield a function that shows the current state of a signing."""
     if state.out.live and state.out.is_terminal:
         with _live(state) as show:
             yield show
@@ -92,41 +92,41 @@ def _live(state: State) -> Iterator[Show]:
     from rich.text import Text
 
     done_fields = state.settings.assumptions.recipient_done_fields
-    spinner = Spinner("dots", Text("watching; Ctrl-C stops that, and leaves the signing as it is", "dim"))
+    spinner = Spinner("dots", Text("watching; Ctrl-C stops watching and does not change the signing", "dim"))
     with Live(spinner, console=state.out.console, refresh_per_second=8) as live:
 
         def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
-            over = signing.state.value in ("completed", "cancelled")
+            ended = signing.state.value in ("completed", "cancelled")
             head = state.out.table_of(("SIGNING", "STATE"), [(signing.name or signing.id, signing.state.value)])
             shown: list[RenderableType] = [head]
-            for columns, rows, none in parts_of(signing, recipients, done_fields):
-                shown += ["", state.out.table_of(columns, rows) if rows else none]
-            live.update(Group(*shown, *(() if over else ("", spinner))), refresh=True)
+            for columns, rows, placeholder in parts_of(signing, recipients, done_fields):
+                shown += ["", state.out.table_of(columns, rows) if rows else placeholder]
+            live.update(Group(*shown, *(() if ended else ("", spinner))), refresh=True)
 
         yield show
 
 
 class _Changes:
-    """Tells a line of each change."""
+    """Prints a line, or a JSON object, for each change."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._done_fields = state.settings.assumptions.recipient_done_fields
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
 
     def __call__(self, signing: Signing, recipients: Sequence[Recipient]) -> None:
-        now = {
+        current = {
             **{f"document {one.id}": f"{one.name} is signed" for one in signing.documents if one.completed_at},
             **{f"recipient {one.id}": f"{one.email} has signed" for one in recipients if self._is_done(one)},
             "state": f"{signing.name or signing.id} is {signing.state.value}",
         }
-        changes = [words for what, words in now.items() if self._told.get(what) != words]
+        changes = [text for key, text in current.items() if self._printed.get(key) != text]
         if changes and self._state.json:
             self._state.out.result(self._facts(signing, recipients))
         elif changes:
             moment = iso(datetime.now(UTC))
-            self._state.out.result({}, "\n".join(f"{moment}  {on_one_line(words)}" for words in changes))
-        self._told.update(now)
+            self._state.out.result({}, "\n".join(f"{moment}  {on_one_line(text)}" for text in changes))
+        self._printed.update(current)
 
     def _is_done(self, recipient: Recipient) -> bool:
         return is_done(recipient, self._done_fields)

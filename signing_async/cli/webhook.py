@@ -1,4 +1,4 @@
-"""``signing-async webhook``: verify a saved delivery, find out why one fails, and check an endpoint."""
+"""`webhook`: verify a saved delivery, diagnose one that fails, and check an endpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
-from ..transport.error_response import one_line
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
 from .command import Seconds, State, command, common_options, read_text
+from .output import on_one_line
 
 if TYPE_CHECKING:
     from ..webhooks.check import CheckResult
@@ -38,8 +38,8 @@ Command = Callable[..., None]
 def webhook() -> None:
     """Verify, diagnose and check webhook deliveries.
 
-    The secret is read from the variable SIGNING_WEBHOOK_SECRET, from the settings file (webhook_secret), from where
-    --secret says, or asked for. It is never an argument, since every process on the machine can read those.
+    The secret comes from --secret, the variable SIGNING_WEBHOOK_SECRET, the settings file (webhook_secret) or a prompt.
+    It is never an argument, because every process on the machine can read those.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def _secret_option(command: Command) -> Command:
         "--secret",
         "source",
         metavar="SOURCE",
-        help=f"Where the secret is: env:NAME, file:PATH, or - for standard input. [default: env:{SECRET_VARIABLE}]",
+        help=f"Source of the secret: env:NAME, file:PATH, or - for standard input. [default: env:{SECRET_VARIABLE}]",
     )(command)
 
 
@@ -73,9 +73,9 @@ def _delivery_options(command: Command) -> Command:
         "headers",
         multiple=True,
         metavar="'NAME: VALUE'",
-        help="A header of the delivery; repeatable.",
+        help="A header of the delivery. May be repeated.",
     )(command)
-    command = click.option("--signature", metavar="VALUE", help="The value of the signature's header.")(command)
+    command = click.option("--signature", metavar="VALUE", help="The value of the signature header.")(command)
     return click.argument("body", type=click.Path(exists=True, dir_okay=False, allow_dash=True))(command)
 
 
@@ -83,7 +83,7 @@ def _delivery_options(command: Command) -> Command:
 @_delivery_options
 @_secret_option
 @_scheme_option
-@click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age, as a saved delivery has.")
+@click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age, such as that of a saved delivery.")
 def verify(
     state: State,
     body: str,
@@ -99,10 +99,10 @@ def verify(
     Example:
       signing-async webhook verify delivery.json --signature "$SIGNATURE"
 
-    Exit code 0: the signature is valid. 1: it is not. 2: the call itself is wrong.
+    Exit code 0: the signature is valid. 1: it is not. 2: wrong usage.
     """
-    chosen = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
-    verifier = _usage(lambda: WebhookVerifier(_secret(state, source, body), chosen))
+    selected = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
+    verifier = _as_usage_error(lambda: WebhookVerifier(_secret(state, source, body), selected))
     content = _read(body)
     pairs = _pairs(headers)
     try:
@@ -115,10 +115,11 @@ def verify(
         event = verifier.parse(content, signature, headers=pairs)
     except MalformedEvent as error:
         facts = {"valid": True, "event": None, "message": str(error)}
-        state.out.result(facts, f"valid, but no event: {error}", "yellow")
+        state.out.result(facts, f"valid signature, but not an event: {error}", "yellow")
         return
-    words = f"valid: event {event.id} of type {one_line(event.type) or 'unknown'}"
-    state.out.result({"valid": True, "event": {"id": event.id, "type": event.type}}, words, "green")
+    text = f"valid: event {event.id} of type {on_one_line(event.type) or 'unknown'}"
+    facts = {"valid": True, "event": {"id": event.id, "type": event.type, "signing_id": event.signing_id}}
+    state.out.result(facts, text, "green")
 
 
 @command()
@@ -128,41 +129,49 @@ def verify(
 def doctor(
     state: State, body: str, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str
 ) -> None:
-    """Say why the delivery saved in BODY does not verify.
+    """Explain why the delivery saved in BODY does not verify.
 
-    BODY is a file, or - for standard input. Everything happens on this machine. A secret from a file is taken with its
-    line end, since that may be the fault.
+    BODY is a file, or - for standard input. Nothing leaves this machine. A secret from a file is used with its final
+    newline, which may be the fault.
 
     \b
     Example:
       signing-async webhook doctor delivery.json --signature "$SIGNATURE" -H "X-Timestamp: 1700000000"
 
-    Exit code 0: it verifies. 1: it does not, and the words say why. 2: the call itself is wrong. 3: nothing
-    matches.
+    Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
     secret = _secret(state, source, body, keep_line_end=True)
-    found = diagnose(secret, _read(body), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
-    facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
-    state.out.result(facts, str(found), "green" if found.accepted else "yellow" if found.explained else "red")
-    state.end(0 if found.accepted else 1 if found.explained else 3)
+    diagnosis = diagnose(secret, _read(body), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
+    facts = {
+        "accepted": diagnosis.accepted,
+        "explained": diagnosis.explained,
+        "findings": list(diagnosis.findings),
+    }
+    colour, code = ("green", 0) if diagnosis.accepted else ("yellow", 1) if diagnosis.explained else ("red", 3)
+    state.out.result(facts, str(diagnosis), colour)
+    state.end(code)
 
 
 @command()
 @click.argument("url")
 @_secret_option
 @_scheme_option
-@click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events that are sent.")
+@click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events to send.")
 @click.option(
     "--slow-limit",
     type=Seconds(1, 600),
     default=30.0,
     show_default=True,
-    help="In which a slow body must be cut off.",
+    help="Time in which a slow body must be cut off.",
 )
 @click.option(
-    "--over-long", type=click.IntRange(1, 2**30), default=16 * 2**20, show_default=True, help="Bytes that are too many."
+    "--over-long",
+    type=click.IntRange(1, 2**30),
+    default=16 * 2**20,
+    show_default=True,
+    help="Size of the over-long body in bytes.",
 )
-@click.option("--plain-http", is_flag=True, help="Allow http to another machine.")
+@click.option("--plain-http", is_flag=True, help="Allow plain http to another machine.")
 def check(
     state: State,
     url: str,
@@ -173,16 +182,16 @@ def check(
     over_long: int,
     plain_http: bool,
 ) -> None:
-    """Find out how your endpoint handles deliveries, good and bad.
+    """Check how your endpoint handles valid and invalid deliveries.
 
-    It gets a few genuine events of a type that it should ignore, so use it on a test system. Nothing is sent elsewhere.
+    The endpoint receives a few valid events of a type that it should ignore: use a test system. Nothing is sent
+    elsewhere.
 
     \b
     Example:
       signing-async webhook check http://localhost:8000/webhooks --secret file:webhook-secret
 
-    Exit code 0: all is handled rightly. 1: something is not. 2: the call itself is wrong. 3: the endpoint cannot be
-    reached.
+    Exit code 0: all checks passed. 1: one failed. 2: wrong usage. 3: the endpoint cannot be reached.
     """
     from ..webhooks.check import check_receiver
 
@@ -199,34 +208,34 @@ def check(
         ):
             results.append(result)
             if not state.json:
-                _tell(state, result)
+                _print_result(state, result)
         return results
 
     secret = _secret(state, source)
     try:
-        results = _usage(lambda: state.run(run()))
+        results = _as_usage_error(lambda: state.run(run()))
     except TransportError as error:
         if state.json:
             state.out.result({"url": url, "ok": False, "message": str(error)})
         else:
             state.out.error(str(error), {})
         state.end(3)
-    wrong = sum(not result.ok for result in results)
-    facts = {"url": url, "ok": not wrong, "checks": [result.as_dict() for result in results]}
-    words = f"{wrong} of {len(results)} are handled wrongly" if wrong else f"all {len(results)} are handled rightly"
-    state.out.result(facts, words, "red" if wrong else "green")
-    state.end(1 if wrong else 0)
+    failed = sum(not result.ok for result in results)
+    facts = {"url": url, "ok": not failed, "checks": [result.as_dict() for result in results]}
+    text = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
+    state.out.result(facts, text, "red" if failed else "green")
+    state.end(1 if failed else 0)
 
 
-def _tell(state: State, result: CheckResult) -> None:
-    mark, colour = ("right", "green") if result.ok else ("WRONG", "red")
-    line = f"{mark}  {result.name:<31} {result.got} in {result.seconds * 1000:.0f} ms"
+def _print_result(state: State, result: CheckResult) -> None:
+    verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
+    line = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
     state.out.result({}, line, colour)
     if not result.ok:
-        state.out.text(f"       expected {result.expected}: {result.advice}")
+        state.out.text(f"      expected {result.expected}: {result.advice}")
 
 
-def _usage(call: Callable[[], T]) -> T:
+def _as_usage_error(call: Callable[[], T]) -> T:
     try:
         return call()
     except ConfigurationError as error:
@@ -239,7 +248,7 @@ def _read(body: str) -> bytes:
     try:
         return Path(body).read_bytes()
     except OSError as error:
-        raise click.BadParameter(f"{body} cannot be read: {error.strerror}", param_hint="BODY") from None
+        raise click.BadParameter(f"could not read {body}: {error.strerror}", param_hint="BODY") from None
 
 
 def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
@@ -247,7 +256,7 @@ def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
     for header in headers:
         name, colon, value = header.partition(":")
         if not colon or not name.strip():
-            raise click.BadParameter(f"{header!r} is not of the form 'NAME: VALUE'", param_hint="--header")
+            raise click.BadParameter(f"must have the form 'NAME: VALUE', got {header!r}", param_hint="--header")
         pairs.append((name.strip(), value.strip()))
     return pairs
 
@@ -255,14 +264,14 @@ def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
 def _secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
     kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
     if source == "-" and body == "-":
-        raise click.UsageError("standard input cannot be both the body and the secret")
+        raise click.UsageError("standard input can be either the body or the secret, not both")
     if source == "-" or (kind == "file" and rest):
         text = read_text(rest or "-", "--secret")
         return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")
     if kind == "env" and rest:
         return _secret_from_variable(state, rest)
     raise click.BadParameter(
-        "a secret on the command line can be read by every process: use env:NAME, file:PATH, or -",
+        "every process can read a secret on the command line: use env:NAME, file:PATH, or -",
         param_hint="--secret",
     )
 
@@ -270,16 +279,16 @@ def _secret(state: State, source: str | None, body: str = "", *, keep_line_end: 
 def _secret_from_variable(state: State, name: str) -> str:
     if name in os.environ:
         return os.environ[name]
-    kept = state.settings.webhook_secret if name == SECRET_VARIABLE else None
-    if kept is not None:
-        return kept
-    if name == SECRET_VARIABLE and _on_a_terminal():
+    configured = state.settings.webhook_secret if name == SECRET_VARIABLE else None
+    if configured is not None:
+        return configured
+    if name == SECRET_VARIABLE and _stdin_is_terminal():
         secret: str = click.prompt("Webhook secret", hide_input=True, err=True)
         return secret
-    raise click.UsageError(f"no secret: set {name}, or say with --secret where it is (env:NAME, file:PATH, or -)")
+    raise click.UsageError(f"no secret: set {name}, or use --secret with env:NAME, file:PATH, or -")
 
 
-def _on_a_terminal() -> bool:
+def _stdin_is_terminal() -> bool:
     return sys.stdin.isatty()
 
 

@@ -1,4 +1,4 @@
-"""Webhooks on their own: verify, parse, diagnose, receive. Nothing outside the standard library is imported.
+"""Webhooks: verify, parse, diagnose and receive deliveries, with the standard library alone.
 
 ::
 
@@ -6,8 +6,8 @@
 
     event = WebhookVerifier(secret).parse(body, request.headers.get("X-Signature"))
 
-The receivers do the rest (limits, duplicates, acknowledgement after the hand-off) for aiohttp, Starlette, FastAPI,
-Flask and Django; what they need is imported when they are first touched.
+A `Receiver` does the rest (limits, deduplication, a 202 only after the handler) behind aiohttp, Starlette, FastAPI,
+Flask or Django. A framework is imported only when its adapter is used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
     "wsgi_app",
 ]
 
-_HOMES = {
+_MODULES = {
     "Claim": "seen",
     "Decision": "receiver",
     "Diagnosis": "doctor",
@@ -75,9 +75,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     return value
 
 

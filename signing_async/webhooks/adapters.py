@@ -1,4 +1,4 @@
-"""A receiver as an endpoint of aiohttp, of any ASGI or WSGI server, and of Django: a few lines each."""
+"""Endpoints for aiohttp, ASGI, WSGI and Django: each passes a request to a receiver and returns its response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from .receiver import NO_END, Decision, Receiver
+from .receiver import NO_LENGTH, Decision, Receiver
 from .verifier import Headers
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]  # Django ships no types
 
-CHUNK = 8 * 1024  # some inputs wait until they have all of it
+CHUNK = 8 * 1024  # bytes per read; some inputs block until they have them all
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,7 +26,10 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """For ``app.router.add_post(path, aiohttp_handler(receiver))``; add ``receiver.drain()`` to ``app.on_shutdown``."""
+    """Return a handler for ``app.router.add_post(path, aiohttp_handler(receiver))``.
+
+    Call ``receiver.drain()`` in ``app.on_shutdown``.
+    """
     from aiohttp import web
 
     async def handler(request: web.Request) -> web.Response:
@@ -40,7 +43,7 @@ def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web
 
 
 class ASGIReceiver:
-    """What :func:`asgi_app` makes: an ASGI application. An object, since Starlette takes a function for a handler."""
+    """The ASGI application that `asgi_app` returns. An object, because Starlette takes a function for a handler."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -55,7 +58,7 @@ class ASGIReceiver:
             await send({"type": "http.response.start", "status": decision.status, "headers": headers})
             await send({"type": "http.response.body", "body": decision.body})
         else:
-            raise ValueError(f"a webhook receiver speaks http, not {scope['type']}")
+            raise ValueError(f"a webhook receiver accepts only http, got {scope['type']}")
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -66,9 +69,10 @@ class ASGIReceiver:
 
 
 def asgi_app(receiver: Receiver) -> ASGIReceiver:
-    """For ``Route(path, asgi_app(receiver))`` in Starlette, ``app.mount(path, ...)`` in FastAPI, or on its own.
+    """Return an ASGI application, for ``Route(path, ...)`` in Starlette or ``app.mount(path, ...)`` in FastAPI.
 
-    On its own it drains at shutdown; mounted in another application, add ``receiver.drain()`` to that one's lifespan.
+    Served on its own it drains at shutdown. If it is mounted, call ``receiver.drain()`` in the lifespan of the outer
+    application.
     """
     return ASGIReceiver(receiver)
 
@@ -78,18 +82,18 @@ async def _asgi_chunks(receive: Receive) -> AsyncIterator[bytes]:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the sender is gone")
+            raise ConnectionResetError("the sender disconnected")
         yield message.get("body", b"")
         more = message.get("more_body", False)
 
 
 def wsgi_app(receiver: Receiver) -> WSGIApplication:
-    """A WSGI application; a Flask view may return it: ``app.post(path)(lambda: wsgi_app(receiver))``."""
+    """Return a WSGI application. A Flask view may return it: ``app.post(path)(lambda: wsgi_app(receiver))``."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         decision = _handle(receiver, environ["REQUEST_METHOD"], _wsgi_headers(environ), environ, _wsgi_chunks(environ))
         length = ("Content-Length", str(len(decision.body)))
-        # Connection belongs to the server here (PEP 3333)
+        # PEP 3333 leaves the Connection header to the server.
         headers = [*(pair for pair in decision.headers if pair[0] != "Connection"), length]
         start_response(f"{decision.status} {HTTPStatus(decision.status).phrase}", headers)
         return [decision.body]
@@ -98,19 +102,19 @@ def wsgi_app(receiver: Receiver) -> WSGIApplication:
 
 
 def django_view(receiver: Receiver) -> Callable[[HttpRequest], HttpResponse]:
-    """For ``path("webhooks", django_view(receiver))``; exempt from the CSRF check, since the signature is the proof."""
+    """Return a view for ``path("webhooks", django_view(receiver))``. CSRF-exempt: the signature authenticates."""
     from django.http import HttpResponse
 
     def view(request: HttpRequest) -> HttpResponse:
-        environ = getattr(request, "environ", {})  # ASGI has none
-        # Django reads Content-Length bytes, and so nothing of a chunked body.
+        environ = getattr(request, "environ", {})  # an ASGI request has none
+        # Django itself reads Content-Length bytes: nothing of a chunked body.
         chunks = _wsgi_chunks(environ) if _is_chunked(environ) else iter(lambda: request.read(CHUNK), b"")
         headers: Any = request.headers
         decision = _handle(receiver, request.method or "", headers, environ, chunks)
-        answered = {name: value for name, value in decision.headers if name != "Connection"}
-        return HttpResponse(decision.body, status=decision.status, headers=answered)
+        response_headers = {name: value for name, value in decision.headers if name != "Connection"}
+        return HttpResponse(decision.body, status=decision.status, headers=response_headers)
 
-    view.csrf_exempt = True  # type: ignore[attr-defined]  # how Django is told
+    view.csrf_exempt = True  # type: ignore[attr-defined]  # the attribute that Django looks for
     return view
 
 
@@ -118,8 +122,8 @@ def _handle(
     receiver: Receiver, method: str, headers: Headers, environ: WSGIEnvironment, chunks: Iterator[bytes]
 ) -> Decision:
     if _is_chunked(environ) and not environ.get("wsgi.input_terminated"):
-        return NO_END
-    with _cut_off(environ, receiver.body_timeout):
+        return NO_LENGTH
+    with _read_timeout(environ, receiver.body_timeout):
         return receiver.handle_blocking(method, headers, chunks)
 
 
@@ -134,27 +138,27 @@ def _wsgi_headers(environ: WSGIEnvironment) -> list[tuple[str, str]]:
 
 def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
     stream = environ["wsgi.input"]
-    # read1 gives what is there, where read waits for all of it
+    # read1 returns what has arrived; read blocks until it has everything.
     read = getattr(stream, "read1", stream.read)
     if environ.get("wsgi.input_terminated"):
         yield from iter(lambda: read(CHUNK), b"")
         return
-    left = int(environ.get("CONTENT_LENGTH") or 0)
-    while left > 0 and (chunk := read(min(left, CHUNK))):
-        left -= len(chunk)
+    remaining = int(environ.get("CONTENT_LENGTH") or 0)
+    while remaining > 0 and (chunk := read(min(remaining, CHUNK))):
+        remaining -= len(chunk)
         yield chunk
 
 
 @contextmanager
-def _cut_off(environ: WSGIEnvironment, seconds: float) -> Iterator[None]:
-    """End a blocking read that takes too long by shutting the connection's way in, where the server lets us at it."""
-    connection = _connection(environ)
+def _read_timeout(environ: WSGIEnvironment, seconds: float) -> Iterator[None]:
+    """End a blocking read after ``seconds`` by shutting down the socket for reading, if the server exposes it."""
+    connection = _duplicate_socket(environ)
     if connection is None:
         yield
         return
     with connection:
-        # a little later than the receiver's own deadline, by which it then tells this from a sender that left
-        timer = threading.Timer(seconds + 0.1, _shut, [connection])
+        # Later than the receiver's own deadline, so that the receiver reports a timeout and not a lost sender.
+        timer = threading.Timer(seconds + 0.1, _shut_down_reading, [connection])
         timer.daemon = True
         timer.start()
         try:
@@ -163,10 +167,10 @@ def _cut_off(environ: WSGIEnvironment, seconds: float) -> Iterator[None]:
             timer.cancel()
 
 
-def _connection(environ: WSGIEnvironment) -> socket.socket | None:
-    known: Any = environ.get("gunicorn.socket") or environ.get("werkzeug.socket") or environ.get("wsgi.input")
+def _duplicate_socket(environ: WSGIEnvironment) -> socket.socket | None:
+    exposed: Any = environ.get("gunicorn.socket") or environ.get("werkzeug.socket") or environ.get("wsgi.input")
     try:
-        copy = os.dup(known.fileno())
+        copy = os.dup(exposed.fileno())
     except (AttributeError, OSError):
         return None
     try:
@@ -176,6 +180,6 @@ def _connection(environ: WSGIEnvironment) -> socket.socket | None:
         return None
 
 
-def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # gone by itself meanwhile
+def _shut_down_reading(connection: socket.socket) -> None:
+    with suppress(OSError):  # the sender disconnected meanwhile
         connection.shutdown(socket.SHUT_RD)

@@ -1,4 +1,4 @@
-"""The conformance check: sends deliveries, good and bad, to somebody's own endpoint, and judges the answers."""
+"""The conformance check: sends valid and invalid deliveries to your own endpoint and judges its responses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from yarl import URL
 from ..errors import ConfigurationError, TransportError
 from .scheme import Scheme, Secret, sign
 
-ANSWER_LIMIT = 10.0
+RESPONSE_TIMEOUT = 10.0
 OVER_LONG = 16 * 1024 * 1024
 SLOW_LIMIT = 30.0
-PIECE = 64 * 1024
+CHUNK = 64 * 1024
+
+CLOSED = "the connection was closed"
+NO_RESPONSE = "no response in time"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One delivery (or two), and whether the endpoint handled it rightly."""
+    """The result of one check: one or two deliveries, and whether the endpoint handled them correctly."""
 
     name: str
     ok: bool
@@ -33,36 +36,32 @@ class CheckResult:
     got: str
     seconds: float
     advice: str
-    """What it means when it is not ok."""
+    """What is wrong with the endpoint if ``ok`` is false."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as a JSON-compatible dict."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A status, or how the connection ended without one."""
+class Response:
+    """The status of a response, or None and how the connection ended without one."""
 
     status: int | None
-    words: str
+    outcome: str
     seconds: float
 
     def accepted(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
 
-    def refused(self) -> bool:
+    def rejected(self) -> bool:
         return self.status is not None and 400 <= self.status < 500
 
-    def turned_away(self) -> bool:
-        return self.refused() or self.words == CLOSED
+    def rejected_or_closed(self) -> bool:
+        return self.rejected() or self.outcome == CLOSED
 
     def cut_off(self) -> bool:
-        return not self.accepted() and self.words != NO_ANSWER  # with any status: a gateway may say 504
-
-
-CLOSED = "the connection was closed"
-NO_ANSWER = "no answer in time"
+        return not self.accepted() and self.outcome != NO_RESPONSE  # any status counts: a gateway may send 504
 
 
 async def check_receiver(
@@ -71,37 +70,39 @@ async def check_receiver(
     *,
     scheme: Scheme | None = None,
     event_type: str = "webhook.check",
-    answer_limit: float = ANSWER_LIMIT,
+    response_timeout: float = RESPONSE_TIMEOUT,
     slow_limit: float = SLOW_LIMIT,
     over_long: int = OVER_LONG,
     plain_http: bool = False,
 ) -> AsyncIterator[CheckResult]:
-    """Send the deliveries one after the other to ``url`` and nowhere else; no redirect is followed, no proxy used.
+    """Send the deliveries to ``url``, one after the other, and yield a result for each check.
 
-    The endpoint gets a handful of genuine events of the type ``event_type``: give it one that it ignores.
-    ``over_long`` is the size in bytes of the body that should be refused, ``slow_limit`` how many seconds it may take
-    to cut off a body that trickles in. Plain http goes to this machine only, unless ``plain_http`` is true.
+    The endpoint receives a few valid events of type ``event_type``: choose a type that it ignores. It should reject a
+    body of more than ``over_long`` bytes, and cut off a body that trickles in within ``slow_limit`` seconds. Redirects
+    and proxies are not used. Plain http is for loopback only, unless ``plain_http`` is true.
     """
     target = _target(url, plain_http)
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
-        sender = _Sender(session, target, secret, scheme or Scheme(), event_type, answer_limit, slow_limit, over_long)
+        sender = _Sender(
+            session, target, secret, scheme or Scheme(), event_type, response_timeout, slow_limit, over_long
+        )
         for check in CHECKS:
-            answers = await check.send(sender)
-            right = all(map(check.right, answers))
-            got = ", ".join(answer.words for answer in answers)
-            seconds = sum(answer.seconds for answer in answers)
-            yield CheckResult(check.name, right, check.expected, got, seconds, check.advice)
+            responses = await check.send(sender)
+            ok = all(map(check.is_right, responses))
+            got = ", ".join(response.outcome for response in responses)
+            seconds = sum(response.seconds for response in responses)
+            yield CheckResult(check.name, ok, check.expected, got, seconds, check.advice)
 
 
 def _target(url: str, plain_http: bool) -> URL:
     try:
         target = URL(url)
     except ValueError as error:
-        raise ConfigurationError(f"{url!r} is not a URL: {error}") from None
+        raise ConfigurationError(f"url: {url!r} is not a URL: {error}") from None
     if target.scheme not in ("http", "https") or not target.host:
-        raise ConfigurationError(f"{url!r} is not an http or https URL")
+        raise ConfigurationError(f"url: must be an http or https URL, got {url!r}")
     if target.scheme == "http" and not plain_http and not _is_loopback(target.host):
-        raise ConfigurationError(f"{url!r} is plain http to another machine: use https, or allow it explicitly")
+        raise ConfigurationError(f"url: {url!r} is plain http to another machine; use https, or allow plain http")
     return target
 
 
@@ -114,19 +115,19 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    """Makes events, signs and posts them."""
+    """Creates, signs and posts deliveries."""
 
     session: aiohttp.ClientSession
     url: URL
     secret: Secret
     scheme: Scheme
     event_type: str
-    answer_limit: float
+    response_timeout: float
     slow_limit: float
     over_long: int
 
-    def event(self, **more: object) -> dict[str, Any]:
-        return {"event": {"id": f"check_{uuid4().hex}", "type": self.event_type}, **more}
+    def event(self, **members: object) -> dict[str, Any]:
+        return {"event": {"id": f"check_{uuid4().hex}", "type": self.event_type}, **members}
 
     def sign(self, body: bytes, secret: Secret | None = None) -> dict[str, str]:
         return sign(self.secret if secret is None else secret, body, self.scheme, id=f"msg_{uuid4().hex}")
@@ -140,135 +141,140 @@ class _Sender:
         headers: dict[str, str],
         *,
         length: int | None = None,
-        limit: float = 0,
-    ) -> Answer:
+        timeout: float = 0,
+    ) -> Response:
         started = time.monotonic()
         headers = {"Content-Type": "application/json", **headers}
         if length is not None:
             headers["Content-Length"] = str(length)
-        timeout = aiohttp.ClientTimeout(total=limit or self.answer_limit)
-        status, words = None, CLOSED
+        client_timeout = aiohttp.ClientTimeout(total=timeout or self.response_timeout)
+        status, outcome = None, CLOSED
         try:
             async with self.session.post(
-                self.url, data=data, headers=headers, timeout=timeout, allow_redirects=False
-            ) as answer:
-                status, words = answer.status, str(answer.status)
+                self.url, data=data, headers=headers, timeout=client_timeout, allow_redirects=False
+            ) as response:
+                status, outcome = response.status, str(response.status)
         except TimeoutError:
-            words = NO_ANSWER
+            outcome = NO_RESPONSE
         except aiohttp.ClientConnectorError as error:
-            raise TransportError(f"{self.url} cannot be reached: {error}") from None
+            raise TransportError(f"could not connect to {self.url}: {error}") from None
         except aiohttp.ClientError:
             pass
-        return Answer(status, words, time.monotonic() - started)
+        return Response(status, outcome, time.monotonic() - started)
 
 
-async def _valid(sender: _Sender) -> list[Answer]:
-    body = _plain(sender.event())
+async def _valid(sender: _Sender) -> list[Response]:
+    body = _compact(sender.event())
     return [await sender.post(body, sender.sign(body))]
 
 
-async def _duplicate(sender: _Sender) -> list[Answer]:
-    body = _plain(sender.event())
+async def _duplicate(sender: _Sender) -> list[Response]:
+    body = _compact(sender.event())
     headers = sender.sign(body)
     return [await sender.post(body, headers), await sender.post(body, headers)]
 
 
-async def _reordered(sender: _Sender) -> list[Answer]:
-    bodies = [_plain(sender.event(sequence=number)) for number in (2, 1)]
+async def _reordered(sender: _Sender) -> list[Response]:
+    bodies = [_compact(sender.event(sequence=number)) for number in (2, 1)]
     return [await sender.post(body, sender.sign(body)) for body in bodies]
 
 
-async def _odd_layout(sender: _Sender) -> list[Answer]:
+async def _odd_layout(sender: _Sender) -> list[Response]:
     body = json.dumps(sender.event(text="\u00e5\u00e4\u00f6 \u20ac"), indent=3).encode() + b"\r\n"
     return [await sender.post(body, sender.sign(body))]
 
 
-async def _forged(sender: _Sender) -> list[Answer]:
-    body = _plain(sender.event())
+async def _forged(sender: _Sender) -> list[Response]:
+    body = _compact(sender.event())
     return [await sender.post(body, sender.sign(body, uuid4().bytes))]
 
 
-async def _unsigned(sender: _Sender) -> list[Answer]:
-    body = _plain(sender.event())
+async def _unsigned(sender: _Sender) -> list[Response]:
+    body = _compact(sender.event())
     return [await sender.post(body, sender.unsigned(body))]
 
 
-async def _encoded_again(sender: _Sender) -> list[Answer]:
+async def _reencoded(sender: _Sender) -> list[Response]:
     event = sender.event()
-    return [await sender.post(json.dumps(event, indent=2).encode(), sender.sign(_plain(event)))]
+    return [await sender.post(json.dumps(event, indent=2).encode(), sender.sign(_compact(event)))]
 
 
-async def _over_long(sender: _Sender) -> list[Answer]:
-    body = _plain(sender.event(padding="x" * sender.over_long))
-    return [await sender.post(_pieces(body), sender.sign(body), length=len(body))]
+async def _over_long(sender: _Sender) -> list[Response]:
+    body = _compact(sender.event(padding="x" * sender.over_long))
+    return [await sender.post(_chunks(body), sender.sign(body), length=len(body))]
 
 
-async def _slow(sender: _Sender) -> list[Answer]:
+async def _slow(sender: _Sender) -> list[Response]:
     body = b" " * 1000
-    return [
-        await sender.post(_trickle(sender.slow_limit), sender.sign(body), length=len(body), limit=sender.slow_limit)
-    ]
+    trickle = _trickle(sender.slow_limit)
+    return [await sender.post(trickle, sender.sign(body), length=len(body), timeout=sender.slow_limit)]
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), PIECE):
-        yield body[start : start + PIECE]
+async def _chunks(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), CHUNK):
+        yield body[start : start + CHUNK]
 
 
 async def _trickle(limit: float) -> AsyncIterator[bytes]:
-    # a byte now and then, so that a limit on each read alone does not help; never the whole body
+    # Single bytes defeat a timeout on each read. The body is never completed.
     while True:
         yield b" "
         await asyncio.sleep(limit / 60)
 
 
-def _plain(event: dict[str, Any]) -> bytes:
+def _compact(event: dict[str, Any]) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode()
 
 
 class Check(NamedTuple):
-    """What is sent, and which answers to it are right."""
+    """What is sent, and which responses to it are right."""
 
     name: str
-    send: Callable[[_Sender], Awaitable[list[Answer]]]
+    send: Callable[[_Sender], Awaitable[list[Response]]]
     expected: str
-    right: Callable[[Answer], bool]
+    is_right: Callable[[Response], bool]
     advice: str
 
 
-REWRITTEN = "the signature is checked over JSON that was written again: check it over the bytes as received"
+REENCODED = "the signature is verified over re-encoded JSON: verify it over the bytes as received"
 CHECKS = (
-    Check("valid delivery", _valid, "2xx", Answer.accepted, "genuine events are refused"),
+    Check(
+        "valid delivery",
+        _valid,
+        "2xx",
+        Response.accepted,
+        "valid deliveries are rejected: check the secret and the scheme",
+    ),
     Check(
         "duplicate",
         _duplicate,
         "2xx both times",
-        Answer.accepted,
-        "a duplicate must be acknowledged, and not handled again (which cannot be seen from here)",
+        Response.accepted,
+        "acknowledge a duplicate, and do not handle it again (which this check cannot see)",
     ),
     Check(
         "reordered pair",
         _reordered,
         "2xx both times",
-        Answer.accepted,
-        "events may come in another order than they happened: take each, and read the state from the service",
+        Response.accepted,
+        "events may arrive out of order: accept each of them, and read the state from the service",
     ),
-    Check("unusual layout, signed as sent", _odd_layout, "2xx", Answer.accepted, REWRITTEN),
-    Check("wrong signature", _forged, "4xx, best 401", Answer.refused, "anybody can forge an event"),
-    Check("no signature", _unsigned, "4xx, best 401", Answer.refused, "anybody can forge an event"),
-    Check("re-encoded body", _encoded_again, "4xx, best 401", Answer.refused, REWRITTEN),
+    Check("unusual JSON layout", _odd_layout, "2xx", Response.accepted, REENCODED),
+    Check("wrong signature", _forged, "4xx, preferably 401", Response.rejected, "anyone can forge an event"),
+    Check("no signature", _unsigned, "4xx, preferably 401", Response.rejected, "anyone can forge an event"),
+    Check("re-encoded body", _reencoded, "4xx, preferably 401", Response.rejected, REENCODED),
     Check(
         "over-long body",
         _over_long,
-        "413, or closed",
-        Answer.turned_away,
-        "any length is read: set a limit, or anybody can fill the memory",
+        "413, or the connection closed",
+        Response.rejected_or_closed,
+        "a body of any size is read: set a limit, or anyone can exhaust the memory",
     ),
     Check(
         "slow body",
         _slow,
-        "408, or closed",
-        Answer.cut_off,
-        "a body that trickles in is waited for: set a time limit, or a few senders can hold every worker",
+        "408, or the connection closed",
+        Response.cut_off,
+        "a body that trickles in is read to its end: set a timeout, or a few senders can block every worker",
     ),
 )

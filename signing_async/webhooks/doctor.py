@@ -1,4 +1,4 @@
-"""The doctor: says in words why a signature does not match. Offline, for people; never to accept a delivery by."""
+"""The doctor: explains why a signature does not match. For people, offline; never accept a delivery because of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, InvalidSignature
-from .scheme import Scheme, Secret, around, decode_base64
+from .scheme import Scheme, Secret, decode_base64, prefix_and_suffix
 from .verifier import Headers, Pairs, WebhookVerifier, as_bytes, header_pairs, header_values
 
 MAX_DEVIATIONS = 2
-MAX_FOUND = 8  # timestamps and ids to try: every pair of them is
+MAX_FOUND = 8  # timestamps and ids; every pair is tried
 TEMPLATES = (
     "{timestamp}.{body}",
     "{timestamp}{body}",
@@ -36,12 +36,12 @@ TEMPLATES = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found; ``str`` of it is all of it in words. It holds neither a secret nor an expected signature."""
+    """The result of `diagnose`; ``str`` joins the findings. It contains neither a secret nor an expected signature."""
 
     accepted: bool
-    """Whether the scheme as given accepts the delivery."""
+    """Whether the given scheme accepts the delivery."""
     explained: bool
-    """Whether it is known how the delivery was signed."""
+    """Whether the doctor found out how the delivery was signed."""
     findings: tuple[str, ...]
     """One sentence each, the most important first."""
 
@@ -50,25 +50,25 @@ class Diagnosis:
 
 
 class Variant(NamedTuple):
-    """A key or a body to try; the words say what a match would mean, and are empty for what the scheme expects."""
+    """A key or body to try. ``meaning`` explains a match; it is empty for what the scheme expects."""
 
-    words: str
+    meaning: str
     value: bytes
 
 
 class Content(NamedTuple):
-    """What may be signed around the body."""
+    """The bytes that may be signed before and after the body."""
 
-    words: str
-    before: bytes
-    after: bytes
+    meaning: str
+    prefix: bytes
+    suffix: bytes
 
 
 class Method(NamedTuple):
-    """How a MAC, or what is taken for one, may be made of a key and a text."""
+    """A way to compute a MAC, or something mistaken for one, from key and content."""
 
-    words: str
-    make: Callable[[bytes, bytes], bytes]
+    meaning: str
+    compute: Callable[[bytes, bytes], bytes]
 
 
 def _hmac(name: str) -> Callable[[bytes, bytes], bytes]:
@@ -81,12 +81,12 @@ def _hash(*parts: int) -> Callable[[bytes, bytes], bytes]:
 
 METHODS = (
     Method("", _hmac("sha256")),
-    Method("signed with HMAC-SHA1 and not with HMAC-SHA256", _hmac("sha1")),
-    Method("signed with HMAC-SHA512 and not with HMAC-SHA256", _hmac("sha512")),
-    Method("signed with HMAC-SHA384 and not with HMAC-SHA256", _hmac("sha384")),
-    Method("signed with HMAC-MD5 and not with HMAC-SHA256", _hmac("md5")),
-    Method("signed with SHA-256 of secret and body, which is no HMAC", _hash(0, 1)),
-    Method("signed with SHA-256 of body and secret, which is no HMAC", _hash(1, 0)),
+    Method("signed with HMAC-SHA1 instead of HMAC-SHA256", _hmac("sha1")),
+    Method("signed with HMAC-SHA512 instead of HMAC-SHA256", _hmac("sha512")),
+    Method("signed with HMAC-SHA384 instead of HMAC-SHA256", _hmac("sha384")),
+    Method("signed with HMAC-MD5 instead of HMAC-SHA256", _hmac("md5")),
+    Method("signed with SHA-256 of secret and body, which is not an HMAC", _hash(0, 1)),
+    Method("signed with SHA-256 of body and secret, which is not an HMAC", _hash(1, 0)),
     Method("a SHA-256 without any secret, which proves nothing", _hash(1)),
 )
 
@@ -99,9 +99,9 @@ def diagnose(
     headers: Headers | None = None,
     scheme: Scheme | None = None,
 ) -> Diagnosis:
-    """Find out how a saved delivery was signed, and so what is wrong with the secret, the body or the scheme.
+    """Find out how a saved delivery was signed, and thus what is wrong with the secret, the body or the scheme.
 
-    ``headers`` are the delivery's other headers, where a timestamp and an id are looked for.
+    ``headers`` are the delivery's other headers; they are searched for a timestamp and an id.
     """
     scheme = scheme or Scheme()
     body = as_bytes(body)
@@ -109,14 +109,14 @@ def diagnose(
     if header is None:
         header = ", ".join(header_values(pairs, scheme.header)[0])
     text = header.decode("latin-1") if isinstance(header, bytes) else header
-    written = _written(text)
-    found = _search(_keys(secret, scheme), _bodies(body), _contents(text, pairs, scheme), written)
+    digests = _digests(text)
+    cause = _search(_keys(secret, scheme), _bodies(body), _contents(text, pairs, scheme), digests)
     refusal = _refusal(secret, body, header, pairs, scheme)
     if refusal is None:
-        return Diagnosis(True, True, (f"valid: {found}" if found else "valid: signed as the scheme says",))
-    if found is None:
-        return Diagnosis(False, False, ("nothing matches", *_facts(body, written), f"the verifier says: {refusal}"))
-    return Diagnosis(False, True, (found, f"the verifier says: {refusal}"))
+        return Diagnosis(True, True, (f"valid: {cause}" if cause else "valid: signed as the scheme says",))
+    if cause is None:
+        return Diagnosis(False, False, ("nothing matches", *_hints(body, digests), f"the verifier says: {refusal}"))
+    return Diagnosis(False, True, (cause, f"the verifier says: {refusal}"))
 
 
 def _refusal(secret: Secret, body: bytes, header: str | bytes, pairs: Pairs, scheme: Scheme) -> str | None:
@@ -128,30 +128,30 @@ def _refusal(secret: Secret, body: bytes, header: str | bytes, pairs: Pairs, sch
 
 
 def _search(
-    keys: list[Variant], bodies: list[Variant], contents: list[Content], written: dict[bytes, str]
+    keys: list[Variant], bodies: list[Variant], contents: list[Content], digests: dict[bytes, str]
 ) -> str | None:
-    """The explanation that deviates least from what the scheme expects."""
+    """Return the explanation that deviates least from what the scheme expects."""
     attempts = product(keys, bodies, contents, METHODS)
     likely = [attempt for attempt in attempts if _deviations(attempt) <= MAX_DEVIATIONS]
     for key, body, content, method in sorted(likely, key=_deviations):
-        mac = method.make(key.value, content.before + body.value + content.after)
-        if mac in written:
-            what = f"{written[mac]} of {'a changed body' if body.words else 'the raw body'}"
-            return "; ".join(filter(None, (what, body.words, content.words, key.words, method.words)))
+        mac = method.compute(key.value, content.prefix + body.value + content.suffix)
+        if mac in digests:
+            what = f"{digests[mac]} of {'a changed body' if body.meaning else 'the raw body'}"
+            return "; ".join(filter(None, (what, body.meaning, content.meaning, key.meaning, method.meaning)))
     return None
 
 
 def _deviations(attempt: tuple[Variant, Variant, Content, Method]) -> int:
-    return sum(bool(one.words) for one in attempt)
+    return sum(bool(part.meaning) for part in attempt)
 
 
-def _written(header: str) -> dict[bytes, str]:
-    """Every digest that the header may hold, and how it is written there."""
+def _digests(header: str) -> dict[bytes, str]:
+    """Return every digest that the header may contain, with its encoding."""
     found: dict[bytes, str] = {}
     for word in re.findall(r"[0-9A-Za-z+/_-]{22,}={0,2}", header):
-        for words, decode in (("base64", decode_base64), ("hex", unhexlify), ("base64 of the hex", _decode_twice)):
+        for encoding, decode in (("base64", decode_base64), ("hex", unhexlify), ("base64 of the hex", _decode_twice)):
             try:
-                found[decode(word)] = words
+                found[decode(word)] = encoding
             except ValueError:
                 continue
     return found
@@ -172,43 +172,43 @@ def _keys(secret: Secret, scheme: Scheme) -> list[Variant]:
 
     texts = {text: ""}
     texts.setdefault(text.rstrip("\r\n"), "the secret has a trailing newline")
-    texts.setdefault(text.strip(), "the secret has white space around it")
+    texts.setdefault(text.strip(), "the secret has whitespace around it")
     texts.setdefault(text.strip().strip("'\""), "the secret has quotes around it")
-    texts.setdefault(text + "\n", "the sender's secret has a trailing newline that this one lacks")
-    texts.setdefault(text.partition("_")[2], "the secret's prefix is no part of the key")
+    texts.setdefault(text + "\n", "the sender's secret has a trailing newline that yours lacks")
+    texts.setdefault(text.partition("_")[2], "the secret's prefix is not part of the key")
     keys: dict[bytes, str] = {}
-    for plain, words in texts.items():
+    for plain, meaning in texts.items():
         for how, decode in (
             ("", expected),
-            ("the secret must be taken as it is, without decoding", raw),
+            ("the secret must be used as it is, without decoding", raw),
             ("the secret must be base64-decoded", decode_base64),
             ("the secret must be hex-decoded", unhexlify),
         ):
             try:
-                keys.setdefault(decode(plain), "; ".join(filter(None, (words, how))))
+                keys.setdefault(decode(plain), "; ".join(filter(None, (meaning, how))))
             except ValueError:
                 continue
-    return [Variant(words, key) for key, words in keys.items() if key]
+    return [Variant(meaning, key) for key, meaning in keys.items() if key]
 
 
 def _bodies(body: bytes) -> list[Variant]:
     bodies = {body: ""}
     for newline in (b"\n", b"\r\n"):
-        bodies.setdefault(body + newline, "the body lost its last line end on the way")
-        bodies.setdefault(body.removesuffix(newline), "the body gained a line end on the way")
-    bodies.setdefault(body.replace(b"\r\n", b"\n"), "the body's line ends were changed on the way")
-    bodies.setdefault(body.replace(b"\n", b"\r\n"), "the body's line ends were changed on the way")
-    bodies.setdefault(body.removeprefix(b"\xef\xbb\xbf"), "the body gained a byte order mark on the way")
-    bodies.setdefault(b"\xef\xbb\xbf" + body, "the body lost its byte order mark on the way")
+        bodies.setdefault(body + newline, "the body lost its final newline in transit")
+        bodies.setdefault(body.removesuffix(newline), "the body gained a final newline in transit")
+    bodies.setdefault(body.replace(b"\r\n", b"\n"), "the body's newlines were changed in transit")
+    bodies.setdefault(body.replace(b"\n", b"\r\n"), "the body's newlines were changed in transit")
+    bodies.setdefault(body.removeprefix(b"\xef\xbb\xbf"), "the body gained a byte order mark in transit")
+    bodies.setdefault(b"\xef\xbb\xbf" + body, "the body lost its byte order mark in transit")
     bodies.setdefault(
-        body.decode("utf-8", "replace").encode("latin-1", "replace"), "the body was decoded with a wrong charset"
+        body.decode("utf-8", "replace").encode("latin-1", "replace"), "the body was decoded with the wrong charset"
     )
-    for again in _encoded_again(body):
-        bodies.setdefault(again, "matches after re-encoding the JSON: your framework changed the body")
-    return [Variant(words, value) for value, words in bodies.items()]
+    for encoded in _reencoded(body):
+        bodies.setdefault(encoded, "matches after re-encoding the JSON: your framework changed the body")
+    return [Variant(meaning, value) for value, meaning in bodies.items()]
 
 
-def _encoded_again(body: bytes) -> Iterator[bytes]:
+def _reencoded(body: bytes) -> Iterator[bytes]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -225,41 +225,41 @@ def _encoded_again(body: bytes) -> Iterator[bytes]:
 
 
 def _contents(header: str, pairs: Pairs, scheme: Scheme) -> list[Content]:
-    own_stamp = _stamp_setting(scheme.timestamp_label, scheme.timestamp_header.lower())
+    own_timestamp = _timestamp_setting(scheme.timestamp_label, scheme.timestamp_header.lower())
     own_id = _id_setting(scheme.id_header.lower())
-    # What the scheme names comes first, so that it is not left out where there are many.
-    stamps = sorted(_stamps(header, pairs, scheme), key=lambda found: found[1] != own_stamp)[:MAX_FOUND]
+    # The headers that the scheme names come first, so that MAX_FOUND does not exclude them.
+    timestamps = sorted(_timestamps(header, pairs, scheme), key=lambda found: found[1] != own_timestamp)[:MAX_FOUND]
     ids = sorted(_ids(pairs, scheme), key=lambda found: found[1] != own_id)[:MAX_FOUND]
-    expected = _settings(scheme.signed, own_stamp, own_id)
+    expected = _settings(scheme.signed, own_timestamp, own_id)
     contents: dict[tuple[bytes, bytes], str] = {}
-    for template, (stamp, stamp_from), (identifier, id_from) in product(
-        (scheme.signed, "{body}", *TEMPLATES), stamps or [("", "")], ids or [("", "")]
+    for template, (timestamp, timestamp_setting), (identifier, id_setting) in product(
+        (scheme.signed, "{body}", *TEMPLATES), timestamps or [("", "")], ids or [("", "")]
     ):
-        settings = _settings(template, stamp_from, id_from)
+        settings = _settings(template, timestamp_setting, id_setting)
         if all(settings):
-            words = "" if settings == expected else f"{_covers(template)}: Scheme({', '.join(settings)})"
-            contents.setdefault(around(template, identifier, stamp), words)
-    return [Content(words, *parts) for parts, words in contents.items()]
+            meaning = "" if settings == expected else f"{_coverage(template)}: Scheme({', '.join(settings)})"
+            contents.setdefault(prefix_and_suffix(template, identifier, timestamp), meaning)
+    return [Content(meaning, *parts) for parts, meaning in contents.items()]
 
 
-def _stamps(header: str, pairs: Pairs, scheme: Scheme) -> Iterator[tuple[str, str]]:
-    """Every timestamp that may be meant, and the setting that takes it."""
+def _timestamps(header: str, pairs: Pairs, scheme: Scheme) -> Iterator[tuple[str, str]]:
+    """Yield every possible timestamp, with the setting that selects it."""
     for label in dict.fromkeys((scheme.timestamp_label or "t=", "t=")):
         for value in re.findall(rf"(?<!\w){re.escape(label)}([0-9.]+)", header):
-            yield value, _stamp_setting(label, "")
+            yield value, _timestamp_setting(label, "")
     for name, value in pairs:
         if re.fullmatch(r"[0-9]{9,13}", value):
-            yield value, _stamp_setting("", name)
+            yield value, _timestamp_setting("", name)
 
 
 def _ids(pairs: Pairs, scheme: Scheme) -> Iterator[tuple[str, str]]:
-    """Every id that may be meant, and the setting that takes it."""
+    """Yield every possible id, with the setting that selects it."""
     for name, value in pairs:
         if (name == scheme.id_header.lower() or re.search(r"(^|[_-])(id|delivery)$", name)) and value.isascii():
             yield value, _id_setting(name)
 
 
-def _stamp_setting(label: str, name: str) -> str:
+def _timestamp_setting(label: str, name: str) -> str:
     return f'timestamp_label="{label}"' if label else f'timestamp_header="{name}"'
 
 
@@ -267,28 +267,28 @@ def _id_setting(name: str) -> str:
     return f'id_header="{name}"'
 
 
-def _settings(template: str, stamp_from: str, id_from: str) -> list[str]:
+def _settings(template: str, timestamp_setting: str, id_setting: str) -> list[str]:
     settings = [f"signed={template!r}"]
-    settings += [stamp_from] if "{timestamp}" in template else []
-    settings += [id_from] if "{id}" in template else []
+    settings += [timestamp_setting] if "{timestamp}" in template else []
+    settings += [id_setting] if "{id}" in template else []
     return settings
 
 
-def _covers(template: str) -> str:
+def _coverage(template: str) -> str:
     if "{timestamp}" in template:
         return "signed with timestamp"
     return "signed with an id" if "{id}" in template else "signed without a timestamp"
 
 
-def _facts(body: bytes, written: dict[bytes, str]) -> Iterator[str]:
-    lengths = sorted({len(digest) for digest in written})
+def _hints(body: bytes, digests: dict[bytes, str]) -> Iterator[str]:
+    lengths = sorted({len(digest) for digest in digests})
     sizes = {16: "MD5", 20: "SHA-1", 48: "SHA-384", 64: "SHA-512"}
     if not lengths:
-        yield "the header holds nothing that could be a signature in hex or base64"
+        yield "the header contains nothing that could be a signature in hex or base64"
     elif 32 not in lengths:
-        yield "the header holds " + ", ".join(
-            f"{size} bytes ({sizes.get(size, 'no known digest')})" for size in lengths
+        yield "the header contains " + ", ".join(
+            f"{size} bytes ({sizes.get(size, 'not a known digest')})" for size in lengths
         )
     if not body:
-        yield "the body is empty: was it read before, or not saved?"
-    yield f"tried with a body of {len(body)} bytes: is the secret the one of this endpoint?"
+        yield "the body is empty: was it consumed before it was saved?"
+    yield f"tried with a body of {len(body)} bytes: is this the secret of this endpoint?"

@@ -1,4 +1,4 @@
-"""From a delivery's bytes to an event: tolerant of what is new, strict with what is dangerous."""
+"""Parse a verified delivery into an event: tolerant of unknown members, strict about dangerous input."""
 
 from __future__ import annotations
 
@@ -10,69 +10,89 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
+from .._checks import is_integer
 from ..errors import MalformedEvent
 
 MAX_BODY = 1024 * 1024
 MAX_DEPTH = 64
-MAX_DIGITS = 640  # the least that Python can be told to read at most
+MAX_DIGITS = 640  # the lowest limit that sys.set_int_max_str_digits() accepts
 MAX_ID = 512
 
-# A string that is never closed runs to the end, so that no part of it is looked at twice.
+SIGNING_ID_MEMBERS = ("event.signing_id", "event.signing.id", "signing_id", "signing.id")
+
+# An unterminated string runs to the end of the text, so no part of it is scanned twice.
 _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|(?P<open>[\[{])|[\]}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One lifecycle event. ``payload`` is the whole delivery as parsed, and is left out of ``repr``."""
+    """One lifecycle event. ``payload`` is the whole parsed delivery; ``repr`` leaves it out."""
 
     id: str
-    """The event's identifier, the same in every delivery of it."""
+    """The event's identifier, the same in every delivery of the event."""
     type: str
-    """The kind of event; an unknown one is fine, and ``""`` means that none was given."""
+    """The kind of event, ``""`` if the payload has none. Expect values that you don't know."""
     payload: dict[str, Any] = field(repr=False, hash=False)
     received_at: datetime
-    """When it was received, in UTC."""
+    """When the delivery was received, in UTC."""
+
+    @property
+    def signing_id(self) -> str | None:
+        """The id of the signing that the event is about; None if the payload has none.
+
+        The specification does not name the member. The first usable value of ``event.signing_id``,
+        ``event.signing.id``, ``signing_id`` and ``signing.id`` counts, nested or with dots in the name.
+        """
+        values = (_member(self.payload, name) for name in SIGNING_ID_MEMBERS)
+        return next((str(value) for value in values if not _id_problem(value)), None)
 
 
 def parse_event(body: bytes, received_at: datetime, *, max_body: int = MAX_BODY) -> Event:
-    """Read an event from a body whose signature was verified.
+    """Parse the body of a delivery whose signature was verified.
 
-    Of ``{"event": {"id": ...}}``, ``{"event.id": ...}`` and ``{"id": ...}`` the first that is there counts; ``type``
-    likewise.
+    The id is the first of ``{"event": {"id": ...}}``, ``{"event.id": ...}`` and ``{"id": ...}`` that is present;
+    ``type`` likewise. Raises `MalformedEvent` if there is no usable id or the body is not a JSON object.
     """
     if len(body) > max_body:
-        raise MalformedEvent(f"the body has {len(body)} bytes; at most {max_body} are read")
+        raise MalformedEvent(f"the body has {len(body)} bytes; the limit is {max_body}")
     payload = _load(body)
     if not isinstance(payload, dict):
-        raise MalformedEvent(f"the body is JSON, and no object but {_kind(payload)}")
-    kind = _member(payload, "type")
-    return Event(_identifier(_member(payload, "id")), kind if isinstance(kind, str) else "", payload, received_at)
+        raise MalformedEvent(f"the body must be a JSON object, got {_json_kind(payload)}")
+    event_id, event_type = (_first_member(payload, name) for name in ("id", "type"))
+    if problem := _id_problem(event_id):
+        raise MalformedEvent(f"the event id {problem}")
+    return Event(str(event_id), event_type if isinstance(event_type, str) else "", payload, received_at)
 
 
-def _member(payload: dict[str, Any], name: str) -> object:
-    event = payload.get("event")
-    nested = event if isinstance(event, dict) else {}
-    values = (nested.get(name), payload.get(f"event.{name}"), payload.get(name))
-    return next((value for value in values if value is not None), None)
+def _first_member(payload: dict[str, Any], name: str) -> object:
+    inside = _member(payload, f"event.{name}")
+    return payload.get(name) if inside is None else inside
 
 
-def _identifier(value: object) -> str:
+def _member(value: object, name: str) -> object:
+    """Return the member ``a.b``: ``b`` of the object ``a``, or else the member whose name has the dot in it."""
+    if not isinstance(value, dict):
+        return None
+    head, _, rest = name.partition(".")
+    nested = _member(value.get(head), rest) if rest else None
+    return value.get(name) if nested is None else nested
+
+
+def _id_problem(value: object) -> str:
+    """Return why the value cannot be an id; an empty string if it can."""
     if value is None:
-        raise MalformedEvent("the event has no id")
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str):
-        raise MalformedEvent(f"the event's id is {_kind(value)}, not a string")
-    if not value.strip():
-        raise MalformedEvent("the event's id is empty")
-    if len(value) > MAX_ID:
-        raise MalformedEvent(f"the event's id has {len(value)} characters; at most {MAX_ID} are read")
-    if not value.isprintable():
-        raise MalformedEvent(f"the event's id has characters that cannot be printed: {value!a}")
-    return value
+        return "is missing"
+    if not isinstance(value, str) and not is_integer(value):
+        return f"must be a string, got {_json_kind(value)}"
+    text = str(value)
+    if not text.strip():
+        return "is empty"
+    if len(text) > MAX_ID:
+        return f"has {len(text)} characters; the limit is {MAX_ID}"
+    return "" if text.isprintable() else f"contains unprintable characters: {text!a}"
 
 
-def _kind(value: object) -> str:
+def _json_kind(value: object) -> str:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -82,7 +102,7 @@ def _load(body: bytes) -> Any:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MalformedEvent(f"the body is not UTF-8 (byte {error.start})") from None
-    if _too_deep(text):
+    if _nests_too_deep(text):
         raise MalformedEvent(f"the body nests deeper than {MAX_DEPTH} levels")
     try:
         return _decoder.decode(text)
@@ -90,8 +110,8 @@ def _load(body: bytes) -> Any:
         raise MalformedEvent(f"the body is not JSON: {error.msg} (character {error.pos})") from None
 
 
-def _too_deep(text: str) -> bool:
-    # Looked at before the parser recurses: how deep that may go depends on the caller's stack and settings.
+def _nests_too_deep(text: str) -> bool:
+    # Checked before parsing: how deep the JSON parser may recurse depends on the caller's stack and settings.
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     depth = 0
@@ -105,28 +125,33 @@ def _too_deep(text: str) -> bool:
     return False
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _decode_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise MalformedEvent(f"the body has the member {twice[:80]!a} twice: which one counts cannot be told")
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise MalformedEvent(f"the body has a duplicate member: {name[:80]!a}")
     return members
 
 
-def _integer(text: str) -> int:
+def _decode_integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise MalformedEvent(f"the body has a number of {len(text)} digits; at most {MAX_DIGITS} are read")
+        raise MalformedEvent(f"the body has a number of {len(text)} digits; the limit is {MAX_DIGITS}")
     return int(text)
 
 
-def _float(text: str) -> float:
+def _decode_float(text: str) -> float:
     if len(text) > MAX_DIGITS or math.isinf(float(text)):
-        raise MalformedEvent(f"the body has a number that cannot be held: {text[:40]}")
+        raise MalformedEvent(f"the body has a number that is too long or out of range: {text[:40]}")
     return float(text)
 
 
-def _constant(text: str) -> NoReturn:
-    raise MalformedEvent(f"the body has {text}, which is not JSON")
+def _reject_constant(text: str) -> NoReturn:
+    raise MalformedEvent(f"the body contains {text}, which is not JSON")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_decode_object,
+    parse_int=_decode_integer,
+    parse_float=_decode_float,
+    parse_constant=_reject_constant,
+)

@@ -1,4 +1,4 @@
-"""The receiver: what to answer to a delivery, and when its event is handed over."""
+"""The receiver: decides on the response to a delivery, deduplicates events and passes them to the handler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log: logging.Logger = logging.getLogger("signing_async.webhooks")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to answer to a delivery; ``event`` is what to hand over before saying 202."""
+    """The response to a delivery, and the ``event`` to handle before it is sent."""
 
     status: int
     message: str
@@ -31,31 +31,31 @@ class Decision:
 
     @property
     def body(self) -> bytes:
-        """The answer's body: a small JSON object."""
+        """The response's body: a small JSON object."""
         name = "message" if self.status == 202 else "error"
         return json.dumps({name: self.message}).encode()
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """The answer's headers."""
+        """The response's headers."""
         return [("Content-Type", "application/json"), *self.extra_headers]
 
 
 CLOSE = (("Connection", "close"),)
 TOO_LARGE = Decision(413, "the body is too large", None, CLOSE)
 TOO_SLOW = Decision(408, "the body took too long", None, CLOSE)
-NOT_POST = Decision(405, "deliveries are sent with POST", None, (("Allow", "POST"), *CLOSE))
-COMPRESSED = Decision(415, "the body must not be compressed: its signature covers it as sent", None, CLOSE)
-NO_LENGTH = Decision(400, "Content-Length is not a number", None, CLOSE)
-NO_END = Decision(411, "the server cannot read a chunked body: send its Content-Length", None, CLOSE)
-BROKEN = Decision(400, "the body is incomplete", None, CLOSE)
-UNSIGNED = Decision(401, "the signature is not valid")
+NOT_POST = Decision(405, "deliveries must use POST", None, (("Allow", "POST"), *CLOSE))
+COMPRESSED = Decision(415, "the body must not be compressed: the signature covers the raw body", None, CLOSE)
+BAD_LENGTH = Decision(400, "Content-Length is not a number", None, CLOSE)
+NO_LENGTH = Decision(411, "this server cannot read a chunked body: send a Content-Length", None, CLOSE)
+INCOMPLETE = Decision(400, "the body is incomplete", None, CLOSE)
+BAD_SIGNATURE = Decision(401, "the signature is not valid")
 ACCEPTED = Decision(202, "accepted")
-DUPLICATE = Decision(202, "accepted before")
+DUPLICATE = Decision(202, "duplicate")
 
 
-def admit(method: str, headers: Headers, max_body: int) -> Decision | None:
-    """What can be refused before the body is read; None when the body is worth reading."""
+def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
+    """Return the refusal if method or headers already decide; None if the body must be read."""
     if method != "POST":
         return NOT_POST
     encodings, lengths = header_values(headers, "Content-Encoding", "Content-Length")
@@ -63,52 +63,53 @@ def admit(method: str, headers: Headers, max_body: int) -> Decision | None:
         return COMPRESSED
     for length in filter(None, lengths):
         if not (length.isascii() and length.isdecimal()):
-            return NO_LENGTH
+            return BAD_LENGTH
         if len(length) > 18 or int(length) > max_body:
             return TOO_LARGE
     return None
 
 
 def decide(verifier: WebhookVerifier, headers: Headers, body: bytes) -> Decision:
-    """From a delivery to a decision; a pure function but for the verifier's clock.
+    """Verify and parse a delivery. Pure, except for the verifier's clock.
 
-    413, 415, 401 and 400 are final. 202 comes with the event, and may be said once that was handed over.
+    400, 401, 413 and 415 are final. 202 carries the event: send it only after the event was handled.
     """
     if len(body) > verifier.max_body:
         return TOO_LARGE
-    if refused := admit("POST", headers, verifier.max_body):
-        return refused
+    if refusal := check_head("POST", headers, verifier.max_body):
+        return refusal
     try:
         return Decision(202, "accepted", verifier.parse(body, headers=headers))
     except InvalidSignature as error:
-        log.warning("a webhook delivery was refused (%s): %s", error.reason, error)
-        return UNSIGNED
+        log.warning("rejected a webhook delivery (%s): %s", error.reason, error)
+        return BAD_SIGNATURE
     except MalformedEvent as error:
-        log.warning("a genuine webhook delivery holds no event: %s", error)
+        log.warning("rejected a webhook delivery with a valid signature: %s", error)
         return Decision(400, str(error))
 
 
 class EventQueue(Protocol):
-    """``asyncio.Queue`` or, where threads serve, ``queue.Queue``."""
+    """An ``asyncio.Queue``, or a ``queue.Queue`` in a threaded server."""
 
     def put_nowait(self, item: Event, /) -> None:
-        """Add the event, or raise because the queue is full."""
+        """Add the event; raise if the queue is full."""
         ...
 
 
-HandOff = Callable[[Event], Awaitable[object] | object] | EventQueue
+Handler = Callable[[Event], Awaitable[object] | object] | EventQueue
+Resolve = Callable[[object], Awaitable[Any]]
 
 
 class Receiver:
-    """Takes deliveries: verifies, drops duplicates, hands the event over, and only then says 202.
+    """Verifies and deduplicates deliveries, passes each event to the handler, and only then responds with 202.
 
-    ``hand_off`` is a callback, plain or ``async``, or a queue. **A callback should return once the event is safe**:
-    after 202 the sender forgets it. What waits in a queue dies with the process: that is for events that may be lost.
-    When the hand-off raises or finds the queue full, or an ``async`` one takes longer than ``hand_off_timeout``, the
-    answer is 503 with ``Retry-After``, and the sender delivers again. A plain callback cannot be cut off: it should be
-    quick, and surely within the lease. ``seen`` defaults to :class:`MemorySeenEvents`.
+    ``hand_off`` is the handler: a function, plain or ``async``, or a queue. **It should return once the event is
+    safe**, because after a 202 the sender forgets the event. A queue dies with the process: use one only for events
+    that may be lost. If the handler raises, finds the queue full or, being ``async``, takes longer than
+    ``hand_off_timeout``, the response is 503 with ``Retry-After`` and the sender delivers again. A plain function
+    cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`.
 
-    An adapter makes it an endpoint::
+    An adapter turns the receiver into an endpoint::
 
         receiver = Receiver(WebhookVerifier(secret), save_event, seen=SQLiteSeenEvents("seen.db"))
         app.router.add_post("/webhooks", aiohttp_handler(receiver))
@@ -117,37 +118,37 @@ class Receiver:
     def __init__(
         self,
         verifier: WebhookVerifier,
-        hand_off: HandOff,
+        hand_off: Handler,
         *,
         seen: SeenEvents | None = None,
         body_timeout: float = 10.0,
         hand_off_timeout: float = 10.0,
         retry_after: int = 5,
     ) -> None:
-        self.verifier = verifier
-        self.body_timeout = body_timeout
-        self.hand_off_timeout = hand_off_timeout
+        self.verifier: WebhookVerifier = verifier
+        self.body_timeout: float = body_timeout
+        self.hand_off_timeout: float = hand_off_timeout
         self.seen: SeenEvents = MemorySeenEvents() if seen is None else seen
         if hand_off_timeout >= self.seen.lease:
             raise ConfigurationError(
-                f"hand_off_timeout ({hand_off_timeout:g} s) must be shorter than seen.lease ({self.seen.lease:g} s):"
-                " else an event is handed over again while the first hand-off runs"
+                f"hand_off_timeout: must be below seen.lease ({self.seen.lease:g} s), got {hand_off_timeout:g} s:"
+                " otherwise an event could be delivered again while its handler still runs"
             )
-        take = hand_off if callable(hand_off) else getattr(hand_off, "put_nowait", None)
-        if take is None:
-            raise ConfigurationError(f"hand_off must be a callback or a queue, not {hand_off!r}")
+        handler = hand_off if callable(hand_off) else getattr(hand_off, "put_nowait", None)
+        if handler is None:
+            raise ConfigurationError(f"hand_off: must be a function or a queue, got {hand_off!r}")
         self._queue = hand_off if isinstance(hand_off, asyncio.Queue) else None
-        self._hand_off: Callable[[Event], object] = take
-        self._later = (("Retry-After", str(retry_after)),)
+        self._handler: Callable[[Event], object] = handler
+        self._retry_after = (("Retry-After", str(retry_after)),)
         self._draining = False
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes]) -> Decision:
-        """The whole way of a request; the body is read only as far as it may be long, and as long as it may take."""
-        if refused := admit(method, headers, self.verifier.max_body):
-            return refused
+        """Handle a request: read the body within the limits of size and time, then `receive` it."""
+        if refusal := check_head(method, headers, self.verifier.max_body):
+            return refusal
         body = bytearray()
         try:
             async with asyncio.timeout(self.body_timeout):
@@ -158,16 +159,16 @@ class Receiver:
         except TimeoutError:
             return TOO_SLOW
         except ConnectionError:
-            return BROKEN
+            return INCOMPLETE
         return await self.receive(headers, bytes(body))
 
     def handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes]) -> Decision:
-        """:meth:`handle` for a server of threads.
+        """Handle a request in a threaded server, like `handle`.
 
-        The callback runs in the calling thread, and an ``async`` one there in an event loop of its own.
+        A plain handler runs in the calling thread, an ``async`` one in an event loop of its own in that thread.
         """
-        if refused := admit(method, headers, self.verifier.max_body):
-            return refused
+        if refusal := check_head(method, headers, self.verifier.max_body):
+            return refusal
         deadline = time.monotonic() + self.body_timeout
         body = bytearray()
         try:
@@ -178,38 +179,38 @@ class Receiver:
                 if time.monotonic() > deadline:
                     return TOO_SLOW
         except OSError:
-            return TOO_SLOW if time.monotonic() > deadline else BROKEN
+            return TOO_SLOW if time.monotonic() > deadline else INCOMPLETE
         return TOO_SLOW if time.monotonic() > deadline else self.receive_blocking(headers, bytes(body))
 
     async def receive(self, headers: Headers, body: bytes) -> Decision:
-        """Decide on a delivery that was read, and hand its event over."""
+        """Decide on a delivery whose body was read, and deliver its event to the handler."""
         self._active += 1
         self._idle.clear()
         try:
-            return await self._take(decide(self.verifier, headers, body), self._settle)
+            return await self._process(decide(self.verifier, headers, body), self._resolve)
         finally:
             self._active -= 1
             if not self._active:
                 self._idle.set()
 
     def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
-        """:meth:`receive` for a server of threads."""
+        """Receive in a threaded server, like `receive`."""
         if self._queue is not None:
             raise ConfigurationError(
-                "an asyncio.Queue cannot be filled from threads: hand over to a queue.Queue or a callback"
+                "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
-        taking = self._take(decide(self.verifier, headers, body), self._settle_blocking)
+        processing = self._process(decide(self.verifier, headers, body), self._resolve_blocking)
         try:
-            while True:  # with _settle_blocking it never waits, and so ends at once
-                taking.send(None)
+            while True:  # _resolve_blocking never suspends, so the first send() ends the coroutine
+                processing.send(None)
         except StopIteration as end:
             decision: Decision = end.value
             return decision
 
     async def drain(self, timeout: float = 30.0) -> bool:
-        """For shutdown: answer 503 from now on, let hand-offs end, and wait until the queue's consumer is done with it.
+        """Shut down gracefully: respond 503 from now on, and wait for running handlers and the queue's consumer.
 
-        True when all is done, False when ``timeout`` seconds were not enough. The consumer tells by ``task_done()``.
+        Return False if ``timeout`` seconds were not enough. The consumer of a queue must call ``task_done()``.
         """
         self._draining = True
         try:
@@ -221,60 +222,63 @@ class Receiver:
             return False
         return True
 
-    async def _take(self, decision: Decision, settle: Callable[[object], Awaitable[Any]]) -> Decision:
+    async def _process(self, decision: Decision, resolve: Resolve) -> Decision:
         event = decision.event
         if event is None:
             return decision
         if self._draining:
-            return self._come_again("shutting down")
-        lease_ends = time.monotonic() + self.seen.lease
+            return self._unavailable("shutting down")
+        lease_end = time.monotonic() + self.seen.lease
         try:
-            claim = await settle(self.seen.claim(event.id))
+            claim = await resolve(self.seen.claim(event.id))
         except Exception:
-            log.exception("event %s cannot be claimed", event.id)
-            return self._come_again("cannot be taken now")
+            log.exception("could not claim event %s", event.id)
+            return self._unavailable("cannot deduplicate events now")
+        if claim is Claim.CONFIRMED:
+            log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
+            return DUPLICATE
         if claim is not Claim.NEW:
-            return DUPLICATE if claim is Claim.CONFIRMED else self._come_again("being handed over")
-        return await self._deliver(event, lease_ends, settle)
+            return self._unavailable("the event is being handled")
+        return await self._deliver(event, lease_end, resolve)
 
-    async def _deliver(self, event: Event, lease_ends: float, settle: Callable[[object], Awaitable[Any]]) -> Decision:
+    async def _deliver(self, event: Event, lease_end: float, resolve: Resolve) -> Decision:
         try:
-            await settle(self._hand_off(event))
+            await resolve(self._handler(event))
         except (asyncio.QueueFull, queue.Full):
-            log.warning("event %s finds the queue full", event.id)
-            await self._release(event, lease_ends, settle)
-            return self._come_again("the queue is full")
+            log.warning("the queue is full: event %s must be delivered again", event.id)
+            await self._release(event, lease_end, resolve)
+            return self._unavailable("the queue is full")
         except Exception:
-            log.exception("event %s could not be handed over", event.id)
-            await self._release(event, lease_ends, settle)
-            return self._come_again("could not be handed over")
+            log.exception("the handler failed for event %s: it must be delivered again", event.id)
+            await self._release(event, lease_end, resolve)
+            return self._unavailable("the handler failed")
         except BaseException:
-            await self._release(event, lease_ends, settle)
+            await self._release(event, lease_end, resolve)
             raise
         try:
-            await settle(self.seen.confirm(event.id))
+            await resolve(self.seen.confirm(event.id))
         except Exception:
-            # still pending: handed over again when the sender comes after the lease, and never after a 202
-            log.exception("event %s was handed over, and that cannot be recorded", event.id)
-            return self._come_again("cannot be recorded now")
+            # The claim stays pending. If the sender comes back after the lease, the event is handled again.
+            log.exception("event %s was handled but could not be confirmed", event.id)
+            return self._unavailable("cannot deduplicate events now")
         return ACCEPTED
 
-    async def _release(self, event: Event, lease_ends: float, settle: Callable[[object], Awaitable[Any]]) -> None:
-        if time.monotonic() >= lease_ends:
-            return  # the claim may be somebody else's by now
+    async def _release(self, event: Event, lease_end: float, resolve: Resolve) -> None:
+        if time.monotonic() >= lease_end:
+            return  # another receiver may hold the claim by now
         try:
-            await settle(self.seen.release(event.id))
+            await resolve(self.seen.release(event.id))
         except Exception:
-            log.exception("event %s stays claimed until its lease is over", event.id)
+            log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
 
-    def _come_again(self, why: str) -> Decision:
-        return Decision(503, why, None, self._later)
+    def _unavailable(self, reason: str) -> Decision:
+        return Decision(503, reason, None, self._retry_after)
 
-    async def _settle(self, value: object) -> object:
+    async def _resolve(self, value: object) -> object:
         if not isawaitable(value):
             return value
         async with asyncio.timeout(self.hand_off_timeout):
             return await value
 
-    async def _settle_blocking(self, value: object) -> object:
-        return asyncio.run(self._settle(value)) if isawaitable(value) else value
+    async def _resolve_blocking(self, value: object) -> object:
+        return asyncio.run(self._resolve(value)) if isawaitable(value) else value

@@ -1,4 +1,4 @@
-"""What a webhook signature covers and how it is written: a setting, since senders differ."""
+"""What a webhook signature covers and how it is encoded: a setting, because senders differ."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ Encoding = Literal["hex", "base64"]
 KEY_ENCODINGS = ("utf-8", "hex", "base64")
 ENCODINGS = ("hex", "base64")
 FIELDS = ("body", "id", "timestamp")
-HEX_LENGTH = 64  # of a SHA-256
-STANDARD = bytes.maketrans(b"-_", b"+/")
+HEX_LENGTH = 64  # of a SHA-256 digest
+URL_SAFE_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How a sender signs: HMAC-SHA256 over ``signed``, written into ``header``.
+    """How a sender signs: HMAC-SHA256 over ``signed``, sent in ``header``.
 
-    The default accepts every honest way to sign the raw body. A variant is made with :func:`dataclasses.replace`::
+    The default accepts every common way to sign the raw body. Make a variant with :func:`dataclasses.replace`::
 
         Scheme(signed="{timestamp}.{body}", timestamp_header="X-Timestamp", encodings=("hex",))
     """
 
     header: str = "X-Signature"
-    """The header that carries the signature, or several (separated by commas or spaces)."""
+    """The header that carries the signature, or several signatures separated by commas or spaces."""
     signed: str = "{body}"
-    """What the signature covers: ``{body}`` once, and ``{id}`` or ``{timestamp}`` where they belong."""
+    """What the signature covers: ``{body}`` once, and optionally ``{id}`` and ``{timestamp}``."""
     id_header: str = ""
     """The header whose value is ``{id}``."""
     timestamp_header: str = ""
     """The header whose value is ``{timestamp}``, in Unix seconds."""
     timestamp_label: str = ""
-    """Where the timestamp stands in the signature's own header, what it is marked with: ``t=``."""
+    """The label of a timestamp inside the signature's own header, such as ``t=``."""
     key_encoding: KeyEncoding = "utf-8"
-    """How a secret given as ``str`` becomes the key. A secret given as ``bytes`` is the key itself."""
+    """How to decode a secret given as ``str`` into the key. A secret given as ``bytes`` is the key itself."""
     key_prefix: str = ""
-    """What a secret given as ``str`` may start with that is no part of the key: ``whsec_``."""
+    """A prefix of a secret given as ``str`` that is not part of the key, such as ``whsec_``."""
     encodings: tuple[Encoding, ...] = ("hex", "base64")
     """Accepted encodings: hex in any case; base64, standard or URL-safe, padded or not."""
     labels: tuple[str, ...] = ("", "sha256=", "v1=", "v1,")
-    """What may stand before a signature, in any case; ``""`` is for a signature that stands alone."""
+    """Accepted labels before a signature, in any case; ``""`` accepts a signature without a label."""
     tolerance: float = 300.0
-    """How many seconds a signed timestamp may lie in the past, and in the future."""
+    """How many seconds a signed timestamp may lie in the past or in the future."""
     clock: Callable[[], float] = field(default=time.time, repr=False)
-    """Unix time; also what an event's ``received_at`` is taken from."""
+    """The current Unix time; also the source of an event's ``received_at``."""
 
     def __post_init__(self) -> None:
         _check_names(self)
@@ -65,17 +65,17 @@ class Scheme:
 
     @property
     def signs_body_alone(self) -> bool:
-        """Whether nothing but the body is signed."""
+        """Whether the signature covers only the body."""
         return self.signed == "{body}"
 
     def key(self, secret: Secret) -> bytes:
-        """The bytes that key the HMAC; what cannot be one is a :class:`ConfigurationError` without its text."""
+        """Return the HMAC key. Raise `ConfigurationError`, without the secret in its text, if it cannot be one."""
         if not isinstance(secret, str | bytes):
-            raise ConfigurationError(f"a webhook secret must be str or bytes, not {type(secret).__name__}")
+            raise ConfigurationError(f"webhook secret: must be str or bytes, got {type(secret).__name__}")
         key = secret if isinstance(secret, bytes) else self._decode(secret)
-        # bytes.strip() would also take the 0x0b of which a random (or RFC 4231's) key may be made
+        # bytes.strip() alone would also strip 0x0b, which a random key (or RFC 4231's) may consist of.
         if not key.strip(b" \t\r\n"):
-            raise ConfigurationError("the webhook secret is empty")
+            raise ConfigurationError("webhook secret: must not be empty")
         return key
 
     def _decode(self, secret: str) -> bytes:
@@ -87,17 +87,19 @@ class Scheme:
                 return unhexlify(text.strip())
             return decode_base64(text.strip())
         except ValueError:
-            raise ConfigurationError(f"the webhook secret is not valid {self.key_encoding}") from None
+            raise ConfigurationError(
+                f"webhook secret: cannot be decoded as {self.key_encoding}; check Scheme.key_encoding"
+            ) from None
 
 
-def around(template: str, identifier: str, timestamp: str) -> tuple[bytes, bytes]:
-    """What a template puts before the body, and after it."""
+def prefix_and_suffix(template: str, identifier: str, timestamp: str) -> tuple[bytes, bytes]:
+    """Return the signed bytes before and after the body."""
     before, after = template.split("{body}")
     return _fill(before, identifier, timestamp), _fill(after, identifier, timestamp)
 
 
 def _fill(template: str, identifier: str, timestamp: str) -> bytes:
-    # the id comes last: it may hold braces, a timestamp may not
+    # The id last: it may contain braces, a timestamp may not.
     return template.replace("{timestamp}", timestamp).replace("{id}", identifier).encode()
 
 
@@ -105,79 +107,79 @@ def _check_names(scheme: Scheme) -> None:
     for name in ("header", "id_header", "timestamp_header"):
         value = getattr(scheme, name)
         if not isinstance(value, str) or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", value):
-            raise ConfigurationError(f"Scheme.{name} is not a header's name: {value!r}")
+            raise ConfigurationError(f"Scheme.{name}: must be a header name, got {value!r}")
     if not scheme.header:
-        raise ConfigurationError("Scheme.header is empty")
+        raise ConfigurationError("Scheme.header: must not be empty")
 
 
 def _check_choices(scheme: Scheme) -> None:
     if scheme.key_encoding not in KEY_ENCODINGS:
-        raise ConfigurationError(f"Scheme.key_encoding must be one of {KEY_ENCODINGS}, not {scheme.key_encoding!r}")
+        raise ConfigurationError(f"Scheme.key_encoding: must be one of {KEY_ENCODINGS}, got {scheme.key_encoding!r}")
     for name in ("encodings", "labels"):
         value = getattr(scheme, name)
         if isinstance(value, str) or not value:
-            raise ConfigurationError(f"Scheme.{name} must be a tuple with at least one member, not {value!r}")
+            raise ConfigurationError(f"Scheme.{name}: must be a tuple of at least one string, got {value!r}")
         object.__setattr__(scheme, name, tuple(value))
     for encoding in scheme.encodings:
         if encoding not in ENCODINGS:
-            raise ConfigurationError(f"Scheme.encodings may hold {ENCODINGS}, not {encoding!r}")
+            raise ConfigurationError(f"Scheme.encodings: must be of {ENCODINGS}, got {encoding!r}")
     for label in (*scheme.labels, scheme.timestamp_label):
         if not isinstance(label, str) or not re.fullmatch(r"[!-~]*", label):
-            raise ConfigurationError(f"Scheme.labels must be printable ASCII without spaces, not {label!r}")
+            raise ConfigurationError(f"Scheme.labels: must be printable ASCII without spaces, got {label!r}")
     if not (isinstance(scheme.tolerance, int | float) and scheme.tolerance > 0) or math.isnan(scheme.tolerance):
-        raise ConfigurationError(f"Scheme.tolerance must be more than 0 seconds, not {scheme.tolerance!r}")
+        raise ConfigurationError(f"Scheme.tolerance: must be a number above 0, got {scheme.tolerance!r}")
 
 
 def _check_template(scheme: Scheme) -> None:
     names = re.findall(r"\{(\w*)\}", scheme.signed) if isinstance(scheme.signed, str) else []
     if names.count("body") != 1 or not set(names) <= set(FIELDS):
         raise ConfigurationError(
-            f"Scheme.signed must hold {{body}} once, and else only {FIELDS}, not {scheme.signed!r}"
+            f"Scheme.signed: must contain {{body}} once, and otherwise only {FIELDS}, got {scheme.signed!r}"
         )
     if "id" in names and not scheme.id_header:
-        raise ConfigurationError("Scheme.signed has {id}, and Scheme.id_header does not name its header")
+        raise ConfigurationError("Scheme.signed: contains {id}, so set Scheme.id_header")
     if "timestamp" in names and bool(scheme.timestamp_header) == bool(scheme.timestamp_label):
         raise ConfigurationError(
-            "Scheme.signed has {timestamp}: set either Scheme.timestamp_header or Scheme.timestamp_label"
+            "Scheme.signed: contains {timestamp}, so set either Scheme.timestamp_header or Scheme.timestamp_label"
         )
 
 
 def decode_base64(text: str) -> bytes:
-    """Standard or URL-safe base64, padded or not; ``ValueError`` for anything else."""
-    data = text.encode("ascii").rstrip(b"=").translate(STANDARD)
+    """Decode standard or URL-safe base64, padded or not. Raise ``ValueError`` for anything else."""
+    data = text.encode("ascii").rstrip(b"=").translate(URL_SAFE_TO_STANDARD)
     try:
         return a2b_base64(data + b"=" * (-len(data) % 4), strict_mode=True)
     except Base64Error:
         raise ValueError("not base64") from None
 
 
-def write(mac: bytes, encoding: Encoding) -> bytes:
-    """A MAC as most senders write it."""
+def encode_mac(mac: bytes, encoding: Encoding) -> bytes:
+    """Encode a MAC the way most senders do."""
     return hexlify(mac) if encoding == "hex" else b2a_base64(mac, newline=False)
 
 
-def plain(signature: bytes) -> bytes:
-    """Hex in lower case, or standard base64 without padding: whatever spells the same MAC becomes the same bytes.
+def normalize(signature: bytes) -> bytes:
+    """Convert to lower-case hex or unpadded standard base64, so that equal MACs compare equal.
 
-    Nothing is decoded: decoders take more than one base64 text for the same bytes, and no sender writes those.
+    Does not decode: a decoder accepts several base64 texts for the same bytes, all but one of which no sender writes.
     """
     if len(signature) == HEX_LENGTH:
         return signature.lower()
-    return signature.removesuffix(b"=").translate(STANDARD)
+    return signature.removesuffix(b"=").translate(URL_SAFE_TO_STANDARD)
 
 
 def sign(
     secret: Secret, body: bytes, scheme: Scheme | None = None, *, id: str = "", timestamp: int | None = None
 ) -> dict[str, str]:
-    """The headers that a sender of this scheme puts on a delivery: for tests, and for the sending side.
+    """Return the headers that a sender of this scheme adds to a delivery, for tests and for the sending side.
 
-    The scheme's first label and first encoding are used, and its clock when no ``timestamp`` is given.
+    Uses the scheme's first label and first encoding, and its clock if no ``timestamp`` is given.
     """
     scheme = scheme or Scheme()
     stamp = str(int(scheme.clock()) if timestamp is None else timestamp)
-    before, after = around(scheme.signed, id, stamp)
+    before, after = prefix_and_suffix(scheme.signed, id, stamp)
     mac = digest(scheme.key(secret), before + body + after, sha256)
-    signature = scheme.labels[0] + write(mac, scheme.encodings[0]).decode()
+    signature = scheme.labels[0] + encode_mac(mac, scheme.encodings[0]).decode()
     if scheme.timestamp_label:
         signature = f"{scheme.timestamp_label}{stamp},{signature}"
     headers = {scheme.header: signature}
@@ -204,7 +206,7 @@ STANDARD_WEBHOOKS = Scheme(
 """The Standard Webhooks specification: ``webhook-signature: v1,<base64> v1,<base64>``."""
 
 SVIX = replace(STANDARD_WEBHOOKS, header="svix-signature", id_header="svix-id", timestamp_header="svix-timestamp")
-"""Standard Webhooks under the header names of its first implementation."""
+"""Standard Webhooks with the header names of its first implementation."""
 
 STRIPE = Scheme(
     header="Stripe-Signature",
@@ -222,4 +224,4 @@ SLACK = Scheme(
     labels=("v0=",),
     encodings=("hex",),
 )
-"""``X-Slack-Signature: v0=<hex>`` over a version, the timestamp and the body."""
+"""``X-Slack-Signature: v0=<hex>`` over version, timestamp and body."""

@@ -1,4 +1,4 @@
-"""Which events were handed over already: a replay guard that loses no event to a crash."""
+"""Deduplication: remembers which events were handled, without losing one to a crash."""
 
 from __future__ import annotations
 
@@ -13,59 +13,60 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from .. import _checks
 from .._sqlite import SharedDatabase
-from ..errors import ConfigurationError
 
 DAY = 86_400.0
-TIMEOUT = 2.0  # seconds for which another process may keep the file locked
+TIMEOUT = 2.0  # seconds to wait for another process that keeps the file locked
 SETUP = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA wal_autocheckpoint = 4000",
     "CREATE TABLE IF NOT EXISTS seen_events"
     " (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, until REAL NOT NULL, confirmed INTEGER NOT NULL)",
 )
-# The oldest rows have the lowest seq. Twice as many are looked at as can have come since the last time.
+# The oldest rows have the lowest seq. A run examines twice as many as can have been added since the last one.
 PRUNE_EVERY = 100
 PRUNE = "DELETE FROM seen_events WHERE until <= ? AND seq IN (SELECT seq FROM seen_events ORDER BY seq LIMIT 200)"
 
 
 class Claim(Enum):
-    """What :meth:`SeenEvents.claim` found."""
+    """The result of `SeenEvents.claim`."""
 
     NEW = "new"
-    """Yours now: hand the event over, then confirm or release it."""
+    """The caller holds the claim: handle the event, then confirm or release it."""
     PENDING = "pending"
-    """Somebody is handing it over, or crashed while doing so: ask the sender to come again."""
+    """Another receiver is handling the event, or crashed while it did: ask the sender to deliver again."""
     CONFIRMED = "confirmed"
-    """It was handed over: acknowledge it, and do nothing."""
+    """The event was handled: acknowledge the duplicate and do nothing."""
 
 
 class SeenEvents(Protocol):
-    """Remembers events by id, in two steps around the hand-off. A method may be plain or ``async``.
+    """A store of event ids, in two steps around the handler. Methods may be plain or ``async``.
 
-    A claim is a lease: when its holder dies between claim and hand-off, the event can be claimed again once the lease
-    is over. ``lease`` has to be longer than a hand-off may take; a receiver cuts its hand-offs off in time.
+    A claim is a lease: if its holder dies before it confirms, the event can be claimed again once the lease expires.
+    ``lease`` must be longer than the handler may take.
     """
 
     lease: float
 
     def claim(self, event_id: str) -> Claim | Awaitable[Claim]:
-        """Take the event for handing it over, unless it is taken or was handed over already."""
+        """Claim the event, unless it is claimed or confirmed already."""
         ...
 
     def confirm(self, event_id: str) -> Awaitable[None] | None:
-        """Record that the event was handed over."""
+        """Record that the event was handled."""
         ...
 
     def release(self, event_id: str) -> Awaitable[None] | None:
-        """Give a pending claim back after a failed hand-off; a confirmed event stays confirmed."""
+        """Give up a pending claim after the handler failed; a confirmed event stays confirmed."""
         ...
 
 
 class MemorySeenEvents:
-    """Remembers in this process, for ``ttl`` seconds and at most ``max_events``: the oldest are forgotten first.
+    """Deduplicates within this process, for ``ttl`` seconds and at most ``max_events`` events.
 
-    Pending events are never forgotten early: when they alone fill it, no new one can be claimed for now.
+    The oldest confirmed events are forgotten first. Pending events are never forgotten early: if ``max_events`` are
+    pending, new events cannot be claimed.
     """
 
     def __init__(
@@ -76,15 +77,12 @@ class MemorySeenEvents:
         max_events: int = 100_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_times(ttl, lease)
-        if max_events < 1:
-            raise ConfigurationError(f"max_events must be at least 1, not {max_events!r}")
-        self.ttl = ttl
-        self.lease = lease
-        self.max_events = max_events
+        self.ttl: float = _checks.number("ttl", ttl, above=0)
+        self.lease: float = _checks.number("lease", lease, above=0)
+        self.max_events: int = _checks.integer("max_events", max_events)
         self._clock = clock
         self._lock = threading.Lock()
-        # id -> when it is over. Each is in order of that time, since what is added lasts equally long.
+        # Event id to expiry. Both are in order of expiry, because every entry lives equally long.
         self._pending: OrderedDict[str, float] = OrderedDict()
         self._confirmed: OrderedDict[str, float] = OrderedDict()
 
@@ -94,8 +92,8 @@ class MemorySeenEvents:
     def claim(self, event_id: str) -> Claim:
         with self._lock:
             now = self._clock()
-            _forget(self._pending, now)
-            _forget(self._confirmed, now)
+            _drop_expired(self._pending, now)
+            _drop_expired(self._confirmed, now)
             if event_id in self._confirmed:
                 return Claim.CONFIRMED
             if event_id in self._pending or len(self._pending) >= self.max_events:
@@ -120,16 +118,16 @@ class MemorySeenEvents:
             self._confirmed.popitem(last=False)
 
 
-def _forget(events: OrderedDict[str, float], now: float) -> None:
+def _drop_expired(events: OrderedDict[str, float], now: float) -> None:
     while events and next(iter(events.values())) <= now:
         events.popitem(last=False)
 
 
 class SQLiteSeenEvents:
-    """Remembers in a SQLite file: survives a restart, and is shared by every process that opens the file.
+    """Deduplicates in a SQLite file, which survives restarts and is shared by every process that opens it.
 
-    Each step is one short statement on the caller's thread, atomic by itself. What was confirmed survives the death of
-    the process; with ``power_safe=True`` it also survives a power cut, at the price of a disk flush for each step.
+    Each step is one short, atomic statement on the caller's thread. A confirmed event survives the death of the
+    process; with ``power_safe=True`` also a power failure, at the cost of a disk flush per step.
     """
 
     def __init__(
@@ -141,10 +139,9 @@ class SQLiteSeenEvents:
         power_safe: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        _check_times(ttl, lease)
         self.path: Path = Path(path)
-        self.ttl = ttl
-        self.lease = lease
+        self.ttl: float = _checks.number("ttl", ttl, above=0)
+        self.lease: float = _checks.number("lease", lease, above=0)
         prepare = partial(_prepare, synchronous="FULL" if power_safe else "NORMAL")
         self._database = SharedDatabase(self.path, prepare, timeout=TIMEOUT)
         self._clock = clock
@@ -155,14 +152,14 @@ class SQLiteSeenEvents:
         if self._claims % PRUNE_EVERY == 0:
             self._run(PRUNE, now)
         self._claims += 1
-        taken = self._run(
+        claimed = self._run(
             "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE"
             " SET until = excluded.until, confirmed = 0 WHERE until <= ?",
             event_id,
             now + self.lease,
             now,
         )
-        if taken.rowcount == 1:
+        if claimed.rowcount == 1:
             return Claim.NEW
         confirmed = self._run("SELECT 1 FROM seen_events WHERE id = ? AND confirmed = 1", event_id).fetchone()
         return Claim.CONFIRMED if confirmed else Claim.PENDING
@@ -179,7 +176,7 @@ class SQLiteSeenEvents:
         self._run("DELETE FROM seen_events WHERE id = ? AND confirmed = 0", event_id)
 
     def close(self) -> None:
-        """Close the file; the next use opens it again."""
+        """Close the file. The next call opens it again."""
         self._database.close()
 
     def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
@@ -190,10 +187,3 @@ class SQLiteSeenEvents:
 def _prepare(connection: sqlite3.Connection, synchronous: str) -> None:
     for statement in (*SETUP, f"PRAGMA synchronous = {synchronous}"):
         connection.execute(statement)
-
-
-def _check_times(ttl: float, lease: float) -> None:
-    if not ttl > 0:
-        raise ConfigurationError(f"ttl must be more than 0 seconds, not {ttl!r}")
-    if not lease > 0:
-        raise ConfigurationError(f"lease must be more than 0 seconds, not {lease!r}")

@@ -1,4 +1,4 @@
-"""The verifier: is this delivery from a holder of the secret?"""
+"""The verifier: checks that a delivery was signed by a holder of the secret."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
+from .. import _checks
 from ..errors import ConfigurationError, InvalidSignature
 from .event import MAX_BODY, Event, parse_event
-from .scheme import HEX_LENGTH, Scheme, Secret, around, plain, write
+from .scheme import HEX_LENGTH, Scheme, Secret, encode_mac, normalize, prefix_and_suffix
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -20,8 +21,8 @@ Headers = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
 Pairs = list[tuple[str, str]]
 
 MAX_HEADER = 16 * 1024
-BLOCK = 64
-LENGTHS = (43, 44, HEX_LENGTH)  # of a SHA-256 in base64 without and with padding, and in hex
+BLOCK_SIZE = 64
+SIGNATURE_LENGTHS = (43, 44, HEX_LENGTH)  # of a SHA-256 digest in unpadded base64, padded base64, and hex
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 _TIMESTAMP = re.compile("[0-9]{1,15}")
@@ -30,33 +31,30 @@ _DEFAULT = Scheme()
 
 
 class WebhookVerifier:
-    """Verifies deliveries with one shared secret, or with several while they are rotated.
+    """Verifies deliveries with one shared secret, or with several during a rotation.
 
-    ``verify`` returns None or raises :class:`InvalidSignature`, whatever the header holds; ``parse`` verifies first::
+    ``verify`` returns None or raises `InvalidSignature`, whatever the header contains; ``parse`` verifies first::
 
         verifier = WebhookVerifier([new_secret, old_secret])
         event = verifier.parse(body, request.headers.get("X-Signature"))
 
-    Give it the body as received: bytes, never a string or parsed JSON. Where a scheme signs other headers too, pass
-    ``headers=`` (any mapping, or pairs); the signature itself is then found in them when ``signature`` is None.
+    Give it the body as received: bytes, never a string or parsed JSON. If a scheme signs other headers too, pass
+    ``headers=`` (a mapping or pairs); the signature is then taken from them if ``signature`` is None.
     """
 
-    __slots__ = ("_bare", "_entry", "_inner", "_labels", "_names", "_outer", "_states", "max_body", "scheme")
+    __slots__ = ("_entry", "_fast_labels", "_inner", "_names", "_outer", "_states", "max_body", "scheme")
 
     def __init__(
         self, secrets: Secret | Iterable[Secret], scheme: Scheme = _DEFAULT, *, max_body: int = MAX_BODY
     ) -> None:
         if not isinstance(scheme, Scheme):
-            raise ConfigurationError(f"scheme must be a Scheme, not {type(scheme).__name__}")
-        if max_body < 1:
-            raise ConfigurationError(f"max_body must be at least 1 byte, not {max_body!r}")
+            raise ConfigurationError(f"scheme: must be a Scheme, got {type(scheme).__name__}")
         self.scheme: Scheme = scheme
-        self.max_body: int = max_body
-        self._states = [_key_states(scheme.key(secret)) for secret in _each(secrets)]
+        self.max_body: int = _checks.integer("max_body", max_body)
+        self._states = [_key_states(scheme.key(secret)) for secret in _secret_list(secrets)]
         self._inner, self._outer = self._states[0]
-        quick = scheme.signs_body_alone and "hex" in scheme.encodings
-        self._labels = frozenset(scheme.labels if quick else ())
-        self._bare = "" in self._labels
+        fast = scheme.signs_body_alone and "hex" in scheme.encodings
+        self._fast_labels = frozenset(scheme.labels if fast else ())
         self._names = (scheme.header, scheme.timestamp_header, scheme.id_header)
         labels = "|".join(re.escape(label) for label in sorted(scheme.labels, key=len, reverse=True))
         self._entry = re.compile(rf"(?:\A|(?<=[ \t,]))(?:{labels})([^ \t,]+)".encode(), re.IGNORECASE)
@@ -65,15 +63,15 @@ class WebhookVerifier:
         return f"WebhookVerifier(<{len(self._states)} secrets>, {self.scheme!r})"
 
     def verify(self, body: bytes, signature: str | bytes | None, *, headers: Headers | None = None) -> None:
-        """Return when a secret matches a signature; else raise :class:`InvalidSignature`.
+        """Raise `InvalidSignature` unless a signature matches a secret.
 
-        ``reason`` is ``missing``, ``malformed`` or ``mismatch``; where a timestamp or an id is signed also ``header``
-        (it is missing or unusable), ``too_old`` or ``too_new``.
+        The error's ``reason`` is ``missing``, ``malformed`` or ``mismatch``. If the scheme signs a timestamp or an id,
+        it may also be ``header`` (missing or unusable), ``too_old`` or ``too_new``.
         """
         first: HASH | None = None
-        if self._labels:  # the body alone in hex: nearly every delivery ends here, at the price of the hashing
+        if self._fast_labels:  # a hex signature over the body alone: the usual delivery costs little more than its hash
             if signature is None:
-                signature = _joined(header_values(headers, self.scheme.header)[0])
+                signature = ", ".join(header_values(headers, self.scheme.header)[0])
             try:
                 inner = self._inner.copy()
                 inner.update(body)
@@ -81,19 +79,19 @@ class WebhookVerifier:
                 outer.update(inner.digest())
                 first = outer
                 expected = outer.hexdigest()
-                # Of two ASCII strings compare_digest compares the bytes; any other header is a TypeError.
-                if self._bare and compare_digest(expected, signature):  # type: ignore[type-var]  # as said above
-                    return
-                text = str(signature)
-                if text[:-HEX_LENGTH] in self._labels and compare_digest(expected, text[-HEX_LENGTH:]):
+                if (
+                    isinstance(signature, str)
+                    and signature[:-HEX_LENGTH] in self._fast_labels
+                    and compare_digest(expected, signature[-HEX_LENGTH:])  # raises TypeError for non-ASCII text
+                ):
                     return
             except (TypeError, BufferError):
-                pass  # said in words below
+                pass  # the general path below reports the cause
             expected = ""  # error reporters show the locals of a frame
         self._verify(body, signature, headers, first)
 
     def parse(self, body: bytes, signature: str | bytes | None = None, *, headers: Headers | None = None) -> Event:
-        """Verify, and then read the event; :class:`MalformedEvent` when the body is genuine and holds none."""
+        """Verify and return the event. Raise `MalformedEvent` for a genuine body that is not an event."""
         self.verify(body, signature, headers=headers)
         received_at = datetime.fromtimestamp(self.scheme.clock(), UTC)
         return parse_event(bytes(body), received_at, max_body=self.max_body)
@@ -102,33 +100,33 @@ class WebhookVerifier:
         body = as_bytes(body)
         found = header_values(headers, *self._names)
         text = _signature_text(signature, found[0], self.scheme.header)
-        values = [plain(value) for value in self._entry.findall(text) if len(value) in LENGTHS]
+        values = [normalize(value) for value in self._entry.findall(text) if len(value) in SIGNATURE_LENGTHS]
         if not values:
             raise InvalidSignature(
-                f"{self.scheme.header} holds no SHA-256 signature in {' or '.join(self.scheme.encodings)}"
+                f"{self.scheme.header} contains no SHA-256 signature in {' or '.join(self.scheme.encodings)}"
                 f" with one of the labels {self.scheme.labels}",
                 reason="malformed",
             )
         timestamp = self._signed_timestamp(text, found[1])
-        before, after = around(self.scheme.signed, self._signed_id(found[2]), timestamp)
-        if not any(self._matches(mac, values) for mac in self._macs(before, body, after, first)):
+        prefix, suffix = prefix_and_suffix(self.scheme.signed, self._signed_id(found[2]), timestamp)
+        if not any(self._matches(mac, values) for mac in self._macs(prefix, body, suffix, first)):
             raise InvalidSignature("no secret matches the signature", reason="mismatch")
         if timestamp:
             self._check_age(int(timestamp))
 
     def _matches(self, mac: bytes, values: list[bytes]) -> bool:
-        expected = [plain(write(mac, encoding)) for encoding in self.scheme.encodings]
+        expected = [normalize(encode_mac(mac, encoding)) for encoding in self.scheme.encodings]
         return any(compare_digest(one, value) for value in values for one in expected)
 
-    def _macs(self, before: bytes, body: bytes, after: bytes, first: HASH | None) -> Iterator[bytes]:
-        """Yield each secret's MAC; ``first`` is the first one's, if it is known already."""
+    def _macs(self, prefix: bytes, body: bytes, suffix: bytes, first: HASH | None) -> Iterator[bytes]:
+        """Yield the MAC of each secret; ``first`` is that of the first secret if it was computed already."""
         if first is not None:
             yield first.digest()
         for inner_state, outer_state in self._states[first is not None :]:
             inner, outer = inner_state.copy(), outer_state.copy()
-            inner.update(before)
+            inner.update(prefix)
             inner.update(body)
-            inner.update(after)
+            inner.update(suffix)
             outer.update(inner.digest())
             yield outer.digest()
 
@@ -141,65 +139,69 @@ class WebhookVerifier:
             entries = text.replace(b" ", b",").replace(b"\t", b",").split(b",")
             found = [entry.removeprefix(label).decode() for entry in entries if entry.startswith(label)]
         where = scheme.timestamp_header or f"{scheme.header} ({scheme.timestamp_label})"
-        value = _only(found, where)
+        value = _single_value(found, where)
         if not _TIMESTAMP.fullmatch(value):
-            raise InvalidSignature(f"the timestamp in {where} is not a number of seconds", reason="header")
+            raise InvalidSignature(f"{where}: must be a timestamp in seconds, got {value[:40]!a}", reason="header")
         return value
 
     def _signed_id(self, found: list[str]) -> str:
         scheme = self.scheme
         if "{id}" not in scheme.signed:
             return ""
-        value = _only(found, scheme.id_header)
-        # an id that holds the separator could be cut elsewhere, and another id and body would have the same signature
+        value = _single_value(found, scheme.id_header)
+        # If the id contained the separator, a different id and body would have the same signature.
         separator = scheme.signed.partition("{id}")[2].partition("{")[0]
         if not _ID.fullmatch(value) or (separator and separator in value):
-            raise InvalidSignature(f"the id in {scheme.id_header} has characters that no id may have", reason="header")
+            raise InvalidSignature(f"{scheme.id_header}: contains characters that no id may have", reason="header")
         return value
 
     def _check_age(self, timestamp: int) -> None:
         age = self.scheme.clock() - timestamp
         if age > self.scheme.tolerance:
             raise InvalidSignature(
-                f"signed {age:.0f} s ago, which is too long: a replay, or a slow clock", reason="too_old"
+                f"signed {age:.0f} s ago: older than the tolerance of {self.scheme.tolerance:g} s, check the clock",
+                reason="too_old",
             )
         if -age > self.scheme.tolerance:
-            raise InvalidSignature(f"signed {-age:.0f} s in the future: the clocks disagree", reason="too_new")
+            raise InvalidSignature(
+                f"signed {-age:.0f} s ahead: beyond the tolerance of {self.scheme.tolerance:g} s, check the clock",
+                reason="too_new",
+            )
 
 
-def _each(secrets: Secret | Iterable[Secret]) -> list[Secret]:
+def _secret_list(secrets: Secret | Iterable[Secret]) -> list[Secret]:
     if isinstance(secrets, str | bytes):
         return [secrets]
     if secrets is None or not isinstance(secrets, Iterable):
-        raise ConfigurationError(f"a webhook secret must be str or bytes, or several, not {type(secrets).__name__}")
-    several = list(secrets)
-    if not several:
-        raise ConfigurationError("no webhook secret is given")
-    return several
+        raise ConfigurationError(f"webhook secret: must be str or bytes, or several, got {type(secrets).__name__}")
+    listed = list(secrets)
+    if not listed:
+        raise ConfigurationError("webhook secret: must be at least one, got none")
+    return listed
 
 
 def _key_states(key: bytes) -> tuple[HASH, HASH]:
-    if len(key) > BLOCK:
+    if len(key) > BLOCK_SIZE:
         key = sha256(key).digest()
-    key = key.ljust(BLOCK, b"\0")
+    key = key.ljust(BLOCK_SIZE, b"\0")
     return sha256(key.translate(_INNER)), sha256(key.translate(_OUTER))
 
 
 def as_bytes(body: object) -> bytes:
-    """A body as received; ``TypeError`` for what was decoded or parsed already."""
+    """Return the body as bytes. Raise ``TypeError`` if it was already decoded or parsed."""
     if isinstance(body, bytes):
         return body
     try:
-        return bytes(memoryview(body))  # type: ignore[arg-type]  # what is no buffer raises
+        return bytes(memoryview(body))  # type: ignore[arg-type]  # anything but a buffer raises
     except TypeError:
         raise TypeError(
-            f"body must be the bytes as they were received, not {type(body).__name__}: the signature covers those"
-            " bytes, and decoding or parsing and writing them again gives others"
+            f"body: must be the bytes as received, got {type(body).__name__}: the signature covers those bytes,"
+            " which decoded text or parsed JSON cannot restore"
         ) from None
 
 
 def header_values(headers: Headers | None, *names: str) -> list[list[str]]:
-    """Every value of each of the headers named, looked up without regard to case."""
+    """Return all values of each named header; names are case-insensitive."""
     if headers is None:
         return [[] for _ in names]
     found: dict[str, list[str]] = {name.lower(): [] for name in names}
@@ -211,10 +213,10 @@ def header_values(headers: Headers | None, *names: str) -> list[list[str]]:
 
 
 def header_pairs(headers: Headers | None) -> Pairs:
-    """Headers of any form as pairs of text."""
+    """Return headers of any form as pairs of strings."""
     if headers is None:
         return []
-    items: Any = getattr(headers, "items", headers.__iter__)  # not only a Mapping has them
+    items: Any = getattr(headers, "items", headers.__iter__)  # not only a Mapping has items()
     return [(_text(name), _text(value)) for name, value in items()]
 
 
@@ -224,26 +226,22 @@ def _text(value: object) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _only(values: list[str], where: str) -> str:
+def _single_value(values: list[str], where: str) -> str:
     if len(values) != 1:
-        found = "is missing (pass headers=)" if not values else f"is there {len(values)} times"
-        raise InvalidSignature(f"what is signed includes {where}, which {found}", reason="header")
+        problem = f"is present {len(values)} times" if values else "is missing (pass headers=)"
+        raise InvalidSignature(f"the signature covers {where}, which {problem}", reason="header")
     return values[0]
-
-
-def _joined(values: list[str]) -> str:
-    return ", ".join(values)
 
 
 def _signature_text(signature: object, found: list[str], name: str) -> bytes:
     if signature is None:
-        signature = _joined(found)
+        signature = ", ".join(found)
     if not isinstance(signature, str | bytes):
-        raise InvalidSignature(f"{name} is no text but {type(signature).__name__}", reason="malformed")
+        raise InvalidSignature(f"{name}: must be text, got {type(signature).__name__}", reason="malformed")
     if len(signature) > MAX_HEADER:
-        raise InvalidSignature(f"{name} has {len(signature)} characters: no signature is as long", reason="malformed")
+        raise InvalidSignature(f"{name} has {len(signature)} characters; the limit is {MAX_HEADER}", reason="malformed")
     if not signature.isascii():
-        raise InvalidSignature(f"{name} has characters outside ASCII", reason="malformed")
+        raise InvalidSignature(f"{name} contains non-ASCII characters", reason="malformed")
     text = signature.encode() if isinstance(signature, str) else signature
     if not text.strip():
         raise InvalidSignature(f"{name} is missing or empty", reason="missing")

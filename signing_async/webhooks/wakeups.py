@@ -1,4 +1,4 @@
-"""Wake-ups: a receiver tells everybody who waits that now is a good time to look."""
+"""Wake-ups: tell everyone who polls for a change that now is a good time to poll."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .event import Event
 
 
 class Wakeups:
-    """Fans events out to waiters; a hand-off for a receiver, or a part of one.
+    """Fans events out to waiters. ``publish`` is a handler for a `Receiver`, or part of one.
 
-    ``publish`` may be called from any thread. A waiter holds on to a subscription, so that an event between two waits
-    is not missed, and keeps polling slowly: a wake-up only says *look now*, and a lost one costs the time to the next
-    poll::
+    ``publish`` may be called from any thread. A waiter keeps its subscription between two waits, so it does not miss
+    an event in between, and keeps polling slowly: a wake-up only means *poll now*, and a lost one costs the time until
+    the next poll::
 
-        with wakeups.subscribe(signing_id) as woken:
+        with wakeups.subscribe(signing_id) as subscription:
             while not (signing := await client.signings.get(signing_id)).is_completed:
-                await woken.wait(timeout=30)
+                await subscription.wait(timeout=30)
 
-    An event whose payload mentions the subject of some subscription wakes those alone; one that mentions none of them
-    wakes all, since a payload need not name its signing.
+    If the payload mentions the subject of a subscription, only the subscriptions it mentions wake up. Otherwise all
+    wake up, because a payload need not name its signing.
     """
 
     def __init__(self) -> None:
@@ -31,17 +31,17 @@ class Wakeups:
         self._subscriptions: set[Subscription] = set()
 
     def publish(self, event: Event) -> None:
-        """Wake whom the event may concern."""
+        """Wake the subscriptions that the event may concern."""
         with self._lock:
-            everybody = list(self._subscriptions)
-        mentioned = _texts(event.payload)
-        named = [one for one in everybody if one.subject in mentioned]
-        for subscription in named or everybody:
+            everyone = list(self._subscriptions)
+        texts = _texts(event.payload)
+        mentioned = [subscription for subscription in everyone if subscription.subject in texts]
+        for subscription in mentioned or everyone:
             subscription.wake()
 
     @contextmanager
     def subscribe(self, subject: str | None = None) -> Iterator[Subscription]:
-        """Listen until the block is left, in a running event loop; ``subject`` is an id that an event may mention."""
+        """Subscribe for the duration of the block. ``subject`` is an id that an event may mention."""
         subscription = Subscription(subject, asyncio.get_running_loop())
         with self._lock:
             self._subscriptions.add(subscription)
@@ -52,13 +52,13 @@ class Wakeups:
                 self._subscriptions.discard(subscription)
 
     async def wait(self, timeout: float | None = None, *, subject: str | None = None) -> bool:
-        """Wait for the next event; False when ``timeout`` seconds passed without one."""
-        with self.subscribe(subject) as woken:
-            return await woken.wait(timeout)
+        """Wait for the next event. Return False if ``timeout`` seconds pass without one."""
+        with self.subscribe(subject) as subscription:
+            return await subscription.wait(timeout)
 
 
 class Subscription:
-    """One waiter's latch: any number of wake-ups since the last wait count as one."""
+    """One waiter's latch: all wake-ups since the last wait count as one."""
 
     def __init__(self, subject: str | None, loop: asyncio.AbstractEventLoop) -> None:
         self.subject = subject
@@ -67,11 +67,11 @@ class Subscription:
 
     def wake(self) -> None:
         """End the current wait, or the next one at once; from any thread."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: nobody is waiting
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """True as soon as there was a wake-up since the last wait; False when ``timeout`` seconds passed first."""
+        """Return True once there was a wake-up since the last wait, or False after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._woken.wait()

@@ -1,4 +1,4 @@
-"""Fixtures for the commands: a service, and the command in this process."""
+"""Fixtures: a sandbox, and the command in this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.cli.service import Service, running
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    """A sandbox of this test's own."""
+    """A sandbox for one test."""
     with running(seed=7) as started:
         yield started
 
 
 @dataclass
 class Ran:
-    """How a command ended, and what it wrote."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -31,12 +31,12 @@ class Ran:
 
     @property
     def lines(self) -> list[Any]:
-        """Standard output's JSON, line by line."""
+        """The JSON objects of standard output."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def error(self) -> Any:
-        """The error for machines."""
+        """The error in the JSON of standard error."""
         return json.loads(self.err.splitlines()[-1])["error"]
 
 
@@ -45,7 +45,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def run(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command here, logged in at the service by an access token, in an empty folder."""
+    """Run the command in this process with an access token, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name, value in service.environment.items():

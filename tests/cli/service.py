@@ -1,4 +1,4 @@
-"""A sandbox in a thread, for commands that have an event loop of their own."""
+"""A sandbox in a thread, for commands that run their own event loop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 from signing_async import SigningClient
@@ -16,18 +17,18 @@ T = TypeVar("T")
 
 
 class Service:
-    """The sandbox, to be used from another thread."""
+    """A sandbox, used from another thread."""
 
     def __init__(self, sandbox: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
         self.sandbox = sandbox
         self._loop = loop
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine where the sandbox lives."""
+        """Run a coroutine on the sandbox's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def do(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Call a function of the sandbox where that lives."""
+        """Call a function on the sandbox's event loop."""
 
         async def work() -> T:
             return function(*arguments, **named)
@@ -36,11 +37,11 @@ class Service:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Who reaches it, by an access token."""
+        """The settings to reach the sandbox with an access token."""
         return {"SIGNING_BASE_URL": self.sandbox.base_url, "SIGNING_ACCESS_TOKEN": self.do(self.sandbox.access_token)}
 
     def draft(self, *documents: str, to: tuple[str, ...] = (), name: str = "Lease", sent: bool = False) -> str:
-        """A signing with these documents and recipients; its id."""
+        """Create a signing with these documents and recipients, and return its id."""
 
         async def make() -> str:
             async with SigningClient(self.sandbox.base_url, self.sandbox.access_token()) as client:
@@ -58,7 +59,7 @@ class Service:
 
 @contextmanager
 def running(**settings: Any) -> Iterator[Service]:
-    """A sandbox, started."""
+    """Run a sandbox."""
     started = threading.Event()
     services: list[Service] = []
     stop: list[Callable[[], object]] = []
@@ -80,3 +81,16 @@ def running(**settings: Any) -> Iterator[Service]:
     finally:
         stop[0]()
         thread.join(30)
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Run a server and yield its origin."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,4 +1,4 @@
-"""The command as a process of its own: through pipes, or in a real pseudo-terminal."""
+"""The command as a process: with pipes, or in a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 def piped(
     *arguments: str, cwd: Path | None = None, stdin: str = "", environment: Mapping[str, str] = {}
 ) -> subprocess.CompletedProcess[str]:
-    """Run it with pipes."""
+    """Run the command with pipes."""
     return subprocess.run(
         [*COMMAND, *arguments],
         cwd=cwd,
@@ -41,19 +41,19 @@ def piped(
 
 @dataclass
 class Screen:
-    """What a command wrote to its terminal, and how it ended."""
+    """The terminal output and exit code of a command."""
 
     raw: bytes
     code: int
 
     @property
     def text(self) -> str:
-        """All that was ever on it, without the controls."""
+        """Everything that was written, without control sequences."""
         return CONTROL.sub(b"", self.raw).decode().replace("\r\n", "\n")
 
     @property
     def lines(self) -> list[str]:
-        """What is left on it at the end, by what the controls did to it."""
+        """The lines that are visible at the end, after the control sequences."""
         lines, row, column = [""], 0, 0
         for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\r\n\x1b]+", self.raw.decode()):
             if part == "\n":
@@ -72,7 +72,7 @@ class Screen:
 
 
 class Terminal:
-    """A command in a pseudo-terminal."""
+    """A command running in a pseudo-terminal."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Terminal:
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             try:
-                # Whoever runs the tests in the background of a shell has Ctrl-C ignored.
+                # A shell ignores Ctrl-C for its background jobs, which the tests may be.
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.chdir(cwd or ".")
                 size = struct.pack("HHHH", 24, columns, 0, 0)
@@ -95,16 +95,16 @@ class Terminal:
             finally:
                 os._exit(99)
 
-    def wait_for(self, words: str, seconds: float = 30) -> None:
-        """Return when these words are on the screen."""
-        self._read_until(lambda: words in CONTROL.sub(b"", self._seen).decode("utf-8", "replace"), seconds)
+    def wait_for(self, text: str, seconds: float = 30) -> None:
+        """Return when the text is on the screen."""
+        self._read_until(lambda: text in CONTROL.sub(b"", self._seen).decode("utf-8", "replace"), seconds)
 
     def type(self, text: str) -> None:
         """Press these keys; \\x03 is Ctrl-C."""
         os.write(self._terminal, text.encode())
 
     def interrupt(self) -> Screen:
-        """Press Ctrl-C at a question, again where it came in the instant before the answer is waited for."""
+        """Press Ctrl-C at a prompt, again if it came just before the prompt started to read."""
         while True:
             time.sleep(0.2)
             self.type("\x03")
@@ -115,7 +115,7 @@ class Terminal:
         os.kill(self.pid, number)
 
     def end(self, seconds: float = 30) -> Screen:
-        """What it wrote, when it has ended."""
+        """Wait for the end and return the screen."""
         self._read_until(lambda: False, seconds)
         os.close(self._terminal)
         _, status = os.waitpid(self.pid, 0)
@@ -124,7 +124,7 @@ class Terminal:
     def _read_until(self, enough: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not enough():
-            assert time.monotonic() < end, f"it went on for {seconds} s; so far: {self._seen.decode()}"
+            assert time.monotonic() < end, f"still running after {seconds} s; output: {self._seen.decode()}"
             if not select.select([self._terminal], [], [], 0.1)[0]:
                 continue
             try:
@@ -137,12 +137,12 @@ class Terminal:
 
 
 def screen(*arguments: str, columns: int = 100, environment: Mapping[str, str] = {}) -> Screen:
-    """Run it in a terminal, to its end."""
+    """Run the command in a terminal to its end."""
     return Terminal(*arguments, columns=columns, environment=environment).end()
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    # What whoever runs the tests has set for a terminal is not the test's.
+    # The terminal settings of the developer must not affect the tests.
     own = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "BROWSER")
     kept = {name: value for name, value in os.environ.items() if name not in own}
     path = os.pathsep.join(part for part in (str(ROOT), kept.get("PYTHONPATH")) if part)

@@ -1,37 +1,39 @@
-"""upload and download."""
+"""`upload` and `download`."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from signing_async import Document
 from signing_async.cli.documents import _names, safe_stem
-from signing_async.documents import resource
 from tests.cli.conftest import Run
-from tests.cli.service import Service
+from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
 from tests.pdfs import make_pdf
 
 
 @pytest.fixture
 def completed(service: Service) -> str:
-    """A signing with two sealed documents."""
+    """Return the id of a completed signing with two documents."""
     signing = service.draft("lease.pdf", "inventory.pdf", to=("anna@example.com",), sent=True)
     service.call(service.sandbox.complete(signing))
     return signing
 
 
-def test_upload(run: Run, service: Service, tmp_path: Path) -> None:
-    """A line for each file with its document's id; the bytes are the file's."""
+def test_upload_prints_a_line_with_the_document_id_for_each_file(run: Run, service: Service, tmp_path: Path) -> None:
     (tmp_path / "lease.pdf").write_bytes(make_pdf(text="lease"))
     (tmp_path / "inventory.pdf").write_bytes(make_pdf(text="inventory"))
     signing = service.draft()
@@ -40,12 +42,13 @@ def test_upload(run: Run, service: Service, tmp_path: Path) -> None:
     ids = {line.split("  ")[1]: line.split("  ")[0] for line in ran.out.splitlines()}
     for name, document in ids.items():
         assert service.do(service.sandbox.document_bytes, document) == (tmp_path / name).read_bytes()
-    (facts,) = run("upload", signing, str(tmp_path / "lease.pdf"), "--json").lines
+    (facts,) = run("upload", service.draft(), str(tmp_path / "lease.pdf"), "--json").lines
     assert (facts["file"], facts["name"]) == (str(tmp_path / "lease.pdf"), "lease.pdf")
 
 
-def test_one_upload_that_fails_does_not_stop_the_others(run: Run, service: Service, tmp_path: Path) -> None:
-    """Each failure is told with its file; the exit code says that there was one."""
+def test_failed_upload_does_not_stop_the_others_and_sets_the_exit_code(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     (tmp_path / "notes.txt").write_text("no PDF at all")
     signing = service.draft()
@@ -60,8 +63,9 @@ def test_one_upload_that_fails_does_not_stop_the_others(run: Run, service: Servi
     assert (ran.code, ran.lines[0]["error"]["reason"]) == (2, "not_pdf")
 
 
-def test_the_service_refuses_an_upload(run: Run, service: Service, tmp_path: Path) -> None:
-    """Exit code 1 for what it says, 3 where it cannot be told whether a document arrived."""
+def test_upload_exits_with_1_if_refused_and_3_if_the_outcome_is_unknown(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     signing = service.draft("a.pdf", to=("anna@example.com",), sent=True)
     ran = run("upload", signing, "lease.pdf")
@@ -69,13 +73,92 @@ def test_the_service_refuses_an_upload(run: Run, service: Service, tmp_path: Pat
     assert "HTTP 400" in ran.err
     signing = service.draft()
     service.do(service.sandbox.faults.add, "documents.upload", "drop-after-commit")
-    service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=1)
+    service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=2)
     ran = run("upload", signing, "lease.pdf", "--timeout", "1")
     assert ran.code == 3
 
 
-def test_an_upload_is_seen_on_a_terminal(service: Service, tmp_path: Path) -> None:
-    """A bar that is gone at the end, and leaves the lines of the files."""
+def test_documents_keep_the_order_of_the_arguments_in_the_signing(run: Run, service: Service, tmp_path: Path) -> None:
+    names = ["contract.pdf", *(f"annex-{number}.pdf" for number in range(6))]
+    for name in names:
+        # The first file is the largest, so that it would arrive last if they were uploaded at once.
+        (tmp_path / name).write_bytes(make_pdf(2**20 if name == names[0] else 0, text=name))
+    signing = service.draft()
+    ran = run("upload", signing, *names)
+    assert [line.split("  ")[1] for line in ran.out.splitlines()] == names
+    assert [document.name for document in service.do(service.sandbox.documents, signing)] == names
+
+
+def test_files_are_uploaded_at_once_only_with_concurrency(run: Run, service: Service, tmp_path: Path) -> None:
+    names = [f"{number}.pdf" for number in range(4)]
+    for name in names:
+        (tmp_path / name).write_bytes(make_pdf(text=name))
+    signing = service.draft()
+    assert run("upload", signing, *names, "--concurrency", "4").code == 0
+    assert sorted(document.name for document in service.do(service.sandbox.documents, signing)) == names
+
+
+def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
+    (tmp_path / "lease.pdf").write_bytes(make_pdf(text="lease"))
+    (tmp_path / "inventory.pdf").write_bytes(make_pdf(text="inventory"))
+    signing = service.draft()
+    held = run("upload", signing, "lease.pdf").out.split("  ")[0]
+    ran = run("upload", signing, "lease.pdf", "inventory.pdf")
+    assert ran.code == 1
+    assert ran.out.endswith("  inventory.pdf\n")
+    assert f"Error: lease.pdf: the draft already holds this file ({held}): use --again to upload it" in ran.err
+    assert ran.err.endswith("1 of 2 files were not uploaded.\n")
+    ran = run("upload", signing, "lease.pdf", "--json")
+    assert (ran.code, ran.lines[0]["file"], ran.lines[0]["error"]["type"]) == (2, "lease.pdf", "InvalidRequest")
+    assert len(service.do(service.sandbox.documents, signing)) == 2
+    assert run("upload", signing, "lease.pdf", "--again").code == 0
+    assert len(service.do(service.sandbox.documents, signing)) == 3
+
+
+def test_file_of_the_same_name_but_another_size_is_uploaded(run: Run, service: Service, tmp_path: Path) -> None:
+    signing = service.draft("lease.pdf")
+    (tmp_path / "lease.pdf").write_bytes(make_pdf(5000))
+    assert run("upload", signing, "lease.pdf").code == 0
+    assert len(service.do(service.sandbox.documents, signing)) == 2
+
+
+class ReportsHashes(BaseHTTPRequestHandler):
+    """A service whose draft holds lease.pdf, and that reports its sha256 but not its size."""
+
+    sha256 = hashlib.sha256(make_pdf()).hexdigest()
+
+    def _respond(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        held = {"id": "doc-1", "name": "lease.pdf", "sha256": self.sha256}
+        body = json.dumps({"id": "doc-2"} if self.command == "POST" else {"id": "s", "documents": [held]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = _respond  # noqa: N815  # the names that http.server calls
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_held_file_is_recognised_by_its_hash_where_the_service_reports_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening(ReportsHashes) as origin:
+        monkeypatch.setenv("SIGNING_BASE_URL", origin)
+        (tmp_path / "lease.pdf").write_bytes(make_pdf(seed=1))
+        assert run("upload", "s", "lease.pdf").out == "doc-2  lease.pdf\n"
+        (tmp_path / "lease.pdf").write_bytes(make_pdf())
+        ran = run("upload", "s", "lease.pdf")
+    assert (ran.code, ran.out) == (2, "")
+    assert "the draft already holds this file (doc-1): use --again" in ran.err
+
+
+def test_upload_shows_a_progress_bar_that_leaves_only_the_results(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(2 * 2**20))
     shown = screen("upload", service.draft(), str(path), environment=service.environment)
@@ -94,8 +177,9 @@ def test_an_upload_is_seen_on_a_terminal(service: Service, tmp_path: Path) -> No
     assert not "".join(shown.lines[1:])
 
 
-def test_download_all(run: Run, completed: str, tmp_path: Path, service: Service) -> None:
-    """Into a folder that is made for them; each line is a path; the files are what the service sealed."""
+def test_download_all_creates_the_folder_and_prints_the_paths(
+    run: Run, completed: str, tmp_path: Path, service: Service
+) -> None:
     ran = run("download", completed, "--all", "--output", "signed/here")
     assert (ran.code, ran.err) == (0, "")
     assert sorted(ran.out.splitlines()) == ["signed/here/inventory-signed.pdf", "signed/here/lease-signed.pdf"]
@@ -104,8 +188,7 @@ def test_download_all(run: Run, completed: str, tmp_path: Path, service: Service
         assert (len(content), content[:5]) == (line["size"], b"%PDF-")
 
 
-def test_download_one(run: Run, completed: str, tmp_path: Path) -> None:
-    """By name or id; to a file, a folder, or this one."""
+def test_download_by_name_or_id_to_a_file_or_folder(run: Run, completed: str, tmp_path: Path) -> None:
     assert run("download", completed, "lease.pdf").out == "lease-signed.pdf\n"
     assert run("download", completed, "lease.pdf", "--output", "kept.pdf").out == "kept.pdf\n"
     (facts,) = run("download", completed, "lease.pdf", "--output", f"{tmp_path}/new/", "--json").lines
@@ -115,78 +198,125 @@ def test_download_one(run: Run, completed: str, tmp_path: Path) -> None:
     assert stat.S_ISREG((tmp_path / "kept.pdf").stat().st_mode)
 
 
-def test_the_only_document_needs_no_name(run: Run, service: Service) -> None:
-    """Where there are several, they are listed."""
+def test_only_document_of_a_signing_needs_no_name(run: Run, service: Service) -> None:
     signing = service.draft("only.pdf", to=("anna@example.com",), sent=True)
     service.call(service.sandbox.complete(signing))
     assert run("download", signing).out == "only-signed.pdf\n"
 
 
-def test_which_document_there_is_no_telling(run: Run, service: Service, completed: str) -> None:
-    """Each case says what can be done; nothing is downloaded."""
+def test_output_with_all_is_always_a_folder(run: Run, service: Service, tmp_path: Path) -> None:
+    signing = service.draft("only.pdf", to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.complete(signing))
+    assert run("download", signing, "--all", "--output", "signed").out == "signed/only-signed.pdf\n"
+    (tmp_path / "file").write_text("mine")
+    ran = run("download", signing, "--all", "--output", "file")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "Error: --output: must be a folder for these documents, but 'file' is a file\n"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_verify_keeps_only_sound_files_and_exits_with_7(run: Run, service: Service, tmp_path: Path) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.complete(signing))
+    assert run("download", signing, "--verify", "--output", "sound.pdf").code == 0
+    (document,) = service.do(service.sandbox.documents, signing)
+    sealed = service.do(service.sandbox.service.signed_path, signing, document.id)
+    sealed.write_bytes(sealed.read_bytes() + b"x")
+    ran = run("download", signing, "--verify", "--output", "changed.pdf")
+    assert (ran.code, ran.out) == (7, "")
+    assert "the sealed file is not sound" in ran.err
+    assert not (tmp_path / "changed.pdf").exists()
+    assert run("download", signing, "--output", "changed.pdf").code == 0
+
+
+def test_verify_is_refused_for_standard_output_and_without_its_extra(
+    run: Run, completed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run("download", completed, "lease.pdf", "--verify", "--output", "-")
+    assert ran.code == 2
+    assert "--output -: cannot be used with --verify" in ran.err
+    find_spec = importlib.util.find_spec
+    monkeypatch.delitem(sys.modules, "signing_async.sealed", raising=False)
+    monkeypatch.delattr("signing_async.sealed", raising=False)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "pyhanko" else find_spec(name, *rest)
+    )
+    ran = run("download", completed, "lease.pdf", "--verify")
+    assert ran.code == 1
+    assert ran.err == "Error: signing_async.sealed needs pyHanko: pip install 'signing-async[verify]'\n"
+
+
+def test_ambiguous_or_unknown_document_is_refused_before_any_download(
+    run: Run, service: Service, completed: str
+) -> None:
     twice = service.draft("a.pdf", "a.pdf", to=("anna@example.com",), sent=True)
-    for arguments, words in (
-        ([completed], "has 2 documents: say --all, or which: 'lease.pdf', 'inventory.pdf'"),
-        ([completed, "x.pdf"], "no document of this signing has the id or the name 'x.pdf'"),
-        ([twice, "a.pdf"], "2 documents of this signing are named 'a.pdf'"),
-        ([service.draft()], "this signing has no documents"),
-        ([completed, "lease.pdf", "--all"], "name documents, or say --all"),
-        ([completed, "--all", "--output", "-"], "only one document can go to standard output, not 2"),
-        ([completed, "--all", "--output", "/dev/null/x"], "--output: Not a directory: '/dev/null/x'"),
+    for arguments, message in (
+        ([completed], "has 2 documents: use --all, or name one of 'lease.pdf', 'inventory.pdf'"),
+        ([completed, "x.pdf"], "no document of the signing has the id or name 'x.pdf'"),
+        ([twice, "a.pdf"], "2 documents of the signing are named 'a.pdf'"),
+        ([service.draft()], "the signing has no documents"),
+        ([completed, "lease.pdf", "--all"], "use either DOCUMENTS or --all, not both"),
+        ([completed, "--all", "--output", "-"], "only one document can go to standard output, got 2"),
+        (
+            [completed, "--all", "--output", "/dev/null/x"],
+            "--output: could not create the folder '/dev/null/x': Not a directory",
+        ),
     ):
         ran = run("download", *arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
-        assert words in ran.err
+        assert message in ran.err
     assert service.do(service.sandbox.requests_of, "documents.download_signed") == []
 
 
-def test_a_file_that_is_there_is_left_alone(run: Run, completed: str, tmp_path: Path) -> None:
-    """Without --force; the others are downloaded."""
+def test_existing_file_is_kept_without_force_and_others_are_downloaded(
+    run: Run, completed: str, tmp_path: Path
+) -> None:
     (tmp_path / "lease-signed.pdf").write_text("mine")
     ran = run("download", completed, "--all")
     assert (ran.code, ran.out) == (1, "inventory-signed.pdf\n")
-    assert ran.err == "Error: lease.pdf: lease-signed.pdf is there already: --force replaces it\n"
+    assert ran.err == "Error: lease.pdf: lease-signed.pdf already exists: use --force to replace it\n"
     assert (tmp_path / "lease-signed.pdf").read_text() == "mine"
     assert run("download", completed, "lease.pdf", "--force").code == 0
     assert (tmp_path / "lease-signed.pdf").read_bytes().startswith(b"%PDF-")
 
 
-def test_a_file_that_appears_meanwhile_is_left_alone(
-    run: Run, completed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_file_that_appears_during_the_download_is_kept_without_force(
+    run: Run, service: Service, completed: str, tmp_path: Path
 ) -> None:
-    """Somebody else made it while the PDF was on its way: only --force replaces it."""
-    target, read = tmp_path / "lease-signed.pdf", resource._checked
+    target = tmp_path / "lease-signed.pdf"
+    service.do(service.sandbox.faults.add, "documents.download_signed", "slow", 1, seconds=1)
 
-    async def checked(*arguments: Any) -> AsyncIterator[bytes]:
-        async for chunk in read(*arguments):
-            yield chunk
+    def appear() -> None:
+        while not service.sandbox.faults.arranged[0].hits:
+            time.sleep(0.01)
         target.write_text("mine")
 
-    monkeypatch.setattr(resource, "_checked", checked)
+    thread = threading.Thread(target=appear)
+    thread.start()
     ran = run("download", completed, "lease.pdf")
+    thread.join()
     assert (ran.code, ran.out, target.read_text()) == (2, "", "mine")
-    assert "lease-signed.pdf' exists already" in ran.err
+    assert "lease-signed.pdf" in ran.err
     assert run("download", completed, "lease.pdf", "--force").code == 0
     assert target.read_bytes().startswith(b"%PDF-")
 
 
-def test_a_link_to_nowhere_is_a_file_that_is_there(run: Run, completed: str, tmp_path: Path) -> None:
-    """Somebody put it there for something."""
+def test_dangling_symlink_counts_as_an_existing_file(run: Run, completed: str, tmp_path: Path) -> None:
     (tmp_path / "lease-signed.pdf").symlink_to("elsewhere")
     assert run("download", completed, "lease.pdf").code == 2
     assert (tmp_path / "lease-signed.pdf").is_symlink()
 
 
-def test_not_signed_yet(run: Run, service: Service, tmp_path: Path) -> None:
-    """Is what the service says, for each; no file is left."""
+def test_document_that_is_not_signed_yet_leaves_no_file(run: Run, service: Service, tmp_path: Path) -> None:
     signing = service.draft("a.pdf", "b.pdf", to=("anna@example.com",), sent=True)
     ran = run("download", signing, "--all", "--json")
     assert (ran.code, {line["error"]["type"] for line in ran.lines}) == (1, {"NotYetSigned"})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_to_standard_output(completed: str, service: Service, tmp_path: Path) -> None:
-    """The PDF and nothing else; not into a terminal."""
+def test_download_to_standard_output_is_the_pdf_alone_and_refused_on_a_terminal(
+    completed: str, service: Service, tmp_path: Path
+) -> None:
     ran = subprocess.run(
         [*COMMAND, "download", completed, "lease.pdf", "--output", "-"],
         env={**os.environ, **service.environment, "PYTHONPATH": str(ROOT)},
@@ -198,7 +328,7 @@ def test_to_standard_output(completed: str, service: Service, tmp_path: Path) ->
     assert ran.stdout.rstrip().endswith(b"%%EOF")
     shown = screen("download", completed, "lease.pdf", "--output", "-", environment=service.environment)
     assert shown.code == 2
-    assert "a PDF is nothing for a terminal" in shown.text
+    assert "refusing to write a PDF to a terminal" in shown.text
 
 
 @pytest.mark.parametrize(
@@ -226,24 +356,21 @@ def test_to_standard_output(completed: str, service: Service, tmp_path: Path) ->
         ("a\udcffb.pdf", "a_b"),
     ],
 )
-def test_names_from_the_service_make_no_path(name: str, stem: str) -> None:
-    """What is left is a plain name in the folder that the user named."""
+def test_names_from_the_service_become_plain_file_names(name: str, stem: str) -> None:
     assert safe_stem(name) == stem
     (made,) = _names([Document("doc-1", name)])
     assert Path(made).name == made
     assert re.fullmatch(r"[^/\\\x00-\x1f]+-signed\.pdf", made)
 
 
-def test_every_document_has_a_name_of_its_own() -> None:
-    """Also where the names are the same but for their case, or there are none."""
+def test_file_names_are_unique_ignoring_case() -> None:
     documents = [Document("1", "Lease.pdf"), Document("2", "lease"), Document("3", "x/lease.pdf"), Document("/", "..")]
     names = ["Lease-signed.pdf", "lease-signed-2.pdf", "lease-signed-3.pdf", "document-signed.pdf"]
     assert list(_names(documents)) == names
     assert list(_names([Document("doc-1", "")])) == ["doc-1-signed.pdf"]
 
 
-def test_a_download_is_seen_on_a_terminal(completed: str, service: Service, tmp_path: Path) -> None:
-    """A bar while it lasts; through a pipe there is none."""
+def test_download_shows_a_progress_bar_on_a_terminal_only(completed: str, service: Service, tmp_path: Path) -> None:
     output = ("--output", str(tmp_path / "signed"), "--force")
     shown = screen("download", completed, "--all", *output, environment=service.environment)
     assert (shown.code, "Downloading" in shown.text) == (0, True)
@@ -251,8 +378,9 @@ def test_a_download_is_seen_on_a_terminal(completed: str, service: Service, tmp_
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_results_go_to_a_file_while_a_terminal_shows_the_bar(service: Service, tmp_path: Path, completed: str) -> None:
-    """Standard output is not the bar's; failures are shown above it, whole."""
+def test_results_go_to_a_redirected_file_while_the_terminal_shows_the_bar(
+    service: Service, tmp_path: Path, completed: str
+) -> None:
     script = f"{sys.executable} -c 'from signing_async.cli import main; main()' download {completed} --all > results"
     terminal = Terminal("-c", script, command=("/bin/bash",), cwd=tmp_path, environment=service.environment)
     shown = terminal.end()

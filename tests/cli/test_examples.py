@@ -1,4 +1,4 @@
-"""Every command's help has examples, and each of them is carried out as it stands there."""
+"""The examples in the help of every command work as printed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 from tests.webhooks.servers import PATH, serve
 
-EVERYBODY = ("anna@example.com", "bo@example.com")
+RECIPIENTS = ("anna@example.com", "bo@example.com")
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command by its whole name, those of groups too."""
+    """Yield every command with its full name, including subcommands."""
     context = click.Context(cli.group, info_name="signing-async")
     for name in cli.group.list_commands(context):
         command = cli.group.get_command(context, name)
@@ -47,14 +47,13 @@ ALL = dict(commands())
 
 
 def examples(command: click.Command) -> list[str]:
-    """The lines of its help that are examples."""
+    """Return the example lines of the help."""
     found = re.search(r"\nExample:\n((?: {2,}\S.*\n)+)", inspect.cleandoc(command.help or "").replace("\b", "") + "\n")
     return [] if found is None else [line.strip() for line in found[1].splitlines()]
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_help_of_every_command(name: str, run: Run) -> None:
-    """Says what it is for, shows an example of itself, its options and the common ones; JSON is to be had."""
+def test_help_of_every_command_has_an_example_its_options_and_the_common_options(name: str, run: Run) -> None:
     ran = run(*name.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
     assert f"Usage: signing-async {name} " in ran.out
@@ -67,8 +66,8 @@ def test_help_of_every_command(name: str, run: Run) -> None:
     assert max(len(line) for line in ran.out.splitlines()) <= 110
 
 
-def test_nothing_that_is_secret_is_an_option() -> None:
-    """Every process on the machine can read those."""
+def test_no_option_takes_a_secret() -> None:
+    """Every process on the machine can read arguments."""
     for command in (*ALL.values(), cli.group):
         for parameter in command.params:
             assert not re.search("password|access.?token|client.?secret", str(parameter.name))
@@ -76,7 +75,7 @@ def test_nothing_that_is_secret_is_an_option() -> None:
 
 @pytest.fixture
 def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What the examples take for granted: files, a signing, an app, a browser."""
+    """Provide what the examples need: files, a signing, an app, a browser."""
     monkeypatch.setattr("webbrowser.open", agree)
     monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
     body = event_body("evt_1")
@@ -91,7 +90,7 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 
     def prepare(command: str) -> None:
         empty = command in {"upload", "add-recipient"}
-        signing = service.draft() if empty else service.draft("lease.pdf", to=EVERYBODY, sent=command != "send")
+        signing = service.draft() if empty else service.draft("lease.pdf", to=RECIPIENTS, sent=command != "send")
         if command in {"watch", "download"}:
             service.call(service.sandbox.complete(signing))
         monkeypatch.setenv("SIGNING", signing)
@@ -104,7 +103,7 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def _register(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An app at a free port."""
+    """Register an app with a free port."""
     redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
     app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
     assert app.client_secret
@@ -121,38 +120,36 @@ async def _sealed(service: Service, signing: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"sandbox", "webhook check"}))
-def test_its_examples_work(name: str, run: Run, prepared: Callable[[str], None]) -> None:
-    """One after the other, in a folder with what they name."""
+def test_examples_of_every_command_work_as_printed(name: str, run: Run, prepared: Callable[[str], None]) -> None:
     prepared(name)
     for line in examples(ALL[name]):
-        ran = carry_out(line, run)
+        ran = run_line(line, run)
         assert ran.code == 0, f"{line}\n{ran.err}"
 
 
-def carry_out(line: str, run: Run) -> Ran:
-    """A line as a shell would carry it out: with its variables and its files."""
+def run_line(line: str, run: Run) -> Ran:
+    """Run a line like a shell does, with variables and redirections."""
     words = shlex.split(os.path.expandvars(line))[1:]
     with contextlib.ExitStack() as files, pytest.MonkeyPatch.context() as patched:
-        for sign, stream in ((">", "stdout"), ("<", "stdin")):
-            if sign in words:
-                at = words.index(sign)
-                file = files.enter_context(Path(words[at + 1]).open("w" if sign == ">" else "r"))
+        for operator, stream in ((">", "stdout"), ("<", "stdin")):
+            if operator in words:
+                at = words.index(operator)
+                file = files.enter_context(Path(words[at + 1]).open("w" if operator == ">" else "r"))
                 patched.setattr(sys, stream, file)
                 del words[at : at + 2]
         return run(*words)
 
 
-def test_the_example_of_webhook_check(run: Run, prepared: Callable[[str], None]) -> None:
-    """The same, with an endpoint that is there."""
+def test_example_of_webhook_check_works(run: Run, prepared: Callable[[str], None]) -> None:
     receiver = Receiver(WebhookVerifier(SECRET), lambda event: None, body_timeout=0.3)
     (line,) = examples(ALL["webhook check"])
     with serve("aiohttp", receiver) as port:
-        ran = carry_out(line.replace("http://localhost:8000/webhooks", f"http://127.0.0.1:{port}{PATH}"), run)
+        ran = run_line(line.replace("http://localhost:8000/webhooks", f"http://127.0.0.1:{port}{PATH}"), run)
     assert ran.code == 0, ran.out
 
 
-def test_the_example_of_sandbox(tmp_path: Path) -> None:
-    """It runs until Ctrl-C; at a free port, since the one in the example may be taken."""
+def test_example_of_sandbox_works(tmp_path: Path) -> None:
+    """With another port, because the one in the example may be in use."""
     (line,) = examples(ALL["sandbox"])
     words = shlex.split(line.replace("--port 8080", "--port 0"))[1:]
     process = subprocess.Popen(
@@ -171,7 +168,6 @@ def test_the_example_of_sandbox(tmp_path: Path) -> None:
     assert (tmp_path / "sandbox" / "sandbox.db").exists()
 
 
-def test_the_example_of_the_whole_command(run: Run, service: Service) -> None:
-    """The one in the first help that a user sees."""
+def test_example_of_the_main_help_works(run: Run, service: Service) -> None:
     for line in examples(cli.group):
-        assert carry_out(line, run).code == 0
+        assert run_line(line, run).code == 0

@@ -1,4 +1,4 @@
-"""add-recipient and remind."""
+"""`add-recipient` and `remind`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tests.cli.conftest import Run
 from tests.cli.service import Service
 
 
-def test_add_a_recipient(run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fields that have an option, and others from options, a file or standard input; the id alone is printed."""
+def test_add_recipient_takes_fields_from_options_a_file_or_standard_input_and_prints_the_id(
+    run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     signing = service.draft()
     ran = run("add-recipient", signing, "anna@example.com", "--first-name", "Anna", "--last-name", "Berg")
-    assert (ran.code, ran.err) == (0, "anna@example.com was added\n")
+    assert (ran.code, ran.err) == (0, "Added anna@example.com.\n")
     (anna,) = service.do(service.sandbox.recipients, signing)
     assert (anna.id, anna.first_name, anna.last_name) == (ran.out.strip(), "Anna", "Berg")
 
@@ -29,66 +30,64 @@ def test_add_a_recipient(run: Run, service: Service, tmp_path: Path, monkeypatch
     assert facts["phone"] == "2"
 
 
-def test_who_cannot_be_a_recipient(run: Run, service: Service, tmp_path: Path) -> None:
-    """Each mistake is named, and nothing is sent."""
+def test_add_recipient_refuses_bad_input_before_sending_anything(run: Run, service: Service, tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "broken.json").write_text("{")
-    for arguments, words in (
+    for arguments, message in (
         (["nobody"], "email: must be an e-mail address, not 'nobody'"),
         (["a@b", "--order", "0"], "order: must be a whole number from 1"),
         (["a@b", "--order", "x"], "'x' is not a valid integer"),
-        (["a@b", "--field", "x"], "'x' is not of the form NAME=VALUE"),
-        (["a@b", "--field", "=x"], "'=x' is not of the form NAME=VALUE"),
+        (["a@b", "--field", "x"], "must have the form NAME=VALUE, got 'x'"),
+        (["a@b", "--field", "=x"], "must have the form NAME=VALUE, got '=x'"),
         (["a@b", "--field", "order=1"], "extra: order is an argument of its own"),
-        (["a@b", "--fields", "list.json"], "list.json holds no JSON object"),
-        (["a@b", "--fields", "broken.json"], "broken.json holds no JSON object"),
-        (["a@b", "--fields", "none.json"], "none.json cannot be read"),
+        (["a@b", "--fields", "list.json"], "list.json does not contain a JSON object"),
+        (["a@b", "--fields", "broken.json"], "broken.json does not contain a JSON object"),
+        (["a@b", "--fields", "none.json"], "could not read none.json"),
     ):
         ran = run("add-recipient", "1", *arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
-        assert words in ran.err
+        assert message in ran.err
     assert service.sandbox.requests == []
 
 
-def test_remind_one(run: Run, service: Service) -> None:
-    """By address, in any case, or by id."""
+def test_remind_finds_the_recipient_by_address_in_any_case_or_by_id(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
     bo = next(one for one in service.do(service.sandbox.recipients, signing) if one.email == "bo@example.com")
-    assert run("remind", signing, "Anna@Example.com").out == "anna@example.com was reminded\n"
+    assert run("remind", signing, "Anna@Example.com").out == "Reminded anna@example.com.\n"
     (facts,) = run("remind", signing, bo.id, "--json").lines
     assert facts == {"id": bo.id, "email": "bo@example.com", "reminded": True}
     reminded = service.do(lambda: [one for one in service.sandbox.notifications if one.kind == "reminder"])
     assert len(reminded) == 2
 
 
-def test_remind_whom_there_is_no_telling(run: Run, service: Service) -> None:
-    """Nobody of that name, or two, or nobody named: nobody is reminded."""
+def test_remind_refuses_an_unknown_or_ambiguous_recipient(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com", "anna@example.com"), sent=True)
-    for arguments, words in (
-        (["x@example.com"], "no recipient of this signing has the id or the address 'x@example.com'"),
-        (["anna@example.com"], "'anna@example.com' is 2 recipients of this signing"),
-        ([], "say whom to remind"),
-        (["anna@example.com", "--all-pending"], "say whom to remind"),
+    for arguments, message in (
+        (["x@example.com"], "no recipient of the signing has the id or address 'x@example.com'"),
+        (["anna@example.com"], "2 recipients of the signing have the address 'anna@example.com': use an id"),
+        ([], "use either RECIPIENT or --all-pending"),
+        (["anna@example.com", "--all-pending"], "use either RECIPIENT or --all-pending"),
     ):
         ran = run("remind", signing, *arguments)
         assert (ran.code, ran.out) == (2, "")
-        assert words in ran.err
+        assert message in ran.err
     assert not [one for one in service.do(lambda: service.sandbox.notifications) if one.kind == "reminder"]
 
 
-def test_remind_all_pending(run: Run, service: Service) -> None:
-    """Those who have not finished; one that fails does not stop the others, and the exit code tells."""
+def test_remind_all_pending_continues_after_a_failure_and_exits_with_3_for_an_unknown_outcome(
+    run: Run, service: Service
+) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com", "bo@example.com", "c@example.com"), sent=True)
     anna = next(one for one in service.do(service.sandbox.recipients, signing) if one.email == "anna@example.com")
     service.call(service.sandbox.sign(anna.id))
-    assert run("remind", signing, "--all-pending").out == "bo@example.com was reminded\nc@example.com was reminded\n"
+    assert run("remind", signing, "--all-pending").out == "Reminded bo@example.com.\nReminded c@example.com.\n"
     service.do(service.sandbox.faults.add, "recipients.remind", "drop-after-commit")
     ran = run("remind", signing, "--all-pending", "--json")
     assert (ran.code, [line["reminded"] for line in ran.lines]) == (3, [False, True])
     assert ran.lines[0]["error"]["type"] == "OutcomeUnknown"
     service.do(service.sandbox.faults.add, "recipients.remind", "drop-after-commit")
     ran = run("remind", signing, "--all-pending")
-    assert ran.out == "c@example.com was reminded\n"
+    assert ran.out == "Reminded c@example.com.\n"
     assert ran.err.startswith("Error: bo@example.com: ")
     service.call(service.sandbox.complete(signing))
-    assert run("remind", signing, "--all-pending").err == "Nobody is pending.\n"
+    assert run("remind", signing, "--all-pending").err == "No recipient is pending.\n"

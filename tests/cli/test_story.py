@@ -23,7 +23,7 @@ from tests.pdfs import make_pdf
 
 @pytest.fixture
 def origin(tmp_path: Path) -> Iterator[str]:
-    """`signing-async sandbox`, in a process."""
+    """Run `signing-async sandbox` in a process, and yield its origin."""
     process = subprocess.Popen(
         [*COMMAND, "sandbox", "--port", "0", "--json"],
         stdout=subprocess.PIPE,
@@ -39,16 +39,16 @@ def origin(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def signing_async(origin: str, tmp_path: Path) -> Callable[..., str]:
-    """Runs a command as a script would: it gives its output, and fails where the command does."""
+    """Run a command like a script would: return its output, and fail if its exit code differs."""
     redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
-    page = submit(f"{origin}/developer/my-apps", name="Story", redirect_uri=redirect_uri)
+    page = submit(f"{origin}/developer/my-apps", name="Test", redirect_uri=redirect_uri)
     folder = tmp_path / "config" / "signing-async"
     folder.mkdir(parents=True)
     (folder / "config.toml").touch(0o600)
     (folder / "config.toml").write_text(
         f'base_url = "{origin}"\n'
-        f'client_id = "{_shown("app_", page)}"\n'
-        f'client_secret = "{_shown("secret_", page)}"\n'
+        f'client_id = "{_find("app_", page)}"\n'
+        f'client_secret = "{_find("secret_", page)}"\n'
         f'redirect_uri = "{redirect_uri}"\n'
     )
 
@@ -68,26 +68,27 @@ def signing_async(origin: str, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def _shown(prefix: str, page: str) -> str:
+def _find(prefix: str, page: str) -> str:
     found = re.search(rf"\b{prefix}[\w-]+", page)
     assert found, page
     return found[0]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of a user whose settings are in this folder, and whose browser agrees to everything."""
+    """Return the environment of a user whose settings are in this folder and whose browser consents."""
     return {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config"), "BROWSER": BROWSER}
 
 
-def post(address: str, **what: Any) -> None:
-    """What people and time do, in the sandbox."""
-    request = urllib.request.Request(address, json.dumps(what).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        assert answer.status == 200
+def post(address: str, **body: Any) -> None:
+    """Control the sandbox."""
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=20) as response:
+        assert response.status == 200
 
 
-def test_from_a_new_app_to_a_sealed_pdf(origin: str, signing_async: Callable[..., str], tmp_path: Path) -> None:
-    """Log in with a browser, create, upload, add, send, watch in a terminal while both sign, download, verify."""
+def test_from_a_new_app_to_a_sealed_pdf_with_commands_alone(
+    origin: str, signing_async: Callable[..., str], tmp_path: Path
+) -> None:
     for name in ("lease.pdf", "inventory.pdf"):
         (tmp_path / name).write_bytes(make_pdf(text=name))
 
@@ -118,16 +119,16 @@ def test_from_a_new_app_to_a_sealed_pdf(origin: str, signing_async: Callable[...
     assert not list((tmp_path / "config").rglob("*.json"))
 
 
-def test_a_token_that_has_expired_renews_itself(origin: str, signing_async: Callable[..., str]) -> None:
-    """Days later the next command goes on, and keeps the new token."""
+def test_expired_token_is_refreshed_and_saved_by_the_next_command(
+    origin: str, signing_async: Callable[..., str]
+) -> None:
     signing_async("login")
     post(f"{origin}/sandbox/api/clock/advance", days=3)
     for _ in range(2):
         assert "user@sandbox.example" in signing_async("me")
 
 
-def test_the_installed_program(signing_async: Callable[..., str]) -> None:
-    """`signing-async` itself, as the installation made it."""
+def test_installed_program_prints_its_version(signing_async: Callable[..., str]) -> None:
     program = Path(sys.executable).with_name("signing-async")
     ran = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.startswith("signing-async, version ")

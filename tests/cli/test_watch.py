@@ -1,4 +1,4 @@
-"""watch: what it tells, and how it ends."""
+"""`watch`: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WATCH = ("--poll", "0.05")
 
 
 def _soon(service: Service, *steps: Callable[[], object]) -> threading.Thread:
-    """Carry out these steps, one after the other, once somebody is watching."""
+    """Run these steps in a thread, each after the watch has read the signing again."""
 
     def work() -> None:
         for step in steps:
-            looked = len(service.sandbox.requests_of("recipients.list"))
-            while len(service.sandbox.requests_of("recipients.list")) < looked + 2:
+            reads = len(service.sandbox.requests_of("recipients.list"))
+            while len(service.sandbox.requests_of("recipients.list")) < reads + 2:
                 time.sleep(0.01)
             step()
 
@@ -34,8 +34,7 @@ def _soon(service: Service, *steps: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_changes_are_told_a_line_each(run: Run, service: Service) -> None:
-    """Until it is completed: exit code 0."""
+def test_watch_prints_a_line_per_change_until_completion(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
     anna, _ = service.do(service.sandbox.recipients, signing)
     thread = _soon(
@@ -46,26 +45,24 @@ def test_changes_are_told_a_line_each(run: Run, service: Service) -> None:
     ran = run("watch", signing, *WATCH)
     thread.join()
     assert (ran.code, ran.err) == (0, "")
-    told = [line.split("  ", 1)[1] for line in ran.out.splitlines()]
-    assert told[0] == "Lease is sent"
-    assert told[1] == f"{anna.email} has signed"
-    assert sorted(told[2:]) == ["Lease is completed", "bo@example.com has signed", "lease.pdf is signed"]
+    printed = [line.split("  ", 1)[1] for line in ran.out.splitlines()]
+    assert printed[0] == "Lease is sent"
+    assert printed[1] == f"{anna.email} has signed"
+    assert sorted(printed[2:]) == ["Lease is completed", "bo@example.com has signed", "lease.pdf is signed"]
 
 
-def test_changes_for_machines(run: Run, service: Service) -> None:
-    """An object for each change, whole."""
+def test_watch_as_json_prints_a_whole_object_per_change(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     thread = _soon(service, lambda: service.call(service.sandbox.complete(signing)))
     ran = run("watch", signing, *WATCH, "--json")
     thread.join()
-    # In between it may be seen signed and not yet sealed.
+    # In between, a read may find the signing signed but not yet sealed.
     assert [line["state"] for line in ran.lines] in (["sent", "completed"], ["sent", "sent", "completed"])
     assert ran.lines[-1]["recipients"][0]["finished"] is True
     assert ran.lines[-1]["documents"][0]["completed_at"]
 
 
-def test_a_cancelled_signing(run: Run, service: Service) -> None:
-    """Exit code 6."""
+def test_watch_exits_with_6_for_a_cancelled_signing(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     service.call(service.sandbox.cancel(signing))
     ran = run("watch", signing)
@@ -73,16 +70,16 @@ def test_a_cancelled_signing(run: Run, service: Service) -> None:
     assert run("watch", signing, "--json").error["exit_code"] == 6
 
 
-def test_the_time_is_up(run: Run, service: Service) -> None:
-    """Exit code 5."""
+def test_watch_exits_with_5_when_its_time_is_up(run: Run, service: Service) -> None:
     signing = service.draft(name="Draft")
     ran = run("watch", signing, *WATCH, "--for", "0.4")
     assert (ran.code, ran.err) == (5, f"Error: {signing} was not completed within 0.4 s\n")
     assert "Draft is draft" in ran.out
 
 
-def test_an_outage_on_the_way_is_waited_out(run: Run, service: Service, tmp_path: Path) -> None:
-    """And told; one at the beginning is an error, since nothing was seen yet."""
+def test_watch_waits_out_an_outage_with_a_warning_but_not_at_the_start(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     thread = _soon(
         service,
@@ -92,15 +89,14 @@ def test_an_outage_on_the_way_is_waited_out(run: Run, service: Service, tmp_path
     ran = run("watch", signing, *WATCH, "--config", _once(tmp_path))
     thread.join()
     assert ran.code == 0
-    assert "Warning: watching goes on: HTTP 500" in ran.err
+    assert "Warning: still watching: HTTP 500" in ran.err
     service.do(service.sandbox.faults.add, "signings.get", "500", 1)
     assert run("watch", signing, "--config", _once(tmp_path)).code == 1
 
 
-def test_an_outage_of_the_token_endpoint_is_waited_out(
+def test_watch_waits_out_an_outage_of_the_token_endpoint(
     run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the service's too."""
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     redirect_uri = "http://127.0.0.1/callback"
     app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
@@ -123,7 +119,7 @@ def test_an_outage_of_the_token_endpoint_is_waited_out(
     ran = run("watch", signing, *WATCH, "--config", _once(tmp_path))
     thread.join()
     assert ran.code == 0, ran.err
-    assert "Warning: watching goes on: HTTP 500" in ran.err
+    assert "Warning: still watching: HTTP 500" in ran.err
 
 
 async def _log_in(base_url: str, app: App, code: str, file: Path) -> None:
@@ -138,22 +134,20 @@ async def _log_in(base_url: str, app: App, code: str, file: Path) -> None:
         await oauth.exchange(f"{app.redirect_uri}?code={code}&state={request.state}", state=request.state)
 
 
-def test_a_call_that_times_out_is_no_end_of_the_watch(run: Run, service: Service) -> None:
-    """The first look fails: as what it is."""
+def test_timeout_of_the_first_call_is_a_request_timeout_and_not_the_end_of_the_wait(run: Run, service: Service) -> None:
     service.do(service.sandbox.faults.add, "signings.get", "slow", None, seconds=5)
     ran = run("watch", "1", "--for", "60", "--timeout", "0.2", "--json")
     assert (ran.code, ran.error["type"]) == (1, "RequestTimeout")
 
 
 def _once(folder: Path) -> str:
-    """A settings file that allows no retries."""
+    """Return a settings file that allows no retries."""
     path = folder / "once.toml"
     path.write_text("max_attempts = 1\n")
     return str(path)
 
 
-def test_on_a_terminal_that_cannot_move_its_cursor(service: Service) -> None:
-    """Each change is a line, and it ends when the signing is completed."""
+def test_watch_prints_lines_on_a_dumb_terminal(service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     terminal = Terminal("watch", signing, *WATCH, environment={**service.environment, "TERM": "dumb"})
     terminal.wait_for("Lease is sent")
@@ -164,8 +158,7 @@ def test_on_a_terminal_that_cannot_move_its_cursor(service: Service) -> None:
     assert b"\x1b" not in screen.raw
 
 
-def test_on_a_terminal_it_is_shown_live(service: Service) -> None:
-    """It moves, ends with the last picture, and leaves the cursor as it was."""
+def test_watch_updates_a_terminal_in_place_and_restores_the_cursor(service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     terminal = Terminal("watch", signing, *WATCH, environment=service.environment)
     terminal.wait_for("watching; Ctrl-C")

@@ -1,19 +1,243 @@
-"""The webhook commands and the settings file."""
+"""`webhook`: output, JSON and exit codes, and that a secret is never an argument."""
 
 from __future__ import annotations
 
+import base64
+import json
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner, Result
 
+from signing_async.cli.webhook import webhook
+from signing_async.webhooks import STANDARD_WEBHOOKS, Receiver, WebhookVerifier, sign
+from signing_async.webhooks.check import CheckResult
 from tests.cli.conftest import Run
 from tests.cli.terminal import COMMAND, ROOT, screen
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
+from tests.webhooks.servers import PATH, serve
+
+BODY = event_body("evt_1", signing={"id": "sig_1"})
 
 
-def test_the_secret_may_be_in_the_settings_file(run: Run, tmp_path: Path) -> None:
-    """Where the environment has none; a file that cannot work is said to be one."""
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    """Return the path of a saved delivery."""
+    path = tmp_path / "delivery.json"
+    path.write_bytes(BODY)
+    return str(path)
+
+
+def run(
+    *arguments: str, secret: str | None = SECRET, stdin: bytes | str | None = None, env: dict[str, str] | None = None
+) -> Result:
+    """Run a webhook command with the secret in the environment."""
+    environment: dict[str, str | None] = {"SIGNING_WEBHOOK_SECRET": secret, "NO_COLOR": None, **(env or {})}
+    return CliRunner().invoke(webhook, list(arguments), input=stdin, env=environment)
+
+
+def test_verify_shows_the_event_of_a_valid_delivery(saved: str) -> None:
+    done = run("verify", saved, "--signature", hex_of(BODY))
+    assert (done.exit_code, done.output) == (0, "valid: event evt_1 of type signing.completed\n")
+    done = run("verify", saved, "-H", f"x-signature: {hex_of(BODY)}", "--json")
+    assert json.loads(done.output) == {
+        "valid": True,
+        "event": {"id": "evt_1", "type": "signing.completed", "signing_id": "sig_1"},
+    }
+
+
+def test_verify_removes_escape_sequences_from_the_event_type() -> None:
+    body = json.dumps({"event": {"id": "a", "type": "x\x1b]0;title\x07\ny"}}).encode()
+    done = run("verify", "-", "--signature", hex_of(body), stdin=body)
+    assert done.output == "valid: event a of type x\ufffd]0;title\ufffd y\n"
+
+
+def test_verify_exits_with_1_and_the_reason_for_an_invalid_signature(saved: str) -> None:
+    done = run("verify", saved, "--signature", hex_of(BODY, "another"))
+    assert (done.exit_code, done.output) == (1, "not valid: no secret matches the signature\n")
+    done = run("verify", saved, "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.output) == {
+        "valid": False,
+        "reason": "missing",
+        "message": "X-Signature is missing or empty",
+    }
+
+
+def test_verify_exits_with_0_for_a_valid_signature_over_a_body_that_is_not_an_event() -> None:
+    done = run("verify", "-", "--signature", hex_of(b"[]"), stdin=b"[]")
+    assert (done.exit_code, done.output) == (
+        0,
+        "valid signature, but not an event: the body must be a JSON object, got an array\n",
+    )
+    body = b'{"id": "a"}'
+    assert run("verify", "-", "--signature", hex_of(body), stdin=body).output == "valid: event a of type unknown\n"
+
+
+def test_verify_accepts_a_saved_delivery_with_any_age(saved: str) -> None:
+    text = "whsec_" + base64.b64encode(b"key").decode()
+    headers = sign(text, BODY, STANDARD_WEBHOOKS, id="msg_1", timestamp=1_700_000_000)
+    options = [part for name, value in headers.items() for part in ("-H", f"{name}: {value}")]
+    command = ["verify", saved, "--scheme", "standard-webhooks", *options]
+    assert "older than the tolerance" in run(*command, secret=text).output
+    assert run(*command, "--any-age", secret=text).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "stdin"),
+    [
+        ("file:{dir}/secret", None),
+        ("env:OTHER", None),
+        ("env:SIGNING_WEBHOOK_SECRET", None),
+        ("-", SECRET + "\n"),
+        ("-", SECRET + "\r\n"),
+        ("-", SECRET),
+    ],
+)
+def test_secret_is_read_from_file_variable_or_standard_input(
+    source: str, stdin: str | None, saved: str, tmp_path: Path
+) -> None:
+    """A final newline is not part of it."""
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    done = run(
+        "verify",
+        saved,
+        "--signature",
+        hex_of(BODY),
+        "--secret",
+        source.format(dir=tmp_path),
+        stdin=stdin,
+        env={"OTHER": SECRET},
+    )
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "secret", "message"),
+    [
+        (["verify", "{saved}", "--secret", "hunter2"], SECRET, "every process can read a secret"),
+        (["verify", "{saved}", "--secret", "env:"], SECRET, "every process can read a secret"),
+        (["verify", "{saved}", "--secret", "file:/no/such"], SECRET, "could not read /no/such: No such file"),
+        (["verify", "{saved}", "--secret", "file:{binary}"], SECRET, "not UTF-8"),
+        (["verify", "{saved}", "--secret", "env:NOT_SET"], SECRET, "set NOT_SET"),
+        (["verify", "{saved}"], None, "no secret: set SIGNING_WEBHOOK_SECRET"),
+        (["verify", "{saved}"], "", "webhook secret: must not be empty"),
+        (["verify", "-", "--secret", "-"], SECRET, "either the body or the secret"),
+        (["verify", "/no/such/file"], SECRET, "does not exist"),
+        (["verify", "/proc/self/mem"], SECRET, "could not read"),
+        (["verify", "{saved}", "-H", "nonsense"], SECRET, "must have the form 'NAME: VALUE'"),
+        (["verify", "{saved}", "--scheme", "x"], SECRET, "'x' is not one of"),
+        (["check", "http://example.com/"], SECRET, "plain http to another machine"),
+        (["check", "http://127.0.0.1:1/"], "", "webhook secret: must not be empty"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_one_sentence_without_the_secret(
+    arguments: list[str], secret: str | None, message: str, saved: str, tmp_path: Path
+) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    done = run(*(part.format(saved=saved, binary=binary) for part in arguments), secret=secret, stdin="")
+    assert done.exit_code == 2, done.output
+    assert message in done.output.replace("\n", " ")
+    assert "Traceback" not in done.output
+    assert "hunter2" not in done.output
+
+
+def test_secret_is_prompted_for_stdin_is_terminal_without_echo(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def prompt(text: str, **options: Any) -> str:
+        asked.append(options)
+        return SECRET
+
+    monkeypatch.setattr(click, "prompt", prompt)
+    monkeypatch.setattr("signing_async.cli.webhook._stdin_is_terminal", lambda: True)
+    assert run("verify", saved, "--signature", hex_of(BODY), secret=None).exit_code == 0
+    assert asked[0]["hide_input"]
+    assert run("verify", saved, "--secret", "env:NOT_SET", secret=None).exit_code == 2
+
+
+def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(saved: str, tmp_path: Path) -> None:
+    """A secret from a file keeps its newline."""
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    done = run("doctor", saved, "--signature", hex_of(BODY))
+    assert (done.exit_code, done.output) == (0, "valid: hex of the raw body\n")
+    done = run("doctor", saved, "--signature", hex_of(BODY), "--secret", f"file:{tmp_path}/secret")
+    assert done.exit_code == 1
+    assert "the secret has a trailing newline" in done.output
+    done = run("doctor", saved, "--signature", hex_of(BODY, "another"), "--json")
+    assert done.exit_code == 3
+    found = json.loads(done.output)
+    assert (found["accepted"], found["explained"], found["findings"][0]) == (False, False, "nothing matches")
+    stamped = hex_of(b"1700000000." + BODY)
+    done = run("doctor", saved, "--signature", stamped, "-H", "X-Stamp: 1700000000")
+    assert 'timestamp_header="x-stamp"' in done.output
+
+
+@pytest.mark.parametrize("color", ["", "1"])
+def test_check_prints_a_line_per_check_and_exits_with_0_or_1(color: str, caplog: pytest.LogCaptureFixture) -> None:
+    receiver = Receiver(WebhookVerifier(SECRET, max_body=100_000), lambda event: None, body_timeout=0.3)
+    with serve("aiohttp", receiver) as port:
+        options = ["--slow-limit", "2", "--over-long", "200000", "--secret", "env:SIGNING_WEBHOOK_SECRET"]
+        url = f"http://127.0.0.1:{port}{PATH}"
+        done = run("check", url, *options, env={"NO_COLOR": color})
+        assert done.exit_code == 0, done.output
+        assert done.output.count("ok    ") == 9
+        assert done.output.endswith("all 9 checks passed\n")
+        wrong = run("check", url, *options, secret="another")
+        assert wrong.exit_code == 1
+        assert "FAIL  valid delivery" in wrong.output
+        assert "expected 2xx: valid deliveries are rejected" in wrong.output
+        as_json = run("check", url, *options, "--json")
+        facts = json.loads(as_json.output)
+        assert (facts["ok"], len(facts["checks"]), facts["checks"][0]["got"]) == (True, 9, "202")
+
+
+@pytest.mark.parametrize(
+    ("ok", "code", "verdict"), [(True, 0, "all 2 checks passed"), (False, 1, "1 of 2 checks failed")]
+)
+def test_check_prints_what_was_expected_for_each_failed_check(
+    ok: bool, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [CheckResult("one", True, "2xx", "202", 0.001, ""), CheckResult("two", ok, "4xx", "200", 1.5, "so what")]
+
+    async def canned(url: str, secret: str, **settings: Any) -> AsyncIterator[CheckResult]:
+        for result in results:
+            yield result
+
+    monkeypatch.setattr("signing_async.webhooks.check.check_receiver", canned)
+    done = run("check", "http://127.0.0.1:1/")
+    assert done.exit_code == code
+    assert done.output.splitlines()[-1] == verdict
+    assert ("expected 4xx: so what" in done.output) is not ok
+    assert "200 in 1500 ms" in done.output
+    facts = json.loads(run("check", "http://127.0.0.1:1/", "--json").output)
+    assert (facts["ok"], [one["ok"] for one in facts["checks"]]) == (ok, [True, ok])
+
+
+def test_check_of_an_unreachable_endpoint_exits_with_3() -> None:
+    done = run("check", "http://127.0.0.1:1/")
+    assert done.exit_code == 3
+    assert "could not connect to" in done.output
+    done = run("check", "http://127.0.0.1:1/", "--json")
+    assert (done.exit_code, json.loads(done.output)["ok"]) == (3, False)
+
+
+@pytest.mark.parametrize("command", [[], ["verify"], ["doctor"], ["check"]])
+def test_help_has_an_example_and_exit_codes(command: list[str]) -> None:
+    done = run(*command, "--help")
+    assert done.exit_code == 0
+    assert f"Example:\n    signing-async webhook {command[0] if command else 'verify'} " in done.output
+    assert "..." not in done.output.partition("Commands:")[2]
+    if command:
+        assert "Exit code 0" in done.output
+
+
+def test_secret_may_be_in_the_settings_file(run: Run, tmp_path: Path) -> None:
     body = event_body("evt_1")
     (tmp_path / "delivery.json").write_bytes(body)
     settings = tmp_path / "settings.toml"
@@ -27,8 +251,7 @@ def test_the_secret_may_be_in_the_settings_file(run: Run, tmp_path: Path) -> Non
     assert "settings.toml must be a text" in ran.error["message"]
 
 
-def test_colours_of_a_verdict(tmp_path: Path) -> None:
-    """On a terminal alone, and not with NO_COLOR."""
+def test_verdict_is_coloured_stdin_is_terminal_without_no_color(tmp_path: Path) -> None:
     body = event_body("evt_1")
     (tmp_path / "delivery.json").write_bytes(body)
     verify = ("webhook", "verify", str(tmp_path / "delivery.json"), "--signature", hex_of(body))
@@ -38,8 +261,7 @@ def test_colours_of_a_verdict(tmp_path: Path) -> None:
     assert b"\x1b[31mnot valid" in screen(*verify, environment={"SIGNING_WEBHOOK_SECRET": "another"}).raw
 
 
-def test_a_reader_that_has_seen_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit code of a closed pipe, as with the other commands."""
+def test_closed_pipe_exits_with_141(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "delivery.json").write_bytes(event_body("evt_1"))
     monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

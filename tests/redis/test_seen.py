@@ -51,7 +51,7 @@ async def test_event_handled_by_one_receiver_is_a_duplicate_for_the_other(shared
     async with RedisSeenEvents(shared.url) as one, RedisSeenEvents(shared.url) as other:
         body = event_body("evt-shared")
         decisions = [await receiver(seen, taken).receive(signed(body), body) for seen in (one, other)]
-        assert [decision.message for decision in decisions] == ["accepted", "accepted before"]
+        assert [decision.message for decision in decisions] == ["accepted", "duplicate"]
         await claimed(one, "evt-pending")
         body = event_body("evt-pending")
         assert (await receiver(other, taken).receive(signed(body), body)).status == 503
@@ -170,7 +170,7 @@ async def test_each_event_is_handled_once_with_slow_redis(shared: RedisServer, s
         decisions = await asyncio.gather(*(delivered(one, name, served) for name in names for one in receivers))
         assert {decision.status for decision in decisions} <= {202, 503}
         assert sorted(taken) == sorted(names)
-        assert [(await delivered(one, names[0], served)).message for one in receivers] == ["accepted before"] * 2
+        assert [(await delivered(one, names[0], served)).message for one in receivers] == ["duplicate"] * 2
 
 
 @pytest.mark.parametrize("served", ["async", "threads"])
@@ -191,7 +191,7 @@ async def test_timeout_covers_all_responses_of_an_operation(shared: RedisServer,
         async with asyncio.timeout(20):
             while (await delivered(one, name, served)).status != 202:
                 await asyncio.sleep(0.02)
-        assert (await delivered(one, name, served)).message == "accepted before"
+        assert (await delivered(one, name, served)).message == "duplicate"
     assert taken == [name]
 
 

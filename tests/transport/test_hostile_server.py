@@ -334,6 +334,6 @@ async def test_webhook_check_leaves_an_endless_response(name: str) -> None:
 
 
 async def _judged(server: Hostile) -> list[CheckResult]:
-    checks = check_receiver(f"{server.origin}/hooks", "k", answer_limit=0.2, slow_limit=0.2, over_long=100_000)
+    checks = check_receiver(f"{server.origin}/hooks", "k", response_timeout=0.2, slow_limit=0.2, over_long=100_000)
     async with contextlib.aclosing(checks) as running:  # type: ignore[type-var]  # an async generator it is
         return [result async for result in running]

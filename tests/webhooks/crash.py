@@ -1,8 +1,7 @@
-"""Kills a receiver again and again under load: ``python -m tests.webhooks.crash 100000 [kills] [seed]``.
+"""Kill a receiver repeatedly under load: ``python -m tests.webhooks.crash 100000 [kills] [seed]``.
 
-The sender repeats a delivery until it is acknowledged, and repeats some that were. The hand-off writes the event's id
-and the time to a file. At the end no event may be missing there, and none may have been handed over after its
-acknowledgement.
+The sender repeats each delivery until it is acknowledged, and some beyond that. The handler appends the event id and
+the time to a file. At the end no event may be missing, and none may have been handled after its acknowledgement.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SENDERS = 32
 
 @dataclass
 class Outcome:
-    """What happened to so many events."""
+    """The result of a run."""
 
     events: int
     kills: int = 0
@@ -38,39 +37,37 @@ class Outcome:
     repeats: int = 0
     seconds: float = 0.0
     acknowledged: dict[str, int] = field(default_factory=dict)
-    handed_over: dict[str, list[int]] = field(default_factory=dict)
+    handled: dict[str, list[int]] = field(default_factory=dict)
 
     def lost(self) -> list[str]:
-        """Acknowledged, and never handed over."""
-        return [name for name in self.acknowledged if name not in self.handed_over]
+        """Return the events that were acknowledged but never handled."""
+        return [name for name in self.acknowledged if name not in self.handled]
 
-    def again(self) -> list[str]:
-        """Handed over once more after an acknowledgement."""
-        return [
-            name for name, times in self.handed_over.items() if any(when > self.acknowledged[name] for when in times)
-        ]
+    def repeated(self) -> list[str]:
+        """Return the events that were handled again after their acknowledgement."""
+        return [name for name, times in self.handled.items() if any(when > self.acknowledged[name] for when in times)]
 
     def twice(self) -> int:
-        """Handed over more than once before the first acknowledgement, as a crash in between makes unavoidable."""
-        return sum(len(times) > 1 for times in self.handed_over.values())
+        """Count the events handled more than once before their acknowledgement, which a crash makes unavoidable."""
+        return sum(len(times) > 1 for times in self.handled.values())
 
 
 def serve(directory: Path, port: int) -> None:
-    """The receiver that gets killed."""
+    """Run the receiver that is killed."""
     ledger = os.open(directory / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    async def hand_off(event: Event) -> None:
+    async def handler(event: Event) -> None:
         os.write(ledger, f"{event.id} {time.monotonic_ns()}\n".encode())
 
     seen = SQLiteSeenEvents(directory / "seen.db", lease=LEASE)
-    receiver = Receiver(WebhookVerifier(SECRET), hand_off, seen=seen, hand_off_timeout=LEASE / 2)
+    receiver = Receiver(WebhookVerifier(SECRET), handler, seen=seen, hand_off_timeout=LEASE / 2)
     app = web.Application()
     app.router.add_post("/", aiohttp_handler(receiver))
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, reuse_address=True)
 
 
 class Victim:
-    """The receiver's process, which can be killed and started again."""
+    """The receiver's process, which can be killed and restarted."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -78,7 +75,7 @@ class Victim:
             self.port = probe.getsockname()[1]
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the process and wait until it listens."""
         command = [sys.executable, "-m", "tests.webhooks.crash", "serve", str(self._directory), str(self.port)]
         self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
         deadline = time.monotonic() + 60
@@ -89,16 +86,16 @@ class Victim:
                 time.sleep(0.02)
             else:
                 return
-        raise TimeoutError("the receiver does not start")
+        raise TimeoutError("the receiver did not start within 60 s")
 
     def kill(self) -> None:
-        """As the machine would: SIGKILL, with no chance to tidy up."""
+        """Send SIGKILL, which leaves no chance to clean up."""
         self._process.kill()
         self._process.wait()
 
 
 async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
-    """Deliver the events, and kill the receiver so often on the way."""
+    """Deliver the events while killing the receiver ``kills`` times."""
     outcome = Outcome(events)
     chance = random.Random(seed)
     victim = Victim(directory)
@@ -120,12 +117,12 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
     outcome.seconds = time.monotonic() - started
     for line in (directory / "ledger").read_text().splitlines():
         name, when = line.split()
-        outcome.handed_over.setdefault(name, []).append(int(when))
+        outcome.handled.setdefault(name, []).append(int(when))
     return outcome
 
 
 async def _send(session: aiohttp.ClientSession, waiting: object, outcome: Outcome, chance: random.Random) -> None:
-    for number in waiting:  # type: ignore[attr-defined]  # an iterator that the senders share
+    for number in waiting:  # type: ignore[attr-defined]  # an iterator shared by the senders
         name = f"evt_{number}"
         body = event_body(name)
         headers = signed(body)
@@ -142,17 +139,17 @@ async def _until_acknowledged(
     while True:
         outcome.deliveries += 1
         try:
-            async with session.post("/", data=body, headers=headers) as answer:
-                if answer.status == 202:
+            async with session.post("/", data=body, headers=headers) as response:
+                if response.status == 202:
                     return
-                assert answer.status == 503, answer.status
+                assert response.status == 503, response.status
         except (aiohttp.ClientError, OSError):
             pass
         await asyncio.sleep(0.1)
 
 
 def main() -> None:
-    """Run from the command line."""
+    """Run the command line."""
     if sys.argv[1] == "serve":
         serve(Path(sys.argv[2]), int(sys.argv[3]))
         return
@@ -162,9 +159,9 @@ def main() -> None:
     print(
         f"{outcome.events} events in {outcome.deliveries} deliveries ({outcome.repeats} repeated on purpose),"
         f" {outcome.kills} kills, {outcome.seconds:.0f} s: {len(outcome.lost())} lost,"
-        f" {len(outcome.again())} handed over after their acknowledgement, {outcome.twice()} twice before it"
+        f" {len(outcome.repeated())} handled after their acknowledgement, {outcome.twice()} twice before it"
     )
-    sys.exit(1 if outcome.lost() or outcome.again() else 0)
+    sys.exit(1 if outcome.lost() or outcome.repeated() else 0)
 
 
 if __name__ == "__main__":

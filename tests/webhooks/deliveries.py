@@ -1,4 +1,4 @@
-"""Deliveries for the tests, signed with the standard library alone: no code of the package judges itself here."""
+"""Deliveries for the tests, signed with the standard library so that the package does not check itself."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _numbers = count(1)
 
 
 def mac(body: bytes, secret: str | bytes = SECRET) -> bytes:
-    """The bare HMAC-SHA256."""
+    """Return the raw HMAC-SHA256."""
     key = secret.encode() if isinstance(secret, str) else secret
     return hmac.new(key, body, hashlib.sha256).digest()
 
 
 def hex_of(body: bytes, secret: str | bytes = SECRET) -> str:
-    """The signature as most senders write it."""
+    """Return the signature in hex."""
     return mac(body, secret).hex()
 
 
 def base64_of(body: bytes, secret: str | bytes = SECRET) -> str:
-    """The signature in standard, padded base64."""
+    """Return the signature in standard, padded base64."""
     return base64.b64encode(mac(body, secret)).decode()
 
 
-def event_body(event_id: str | None = None, **more: Any) -> bytes:
-    """A delivery as the specification shows it; its id is new when none is given."""
+def event_body(event_id: str | None = None, **members: Any) -> bytes:
+    """Return a body as the specification documents it, with a new event id if none is given."""
     event = {"id": event_id or f"evt_{next(_numbers)}", "type": "signing.completed"}
-    return json.dumps({"event": event, **more}).encode()
+    return json.dumps({"event": event, **members}).encode()
 
 
 def signed(body: bytes, secret: str | bytes = SECRET) -> dict[str, str]:
-    """The headers of a genuine delivery."""
+    """Return the headers of a genuine delivery."""
     return {"X-Signature": hex_of(body, secret), "Content-Type": "application/json"}

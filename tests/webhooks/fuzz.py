@@ -1,6 +1,6 @@
-"""Throws mutated signatures and bodies at the verifier: ``python -m tests.webhooks.fuzz 1000000 [seed]``.
+"""Fuzz the verifier with mutated signatures and bodies: ``python -m tests.webhooks.fuzz 1000000 [seed]``.
 
-Ends with exit code 1 and the case when one is accepted, or when anything but InvalidSignature comes out.
+Exits with 1 and prints the case if one is accepted, or raises anything but InvalidSignature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STANDARD = str.maketrans("-_", "+/")
 
 @dataclass(frozen=True)
 class Target:
-    """A scheme under attack, and how its genuine deliveries look."""
+    """A scheme under test, and the form of its genuine deliveries."""
 
     name: str
     verifier: WebhookVerifier
@@ -67,12 +67,12 @@ Verify = Callable[[Target, bytes, str], None]
 
 
 def verify(target: Target, body: bytes, header: str) -> None:
-    """What is attacked."""
+    """Verify with the package's verifier."""
     target.verifier.verify(body, header, headers=HEADERS)
 
 
 def fuzz(count: int, seed: int, verify: Verify = verify) -> str | None:
-    """Try so many mutations; None when none was accepted, else the case in words."""
+    """Try ``count`` mutations. Return None, or a description of the first that got through."""
     chance = random.Random(seed)
     number = 0
     while number < count:
@@ -163,7 +163,7 @@ def _other_text(chance: random.Random, header: str) -> str:
 
 
 def _is_genuine(target: Target, mac: bytes, header: str) -> bool:
-    """Whether a mutation left a right signature whole in the list, and what is signed besides as it was."""
+    """Return whether the mutated header still contains a valid signature and the signed timestamp."""
     if target.before and re.findall(r"(?<![^ \t,])t=([^ \t,]*)", header) != [STAMP]:
         return False
     header = LABEL.sub(lambda label: label[0].lower(), header)

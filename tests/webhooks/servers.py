@@ -1,4 +1,4 @@
-"""Real servers on real sockets, one for each framework, each with a receiver in it."""
+"""Real servers on real sockets, one for each framework, each with a receiver."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ THREADED = ("wsgi", "flask", "django")
 
 @contextmanager
 def serve(kind: str, receiver: Receiver) -> Iterator[int]:
-    """Serve the receiver at PATH in a thread of its own, and give the port."""
+    """Serve the receiver at PATH in a thread, and yield the port."""
     with _STARTERS[kind](receiver) as port:
         yield port
 
@@ -72,7 +72,7 @@ def _aiohttp(receiver: Receiver) -> Iterator[int]:
 @contextmanager
 def _uvicorn(app: Any, lifespan: str = "off") -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan=lifespan, timeout_graceful_shutdown=1)  # type: ignore[arg-type]  # the words are right
+    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan=lifespan, timeout_graceful_shutdown=1)  # type: ignore[arg-type]  # a str where uvicorn declares a Literal
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -148,10 +148,10 @@ def _django(receiver: Receiver) -> Any:
             USE_TZ=True,
             MIDDLEWARE=["django.middleware.common.CommonMiddleware", "django.middleware.csrf.CsrfViewMiddleware"],
             LOGGING_CONFIG=None,
-            ROOT_URLCONF="replaced below",
+            ROOT_URLCONF="set below",
         )
     urls = ModuleType("urls")
-    urls.urlpatterns = [path(PATH.removeprefix("/"), django_view(receiver))]  # type: ignore[attr-defined]  # as Django wants it
+    urls.urlpatterns = [path(PATH.removeprefix("/"), django_view(receiver))]  # type: ignore[attr-defined]  # the name that Django looks for
     settings.ROOT_URLCONF = urls
     clear_url_caches()
     return _threads(get_wsgi_application())

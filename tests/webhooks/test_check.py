@@ -1,4 +1,4 @@
-"""The conformance check judges a good receiver right and each bad one wrong, for what it does wrong."""
+"""The conformance check passes a good receiver, and names what a bad one does wrong."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from signing_async.webhooks import (
     WebhookVerifier,
     aiohttp_handler,
 )
-from signing_async.webhooks.check import Answer, CheckResult, check_receiver
+from signing_async.webhooks.check import CheckResult, Response, check_receiver
 from tests.webhooks.deliveries import SECRET
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-ELSEWHERE = "is plain http to another machine: use https, or allow it explicitly"
-QUICK: dict[str, Any] = {"slow_limit": 1.0, "over_long": 300_000}
+ELSEWHERE = "is plain http to another machine; use https, or allow plain http"
+FAST: dict[str, Any] = {"slow_limit": 1.0, "over_long": 300_000}
 
 
 @asynccontextmanager
 async def endpoint(handler: Handler) -> AsyncIterator[str]:
-    """An endpoint on this machine; its URL."""
+    """Serve the handler on this machine and yield its URL."""
     app = web.Application(client_max_size=2**30)
     app.router.add_route("*", "/hooks", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -50,20 +50,20 @@ async def endpoint(handler: Handler) -> AsyncIterator[str]:
 
 
 async def check(handler: Handler, **settings: Any) -> dict[str, CheckResult]:
-    """The results by name."""
+    """Return the results by name."""
     async with endpoint(handler) as url:
-        # By a name, since an address is given no cookies back in any case.
+        # A host name, because cookies are never sent back to an address.
         url = url.replace("127.0.0.1", "localhost")
-        return {one.name: one async for one in check_receiver(url, **{"secret": SECRET, **QUICK, **settings})}
+        return {one.name: one async for one in check_receiver(url, **{"secret": SECRET, **FAST, **settings})}
 
 
-def good(body: bytes, signature: str | None) -> bool:
-    """A right verification, written by hand."""
+def is_genuine(body: bytes, signature: str | None) -> bool:
+    """Verify a signature, independently of the package."""
     return hmac.compare_digest(hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest(), signature or "")
 
 
 def status_of(request: web.Request, ok: bool) -> web.Response:
-    """Accepted or refused."""
+    """Return 202 or 401."""
     return web.Response(status=202 if ok else 401)
 
 
@@ -71,8 +71,7 @@ def status_of(request: web.Request, ok: bool) -> web.Response:
     "scheme",
     [Scheme(), GITHUB, replace(STRIPE, key_encoding="utf-8"), replace(STANDARD_WEBHOOKS, key_encoding="utf-8")],
 )
-async def test_this_packages_receiver_handles_all_rightly(scheme: Scheme) -> None:
-    """In every scheme; each genuine event is handed over once, and nothing else is."""
+async def test_receiver_of_this_package_passes_every_check_in_every_scheme(scheme: Scheme) -> None:
     events: list[Event] = []
     receiver = Receiver(WebhookVerifier(SECRET, scheme, max_body=100_000), events.append, body_timeout=0.3)
     results = await check(aiohttp_handler(receiver), scheme=scheme, event_type="only.a.check")
@@ -80,13 +79,12 @@ async def test_this_packages_receiver_handles_all_rightly(scheme: Scheme) -> Non
     assert len(results) == 9
     assert results["over-long body"].got in ("413", "the connection was closed")
     assert results["slow body"].got in ("408", "the connection was closed")
-    assert len(events) == 5
+    assert len(events) == 5  # each genuine event once
     assert {event.type for event in events} == {"only.a.check"}
     assert [event.payload.get("sequence") for event in events] == [None, None, 2, 1, None]
 
 
-async def test_the_usual_length_is_too_long_for_the_usual_receiver() -> None:
-    """Without any setting the long body is 16 MiB and some, and a receiver without any setting refuses it."""
+async def test_default_over_long_body_exceeds_the_default_limit_of_the_receiver() -> None:
     lengths: list[int] = []
     receiver = Receiver(WebhookVerifier(SECRET), lambda event: None, body_timeout=0.3)
     take = aiohttp_handler(receiver)
@@ -102,34 +100,34 @@ async def test_the_usual_length_is_too_long_for_the_usual_receiver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "words", "right"),
+    ("status", "outcome", "expected"),
     [
         (199, "199", {"cut off"}),
         (200, "200", {"accepted"}),
         (299, "299", {"accepted"}),
         (300, "300", {"cut off"}),
         (399, "399", {"cut off"}),
-        (400, "400", {"refused", "turned away", "cut off"}),
-        (499, "499", {"refused", "turned away", "cut off"}),
+        (400, "400", {"rejected", "rejected or closed", "cut off"}),
+        (499, "499", {"rejected", "rejected or closed", "cut off"}),
         (500, "500", {"cut off"}),
-        (None, "the connection was closed", {"turned away", "cut off"}),
-        (None, "no answer in time", set()),
+        (None, "the connection was closed", {"rejected or closed", "cut off"}),
+        (None, "no response in time", set()),
     ],
 )
-def test_what_an_answer_counts_as(status: int | None, words: str, right: set[str]) -> None:
-    """Only 2xx accepts, only 4xx refuses; a body that must not be read to its end may be ended in other ways too."""
-    answer = Answer(status, words, 0.0)
+def test_only_2xx_accepts_and_only_4xx_rejects(status: int | None, outcome: str, expected: set[str]) -> None:
+    """An over-long or slow body may be ended in other ways too."""
+    response = Response(status, outcome, 0.0)
     judged = {
-        "accepted": answer.accepted(),
-        "refused": answer.refused(),
-        "turned away": answer.turned_away(),
-        "cut off": answer.cut_off(),
+        "accepted": response.accepted(),
+        "rejected": response.rejected(),
+        "rejected or closed": response.rejected_or_closed(),
+        "cut off": response.cut_off(),
     }
-    assert {name for name, holds in judged.items() if holds} == right
+    assert {name for name, holds in judged.items() if holds} == expected
 
 
-async def test_what_is_sent() -> None:
-    """Nine checks, each as it says; every event with an id of its own, no cookie given back, JSON announced."""
+async def test_nine_checks_send_what_they_say() -> None:
+    """Every event has an id of its own, no cookie is sent back, and the content type is JSON."""
     got: list[tuple[bytes, web.BaseRequest]] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -144,12 +142,12 @@ async def test_what_is_sent() -> None:
         "valid delivery": "2xx",
         "duplicate": "2xx both times",
         "reordered pair": "2xx both times",
-        "unusual layout, signed as sent": "2xx",
-        "wrong signature": "4xx, best 401",
-        "no signature": "4xx, best 401",
-        "re-encoded body": "4xx, best 401",
-        "over-long body": "413, or closed",
-        "slow body": "408, or closed",
+        "unusual JSON layout": "2xx",
+        "wrong signature": "4xx, preferably 401",
+        "no signature": "4xx, preferably 401",
+        "re-encoded body": "4xx, preferably 401",
+        "over-long body": "413, or the connection closed",
+        "slow body": "408, or the connection closed",
     }
     assert {request.method for _, request in got} == {"POST"}
     assert {request.headers["Content-Type"] for _, request in got} == {"application/json"}
@@ -181,34 +179,30 @@ async def test_what_is_sent() -> None:
     assert "webhook-timestamp" in unsigned[1].headers
 
 
-async def test_an_endpoint_that_hangs() -> None:
-    """Each delivery gets the time that was allowed for an answer, and is judged by that."""
-
+async def test_hanging_endpoint_fails_every_check_after_the_timeout() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(30)
         return web.Response()
 
-    results = await check(handler, answer_limit=0.15, slow_limit=0.2)
-    assert {one.got for one in results.values()} <= {"no answer in time", "no answer in time, no answer in time"}
+    results = await check(handler, response_timeout=0.15, slow_limit=0.2)
+    assert {one.got for one in results.values()} <= {"no response in time", "no response in time, no response in time"}
     assert not any(one.ok for one in results.values())
     assert all(0.1 < one.seconds < 20 for one in results.values())
     assert results["duplicate"].seconds > 0.25
-    assert results["valid delivery"].advice == "genuine events are refused"
-    assert results["duplicate"].advice.startswith("a duplicate must be acknowledged, and not handled again")
-    assert results["reordered pair"].advice.startswith("events may come in another order than they happened")
-    assert results["wrong signature"].advice == results["no signature"].advice == "anybody can forge an event"
+    assert results["valid delivery"].advice == "valid deliveries are rejected: check the secret and the scheme"
+    assert results["duplicate"].advice.startswith("acknowledge a duplicate, and do not handle it again")
+    assert results["reordered pair"].advice.startswith("events may arrive out of order")
+    assert results["wrong signature"].advice == results["no signature"].advice == "anyone can forge an event"
     assert (
-        results["unusual layout, signed as sent"].advice
+        results["unusual JSON layout"].advice
         == results["re-encoded body"].advice
-        == ("the signature is checked over JSON that was written again: check it over the bytes as received")
+        == ("the signature is verified over re-encoded JSON: verify it over the bytes as received")
     )
-    assert results["over-long body"].advice.startswith("any length is read: set a limit")
-    assert results["slow body"].advice.startswith("a body that trickles in is waited for: set a time limit")
+    assert results["over-long body"].advice.startswith("a body of any size is read: set a limit")
+    assert results["slow body"].advice.startswith("a body that trickles in is read to its end: set a timeout")
 
 
-async def test_an_endpoint_that_accepts_everything() -> None:
-    """Forgeries, changed bodies and endless ones are named."""
-
+async def test_endpoint_that_accepts_everything_fails_the_checks_for_forgery_and_limits() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         await request.read()
         return web.Response(status=200)
@@ -218,32 +212,30 @@ async def test_an_endpoint_that_accepts_everything() -> None:
     assert wrong == {"wrong signature", "no signature", "re-encoded body", "over-long body", "slow body"}
     assert results["wrong signature"].got == "200"
     assert "forge" in results["wrong signature"].advice
-    assert results["slow body"].got == "no answer in time"
+    assert results["slow body"].got == "no response in time"
     assert json.loads(json.dumps(results["slow body"].as_dict()))["ok"] is False
 
 
-async def test_an_endpoint_that_verifies_over_json_written_again() -> None:
-    """The common mistake is found from both sides."""
-
+async def test_endpoint_that_verifies_reencoded_json_fails_both_ways() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         async with asyncio.timeout(0.3):
             body = await request.read()
         if len(body) > 100_000:
             return web.Response(status=413)
-        again = json.dumps(json.loads(body), separators=(",", ":")).encode()
-        return status_of(request, good(again, request.headers.get("X-Signature")))
+        reencoded = json.dumps(json.loads(body), separators=(",", ":")).encode()
+        return status_of(request, is_genuine(reencoded, request.headers.get("X-Signature")))
 
     results = await check(handler)
     assert {name for name, one in results.items() if not one.ok} == {
-        "unusual layout, signed as sent",
+        "unusual JSON layout",
         "re-encoded body",
     }
     assert "bytes as received" in results["re-encoded body"].advice
     assert results["slow body"].got == "504"
 
 
-async def test_an_endpoint_that_refuses_duplicates_and_forgets_its_status() -> None:
-    """A duplicate must be acknowledged; a redirect is not followed and no acknowledgement; a 500 is no refusal."""
+async def test_conflict_redirect_and_server_error_are_not_acknowledgements_or_rejections() -> None:
+    """A redirect is not followed."""
     seen: set[bytes] = set()
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -251,7 +243,7 @@ async def test_an_endpoint_that_refuses_duplicates_and_forgets_its_status() -> N
             assert request.transport
             request.transport.abort()
         body = await request.read()
-        if not good(body, request.headers.get("X-Signature")):
+        if not is_genuine(body, request.headers.get("X-Signature")):
             raise (
                 web.HTTPInternalServerError
                 if "X-Signature" in request.headers
@@ -276,45 +268,41 @@ async def test_an_endpoint_that_refuses_duplicates_and_forgets_its_status() -> N
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
-        ("ftp://localhost/", "'ftp://localhost/' is not an http or https URL"),
-        ("localhost:8000/hooks", "'localhost:8000/hooks' is not an http or https URL"),
-        ("/hooks", "'/hooks' is not an http or https URL"),
-        ("http://", "'http://' is not a"),
-        ("http://[::1", "'http://[::1' is not a URL: Invalid"),
-        ("http://example.com/hooks", f"'http://example.com/hooks' {ELSEWHERE}"),
-        ("http://192.0.2.1/hooks", f"'http://192.0.2.1/hooks' {ELSEWHERE}"),
-        ("http://localhost.example.com/", f"'http://localhost.example.com/' {ELSEWHERE}"),
+        ("ftp://localhost/", "url: must be an http or https URL, got 'ftp://localhost/'"),
+        ("localhost:8000/hooks", "url: must be an http or https URL, got 'localhost:8000/hooks'"),
+        ("/hooks", "url: must be an http or https URL, got '/hooks'"),
+        ("http://", "url: "),
+        ("http://[::1", "url: 'http://[::1' is not a URL: Invalid"),
+        ("http://example.com/hooks", f"url: 'http://example.com/hooks' {ELSEWHERE}"),
+        ("http://192.0.2.1/hooks", f"url: 'http://192.0.2.1/hooks' {ELSEWHERE}"),
+        ("http://localhost.example.com/", f"url: 'http://localhost.example.com/' {ELSEWHERE}"),
     ],
 )
-async def test_where_nothing_may_be_sent(url: str, words: str) -> None:
-    """The error names the URL; no connection is tried."""
-    with pytest.raises(ConfigurationError, match=f"^{re.escape(words)}"):
+async def test_bad_or_plain_http_url_is_refused_before_connecting(url: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}"):
         await anext(check_receiver(url, SECRET))
 
 
 @pytest.mark.parametrize(
     "url", ["http://localhost:1/", "http://127.0.0.1:1/", "http://[::1]:1/", "https://127.0.0.1:1/"]
 )
-async def test_an_endpoint_that_is_not_there(url: str) -> None:
-    """A TransportError, not a verdict about a receiver."""
-    with pytest.raises(TransportError, match=f"^{re.escape(url)} cannot be reached: "):
+async def test_unreachable_endpoint_is_a_transport_error(url: str) -> None:
+    with pytest.raises(TransportError, match=f"^could not connect to {re.escape(url)}: "):
         await anext(check_receiver(url, SECRET))
 
 
-async def test_https_may_go_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs no permission."""
-
+async def test_https_may_go_to_any_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nobody(*arguments: object, **settings: object) -> list[object]:
         raise OSError("no such name")
 
     monkeypatch.setattr("aiohttp.resolver.DefaultResolver.resolve", nobody)
-    with pytest.raises(TransportError, match=r"^https://hooks\.example\.com/ cannot be reached: "):
+    with pytest.raises(TransportError, match=r"^could not connect to https://hooks\.example\.com/: "):
         await anext(check_receiver("https://hooks.example.com/", SECRET))
 
 
-async def test_plain_http_elsewhere_can_be_allowed() -> None:
-    """Where the integrator says so; 0.0.0.0 is this machine under a name that is not loopback."""
-    with pytest.raises(TransportError, match="cannot be reached"):
+async def test_plain_http_to_another_host_can_be_allowed() -> None:
+    """0.0.0.0 is this machine under an address that is not loopback."""
+    with pytest.raises(TransportError, match="could not connect to"):
         await anext(check_receiver("http://0.0.0.0:1/", SECRET, plain_http=True))

@@ -24,23 +24,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning:wsgiref")
 
 
 class Endpoint:
-    """A server under test, and what its receiver handed over."""
+    """A server under test, and the ids of the events it handled."""
 
     def __init__(self) -> None:
         self.port = 0
         self.ids: list[str] = []
-        self.fail = False
+        self.failing = False
 
-    def hand_off(self, event: Event) -> None:
-        """The receiver's callback."""
-        if self.fail:
+    def handler(self, event: Event) -> None:
+        """Record the event, or fail."""
+        if self.failing:
             raise RuntimeError("down")
         self.ids.append(event.id)
 
     def request(
         self, body: bytes, headers: dict[str, str], method: str = "POST"
     ) -> tuple[int, http.client.HTTPMessage]:
-        """One request on a connection of its own."""
+        """Send one request on a new connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request(method, PATH, body, headers)
@@ -51,15 +51,15 @@ class Endpoint:
             connection.close()
 
     def post(self, body: bytes, headers: dict[str, str]) -> int:
-        """The status of one delivery."""
+        """Return the status of one delivery."""
         return self.request(body, headers)[0]
 
-    def raw(self, *pieces: bytes, pause: float = 0.0) -> bytes:
-        """Send pieces as they are, with pauses, until the server answers or closes; its answer."""
+    def raw(self, *parts: bytes, pause: float = 0.0) -> bytes:
+        """Send raw bytes with pauses and return what the server responds, or nothing if it closes."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
             try:
-                for piece in pieces:
-                    connection.sendall(piece)
+                for part in parts:
+                    connection.sendall(part)
                     time.sleep(pause)
             except OSError:
                 pass
@@ -70,28 +70,26 @@ class Endpoint:
 
 
 def head(*lines: str) -> bytes:
-    """A request's head."""
+    """Return the head of a request."""
     return "\r\n".join([f"POST {PATH} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode()
 
 
 @pytest.fixture(params=[*ASYNC, *THREADED])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
-    """A running server of each kind."""
+    """Run a server of each kind."""
     target = Endpoint()
-    receiver = Receiver(WebhookVerifier(SECRET, max_body=LIMIT), target.hand_off, body_timeout=0.3)
+    receiver = Receiver(WebhookVerifier(SECRET, max_body=LIMIT), target.handler, body_timeout=0.3)
     with serve(request.param, receiver) as target.port:
         yield target
 
 
-def test_genuine_events_are_handed_over_once(endpoint: Endpoint) -> None:
-    """202 and handed over; a duplicate 202 and not handed over; any layout of the bytes."""
+def test_genuine_events_are_handled_once_in_any_json_layout(endpoint: Endpoint) -> None:
     first, second = event_body("a"), b'\n{"event":\t{"id": "b", "\\u0074ype": "x", "name": "\xc3\xa5"}}\r\n'
     assert [endpoint.post(body, signed(body)) for body in (first, first, second, first)] == [202] * 4
     assert endpoint.ids == ["a", "b"]
 
 
-def test_what_is_not_genuine_is_refused(endpoint: Endpoint) -> None:
-    """401 for forged, unsigned and nonsense headers; 400 for what is genuine and no event; 405 for a GET."""
+def test_forged_unsigned_and_malformed_deliveries_are_refused(endpoint: Endpoint) -> None:
     body = event_body("a")
     assert endpoint.post(body, signed(body, "another")) == 401
     assert endpoint.post(body + b" ", signed(body)) == 401
@@ -104,38 +102,36 @@ def test_what_is_not_genuine_is_refused(endpoint: Endpoint) -> None:
     assert endpoint.ids == []
 
 
-def test_a_failed_hand_off_comes_again(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
-    """503 with Retry-After, and the next delivery is handed over."""
+def test_failed_handler_gets_503_and_the_next_delivery_is_handled(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
     body = event_body("a")
-    endpoint.fail = True
+    endpoint.failing = True
     status, headers = endpoint.request(body, signed(body))
     assert (status, headers["Retry-After"]) == (503, "5")
-    endpoint.fail = False
+    endpoint.failing = False
     assert endpoint.post(body, signed(body)) == 202
     assert endpoint.ids == ["a"]
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_sent(endpoint: Endpoint) -> None:
-    """413 comes after the head alone; a body at the limit is read."""
-    answer = endpoint.raw(head(f"Content-Length: {LIMIT + 1}", "X-Signature: x"))
-    assert b" 413 " in answer.partition(b"\r\n")[0]
+def test_body_over_the_limit_is_refused_after_the_head_alone(endpoint: Endpoint) -> None:
+    response = endpoint.raw(head(f"Content-Length: {LIMIT + 1}", "X-Signature: x"))
+    assert b" 413 " in response.partition(b"\r\n")[0]
     body = event_body("a", pad="x" * 19_000)
     assert endpoint.post(body, signed(body)) == 202
 
 
-def test_a_slow_body_is_cut_off(endpoint: Endpoint) -> None:
-    """Whether it trickles or stands still: 408, and the connection is not held."""
+def test_trickling_or_stalled_body_gets_408(endpoint: Endpoint) -> None:
     body = event_body("a")
     start = head(f"Content-Length: {len(body)}", f"X-Signature: {hex_of(body)}")
     trickle = [bytes((byte,)) for byte in body[:-1]]
-    for pieces in ([start, body[:5]], [start, *trickle]):
-        answer = endpoint.raw(*pieces, pause=0.05)
-        assert b" 408 " in answer.partition(b"\r\n")[0]
+    for parts in ([start, body[:5]], [start, *trickle]):
+        response = endpoint.raw(*parts, pause=0.05)
+        assert b" 408 " in response.partition(b"\r\n")[0]
     assert endpoint.ids == []
 
 
-def test_many_senders_at_once(endpoint: Endpoint) -> None:
-    """Every event is acknowledged and handed over once, with duplicates in flight at the same time."""
+def test_concurrent_duplicates_are_handled_once(endpoint: Endpoint) -> None:
     bodies = [event_body(f"evt_{number}") for number in range(40)] * 2
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(lambda body: endpoint.post(body, signed(body)), bodies))
@@ -144,25 +140,23 @@ def test_many_senders_at_once(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("kind", [*ASYNC, "flask"])
-def test_chunked_bodies(kind: str) -> None:
-    """A body without a length is taken, and counted while it comes."""
+def test_chunked_body_is_accepted_and_limited(kind: str) -> None:
     target = Endpoint()
-    receiver = Receiver(WebhookVerifier(SECRET, max_body=LIMIT), target.hand_off, body_timeout=5)
+    receiver = Receiver(WebhookVerifier(SECRET, max_body=LIMIT), target.handler, body_timeout=5)
     body = event_body("a", pad="x" * 3000)
     with serve(kind, receiver) as target.port:
-        pieces = [body[start : start + 700] for start in range(0, len(body), 700)]
-        chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
-        answer = target.raw(head("Transfer-Encoding: chunked", f"X-Signature: {hex_of(body)}"), chunks)
-        assert b" 202 " in answer.partition(b"\r\n")[0]
+        parts = [body[start : start + 700] for start in range(0, len(body), 700)]
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in [*parts, b""])
+        response = target.raw(head("Transfer-Encoding: chunked", f"X-Signature: {hex_of(body)}"), chunks)
+        assert b" 202 " in response.partition(b"\r\n")[0]
         endless = [b"%x\r\n%s\r\n" % (5000, b"x" * 5000)] * 5
-        answer = target.raw(head("Transfer-Encoding: chunked", f"X-Signature: {hex_of(body)}"), *endless)
-        assert b" 413 " in answer.partition(b"\r\n")[0]
+        response = target.raw(head("Transfer-Encoding: chunked", f"X-Signature: {hex_of(body)}"), *endless)
+        assert b" 413 " in response.partition(b"\r\n")[0]
     assert target.ids == ["a"]
 
 
 @pytest.mark.parametrize("kind", ASYNC)
-def test_an_accepted_connection_stays_open(kind: str) -> None:
-    """A sender that delivers again needs no new one; the answer is JSON, and short."""
+def test_connection_stays_open_after_an_accepted_delivery(kind: str) -> None:
     with serve(kind, Receiver(WebhookVerifier(SECRET), print)) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         opened = set()
@@ -177,32 +171,29 @@ def test_an_accepted_connection_stays_open(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ASYNC)
-def test_a_refused_connection_is_closed(kind: str) -> None:
-    """Where the answer says that the connection ends, the server ends it."""
+def test_connection_is_closed_where_the_response_says_so(kind: str) -> None:
     with (
         serve(kind, Receiver(WebhookVerifier(SECRET), print)) as port,
         socket.create_connection(("127.0.0.1", port), timeout=4) as connection,
     ):
         connection.sendall(f"PUT {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert b" 405 " in answer.partition(b"\r\n")[0]
-    assert b"connection: close" in answer.lower()
+        response = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b" 405 " in response.partition(b"\r\n")[0]
+    assert b"connection: close" in response.lower()
 
 
 @pytest.mark.parametrize("kind", ASYNC)
-def test_a_sender_that_goes_away_hurts_nobody(kind: str) -> None:
-    """Half a body and a closed connection: nothing is handed over, and the next delivery is."""
+def test_sender_that_disconnects_midway_does_not_affect_the_next_delivery(kind: str) -> None:
     target = Endpoint()
     body = event_body("a")
-    with serve(kind, Receiver(WebhookVerifier(SECRET), target.hand_off)) as target.port:
+    with serve(kind, Receiver(WebhookVerifier(SECRET), target.handler)) as target.port:
         with socket.create_connection(("127.0.0.1", target.port)) as connection:
             connection.sendall(head(f"Content-Length: {len(body)}", f"X-Signature: {hex_of(body)}") + body[:9])
         assert target.post(body, signed(body)) == 202
     assert target.ids == ["a"]
 
 
-async def test_asgi_disconnect_and_other_protocols() -> None:
-    """A disconnect in the middle of a body is no delivery; a websocket is refused loudly."""
+async def test_asgi_disconnect_is_a_400_and_a_websocket_an_error() -> None:
     sent: list[Any] = []
     messages: list[dict[str, Any]] = [
         {"type": "http.request", "body": b"{", "more_body": True},
@@ -223,36 +214,35 @@ async def test_asgi_disconnect_and_other_protocols() -> None:
 
 
 @pytest.mark.parametrize(("kind", "status"), [("flask", 202), ("wsgi", 411), ("django", 411)])
-def test_a_chunked_body_where_threads_serve(kind: str, status: int) -> None:
-    """Read where the server decodes it; else the sender is told that the length is missing, not that it is forged."""
+def test_chunked_body_in_a_threaded_server_is_read_or_gets_411(kind: str, status: int) -> None:
+    """411 tells the sender that the length is missing; 401 would mislead."""
     target = Endpoint()
     body = event_body("a")
-    with serve(kind, Receiver(WebhookVerifier(SECRET), target.hand_off)) as target.port:
+    with serve(kind, Receiver(WebhookVerifier(SECRET), target.handler)) as target.port:
         chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-        answer = target.raw(head("Transfer-Encoding: chunked", f"X-Signature: {hex_of(body)}"), chunks)
-    assert answer.split()[1] == b"%d" % status
+        response = target.raw(head("Transfer-Encoding: chunked", f"X-Signature: {hex_of(body)}"), chunks)
+    assert response.split()[1] == b"%d" % status
     assert target.ids == ["a"][: status == 202]
 
 
 def test_django_reads_a_chunked_body_that_its_server_decodes() -> None:
-    """As gunicorn does: it marks the end of the input, and there is no Content-Length."""
+    """Like gunicorn: the server marks the end of the input, and there is no Content-Length."""
     target = Endpoint()
     body = event_body("a")
-    with serve("django", Receiver(WebhookVerifier(SECRET), target.hand_off)):  # which sets Django up
+    with serve("django", Receiver(WebhookVerifier(SECRET), target.handler)):  # which sets Django up
         environ = {"REQUEST_METHOD": "POST", "PATH_INFO": PATH, "SERVER_NAME": "localhost", "SERVER_PORT": "80"}
         environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "HTTP_X_SIGNATURE": hex_of(body)}
         server = {"wsgi.input": io.BytesIO(body), "wsgi.input_terminated": True, "wsgi.url_scheme": "http"}
         statuses: list[str] = []
-        answer = get_wsgi_application()({**environ, **server}, lambda status, headers: statuses.append(status))
-        answer.close()
+        response = get_wsgi_application()({**environ, **server}, lambda status, headers: statuses.append(status))
+        response.close()
     assert statuses == ["202 Accepted"]
     assert target.ids == ["a"]
 
 
-def test_wsgi_without_a_socket_to_get_at() -> None:
-    """A server whose input is no socket works too, and one that marks the end of a chunked body."""
+def test_wsgi_input_need_not_be_a_socket() -> None:
     target = Endpoint()
-    app = wsgi_app(Receiver(WebhookVerifier(SECRET), target.hand_off))
+    app = wsgi_app(Receiver(WebhookVerifier(SECRET), target.handler))
     statuses: list[str] = []
     body = event_body("a")
     for environ in (
@@ -268,16 +258,15 @@ def test_wsgi_without_a_socket_to_get_at() -> None:
 
 
 @pytest.mark.parametrize("length", ["nonsense", "-5", "1_0", "+9"])
-def test_a_length_that_is_no_number_is_a_bad_request(endpoint: Endpoint, length: str) -> None:
-    """400 from whoever sees it first, and never an error of the server."""
-    answer = endpoint.raw(head(f"Content-Length: {length}", f"X-Signature: {hex_of(b'')}"))
-    assert b" 400 " in answer.partition(b"\r\n")[0]
+def test_content_length_that_is_not_a_number_gets_400(endpoint: Endpoint, length: str) -> None:
+    response = endpoint.raw(head(f"Content-Length: {length}", f"X-Signature: {hex_of(b'')}"))
+    assert b" 400 " in response.partition(b"\r\n")[0]
 
 
-def test_an_input_that_is_no_socket_leaves_no_file_open(tmp_path: Path) -> None:
-    """A server may hand over a file that it spooled the body to: each delivery closes what it opened."""
+def test_wsgi_input_from_a_file_leaks_no_descriptor(tmp_path: Path) -> None:
+    """A server may spool the body to a file."""
     target = Endpoint()
-    app = wsgi_app(Receiver(WebhookVerifier(SECRET), target.hand_off))
+    app = wsgi_app(Receiver(WebhookVerifier(SECRET), target.handler))
     body = event_body("a")
     spooled = tmp_path / "body"
     spooled.write_bytes(body)
@@ -292,30 +281,29 @@ def test_an_input_that_is_no_socket_leaves_no_file_open(tmp_path: Path) -> None:
     assert again <= following
 
 
-def test_django_served_by_asgi() -> None:
-    """Its requests have no environment to look for a socket in: they are taken all the same."""
+def test_django_view_works_under_asgi() -> None:
+    """An ASGI request has no WSGI environ."""
     target = Endpoint()
-    receiver = Receiver(WebhookVerifier(SECRET), target.hand_off)
+    receiver = Receiver(WebhookVerifier(SECRET), target.handler)
     body = event_body("a")
     headers = [(b"x-signature", hex_of(body).encode()), (b"content-length", str(len(body)).encode())]
     with serve("django", receiver):  # which sets Django up
         from django.core.handlers.asgi import ASGIRequest  # type: ignore[import-untyped]  # Django ships no types
 
         scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": headers}
-        answer = django_view(receiver)(ASGIRequest(scope, io.BytesIO(body)))
-    assert (answer.status_code, answer.content) == (202, b'{"message": "accepted"}')
+        response = django_view(receiver)(ASGIRequest(scope, io.BytesIO(body)))
+    assert (response.status_code, response.content) == (202, b'{"message": "accepted"}')
     assert target.ids == ["a"]
 
 
 @pytest.mark.parametrize("kind", THREADED)
-def test_async_callbacks_work_where_threads_serve(kind: str) -> None:
-    """Each runs in a loop of its own."""
+def test_async_handler_works_in_a_threaded_server(kind: str) -> None:
     target = Endpoint()
 
-    async def hand_off(event: Event) -> None:
-        target.hand_off(event)
+    async def handler(event: Event) -> None:
+        target.handler(event)
 
     body = event_body("a")
-    with serve(kind, Receiver(WebhookVerifier(SECRET), hand_off)) as target.port:
+    with serve(kind, Receiver(WebhookVerifier(SECRET), handler)) as target.port:
         assert target.post(body, signed(body)) == 202
     assert target.ids == ["a"]

@@ -1,16 +1,13 @@
-"""The verifier: what it accepts, what it refuses, and that no header can do anything else to it."""
+"""The verifier: accepts genuine deliveries and raises InvalidSignature for everything else."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import pickle
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +15,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from signing_async.errors import ConfigurationError
-from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier, sign
+from signing_async.webhooks import (
+    STANDARD_WEBHOOKS,
+    STRIPE,
+    InvalidSignature,
+    Scheme,
+    WebhookVerifier,
+    sign,
+)
+from signing_async.webhooks.verifier import MAX_HEADER, as_bytes
 from tests.webhooks.deliveries import SECRET, base64_of, event_body, hex_of, mac
 
 BODY = event_body("evt_1")
@@ -27,14 +32,14 @@ URL_SAFE = base64.urlsafe_b64encode(mac(BODY)).decode()
 
 
 def special_body() -> bytes:
-    """A body whose signature has both characters in which the two base64 alphabets differ."""
+    """Return a body whose signature contains both characters that differ between the base64 alphabets."""
     return next(
         body for body in (event_body(f"evt_{number}") for number in range(1000)) if {"+", "/"} <= set(base64_of(body))
     )
 
 
 def accepts(body: bytes, signature: Any, scheme: Scheme | None = None, secret: Any = SECRET, **options: Any) -> bool:
-    """Whether the verifier accepts; anything but InvalidSignature goes through."""
+    """Return whether the verifier accepts; any error but InvalidSignature propagates."""
     try:
         WebhookVerifier(secret, scheme or Scheme()).verify(body, signature, **options)
     except InvalidSignature:
@@ -55,15 +60,13 @@ def accepts(body: bytes, signature: Any, scheme: Scheme | None = None, secret: A
         URL_SAFE.rstrip("="),
     ],
 )
-def test_every_honest_encoding_is_accepted(label: str, value: str) -> None:
-    """Hex in any case and base64 of either alphabet, padded or not, with and without a label, as text and bytes."""
+def test_hex_and_base64_in_any_case_alphabet_padding_and_label_are_accepted(label: str, value: str) -> None:
     assert accepts(BODY, label + value)
     assert accepts(BODY, (label + value).encode())
     assert accepts(BODY, f"  {label}{value} ")
 
 
-def test_url_safe_base64_is_accepted_where_it_differs() -> None:
-    """The two base64 alphabets are both understood, and so is a mixture: it is the same signature."""
+def test_url_safe_base64_is_accepted_where_it_differs_from_standard() -> None:
     body = special_body()
     standard = base64_of(body)
     assert accepts(body, standard)
@@ -73,8 +76,7 @@ def test_url_safe_base64_is_accepted_where_it_differs() -> None:
 
 @pytest.mark.parametrize("separator", [",", ", ", " ", "\t", ",,  ,"])
 @pytest.mark.parametrize("label", ["", "v1=", "v1,", "sha256="])
-def test_one_of_several_signatures_is_enough(separator: str, label: str) -> None:
-    """A header may carry several signatures, and the good one may stand anywhere."""
+def test_one_valid_signature_of_several_in_the_header_is_enough(separator: str, label: str) -> None:
     wrong, right = label + hex_of(BODY, "another"), label + HEX
     assert accepts(BODY, separator.join([wrong, right]))
     assert accepts(BODY, separator.join([right, wrong]))
@@ -86,15 +88,13 @@ def test_one_of_several_signatures_is_enough(separator: str, label: str) -> None
 @pytest.mark.parametrize(
     "collection", [lambda given: given, lambda given: iter([given] if isinstance(given, bytes) else given)]
 )
-def test_any_of_several_secrets_is_enough(secrets: Any, collection: Callable[[Any], Any]) -> None:
-    """While a secret is rotated, both the new and the old one are valid, in any collection."""
+def test_any_of_several_secrets_is_accepted_during_a_rotation(secrets: Any, collection: Callable[[Any], Any]) -> None:
     assert accepts(BODY, hex_of(BODY, "old"), secret=collection(secrets))
     assert not accepts(BODY, hex_of(BODY, "oldest"), secret=["new", "old"])
 
 
 @pytest.mark.parametrize("body", [b"", BODY, bytearray(BODY), memoryview(BODY), memoryview(BODY * 2)[::2]])
-def test_every_bytes_like_body_is_taken(body: Any) -> None:
-    """bytes, bytearray and memoryview, also one that is not contiguous."""
+def test_bytes_like_bodies_are_accepted_even_if_not_contiguous(body: Any) -> None:
     assert accepts(body, hex_of(bytes(body)))
     assert accepts(body, base64_of(bytes(body)))
     assert not accepts(body, hex_of(bytes(body) + b"x"))
@@ -102,9 +102,8 @@ def test_every_bytes_like_body_is_taken(body: Any) -> None:
 
 @pytest.mark.parametrize("signature", [HEX, "sha256=" + HEX, None, "", "é", b"\xff", 5])
 @pytest.mark.parametrize("body", [BODY.decode(), {"event": {"id": "evt_1"}}, ["x"], None, 7])
-def test_a_body_that_is_not_bytes_is_a_type_error_that_explains(body: Any, signature: Any) -> None:
-    """A str or parsed JSON is the programmer's mistake, whatever the header: the error says why."""
-    with pytest.raises(TypeError, match=r"bytes as they were received, not \w+: the signature covers those") as caught:
+def test_decoded_or_parsed_body_is_a_type_error_whatever_the_header(body: Any, signature: Any) -> None:
+    with pytest.raises(TypeError, match=r"bytes as received, got \w+: the signature covers those") as caught:
         WebhookVerifier(SECRET).verify(body, signature)
     assert type(body).__name__ in str(caught.value)
 
@@ -145,8 +144,9 @@ def test_a_body_that_is_not_bytes_is_a_type_error_that_explains(body: Any, signa
         (object(), "malformed"),
     ],
 )
-def test_a_bad_header_is_an_invalid_signature_of_its_kind(header: Any, reason: str) -> None:
-    """Whatever the header is, the error is InvalidSignature, names the kind of fault and never the right signature."""
+def test_bad_header_is_an_invalid_signature_with_its_reason_and_never_shows_the_expected_one(
+    header: Any, reason: str
+) -> None:
     with pytest.raises(InvalidSignature) as caught:
         WebhookVerifier(SECRET).verify(BODY, header)
     assert caught.value.reason == reason
@@ -161,7 +161,7 @@ def test_a_bad_header_is_an_invalid_signature_of_its_kind(header: Any, reason: s
 
 
 class Counting:
-    """The state of a SHA-256 that counts how often the body goes through any copy of it."""
+    """A SHA-256 state that counts how often it, or a copy, hashes the body."""
 
     def __init__(self, state: Any, hashed: list[bytes]) -> None:
         self._state = state
@@ -181,12 +181,9 @@ class Counting:
 
 @pytest.mark.parametrize("write", [hex_of, base64_of])
 @pytest.mark.parametrize(("right", "times"), [("new", 1), ("old", 2), ("oldest", 3), ("none of them", 3)])
-def test_the_body_is_hashed_once_for_each_secret_until_one_matches(
-    write: Callable[..., str], right: str, times: int
-) -> None:
-    """No secret is tried twice, whatever the encoding of the signature."""
+def test_body_is_hashed_at_most_once_per_secret(write: Callable[..., str], right: str, times: int) -> None:
     verifier, hashed = WebhookVerifier(["new", "old", "oldest"]), []
-    verifier._states = [(Counting(inner, hashed), outer) for inner, outer in verifier._states]  # type: ignore[misc]  # it acts as a hash
+    verifier._states = [(Counting(inner, hashed), outer) for inner, outer in verifier._states]  # type: ignore[misc]  # a stand-in for a hash
     verifier._inner = verifier._states[0][0]
     with contextlib.suppress(InvalidSignature):
         verifier.verify(BODY, write(BODY, right))
@@ -195,8 +192,8 @@ def test_the_body_is_hashed_once_for_each_secret_until_one_matches(
 
 @pytest.mark.parametrize("secrets", [SECRET, ["another", SECRET]])
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(encodings=("base64",))])
-def test_no_frame_of_an_error_holds_the_right_signature(secrets: Any, scheme: Scheme) -> None:
-    """Error reporters show the locals of every frame: a forger who sees such a report learns nothing from it."""
+def test_no_traceback_frame_holds_the_expected_signature(secrets: Any, scheme: Scheme) -> None:
+    """Error reporters show the locals of every frame."""
     with pytest.raises(InvalidSignature) as caught:
         WebhookVerifier(secrets, scheme).verify(BODY, hex_of(BODY, "a third"))
     frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
@@ -217,8 +214,7 @@ def test_no_frame_of_an_error_holds_the_right_signature(secrets: Any, scheme: Sc
     ),
 )
 @example(body=BODY, header="sha256=" * 20)
-def test_no_header_does_anything_but_fail(body: bytes, header: Any) -> None:
-    """Made-up headers of every kind raise InvalidSignature and nothing else, for every kind of scheme."""
+def test_any_made_up_header_raises_invalid_signature_and_nothing_else(body: bytes, header: Any) -> None:
     for scheme in (Scheme(), STRIPE, STANDARD_WEBHOOKS):
         verifier = WebhookVerifier(b"property", scheme)
         with pytest.raises(InvalidSignature):
@@ -235,8 +231,7 @@ def test_no_header_does_anything_but_fail(body: bytes, header: Any) -> None:
 @example(body=b"x", secret=b"k" * 64)
 @example(body=b"x", secret=b"k" * 65)
 @example(body=b"x", secret=b"\0")
-def test_it_agrees_with_the_standard_library(body: bytes, secret: Any) -> None:
-    """For every body and key, of any length, the standard library's HMAC is accepted; for another body it is not."""
+def test_verifier_agrees_with_the_hmac_module_for_any_key_and_body(body: bytes, secret: Any) -> None:
     key = secret if isinstance(secret, bytes) else secret.encode("utf-8", "surrogatepass")
     if not key.strip(b" \t\r\n"):
         return
@@ -252,52 +247,12 @@ def test_it_agrees_with_the_standard_library(body: bytes, secret: Any) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", b"", " ", "\n", [], (), ["good", ""], None, 5, [None], ["good", 5], object()])
-def test_an_unusable_secret_is_a_configuration_error(secret: Any) -> None:
-    """An empty or missing secret is found when the verifier is made, not when the first forgery is accepted."""
+def test_unusable_secret_is_a_configuration_error_at_construction(secret: Any) -> None:
     with pytest.raises(ConfigurationError, match="webhook secret"):
         WebhookVerifier(secret)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "secret"),
-    [
-        ("hex", "0b" * 20),
-        ("hex", " 0B0B0b0b" + "0b" * 16),
-        ("base64", base64.b64encode(b"\x0b" * 20).decode()),
-        ("base64", base64.urlsafe_b64encode(b"\x0b" * 20).decode().rstrip("=")),
-        ("utf-8", "\x0b" * 20),
-        ("hex", b"\x0b" * 20),
-    ],
-)
-def test_the_key_may_be_encoded(encoding: Any, secret: Any) -> None:
-    """A secret given as text is decoded as the scheme says; given as bytes it is the key itself."""
-    assert accepts(BODY, hex_of(BODY, b"\x0b" * 20), Scheme(key_encoding=encoding), secret)
-
-
-@pytest.mark.parametrize(
-    ("encoding", "secret"),
-    [
-        ("hex", "0g"),
-        ("hex", "abc"),
-        ("hex", "é"),
-        ("base64", "!!!!"),
-        ("base64", "zzzzz"),
-        ("base64", "é"),
-        ("utf-8", "\ud800"),
-        ("hex", ""),
-        ("base64", "===="),
-    ],
-)
-def test_a_secret_that_cannot_be_decoded_is_refused_without_being_shown(encoding: Any, secret: str) -> None:
-    """The error names the encoding and not the secret."""
-    with pytest.raises(ConfigurationError) as caught:
-        WebhookVerifier(secret, Scheme(key_encoding=encoding))
-    assert "secret" in str(caught.value)
-    assert not secret or secret not in str(caught.value)
-
-
-def test_the_secret_is_in_no_text_of_the_verifier() -> None:
-    """repr shows how many secrets there are, and none of them."""
+def test_repr_counts_the_secrets_and_shows_none() -> None:
     text = repr(WebhookVerifier([SECRET, "other-secret"]))
     assert "2 secrets" in text
     assert SECRET not in text
@@ -305,7 +260,7 @@ def test_the_secret_is_in_no_text_of_the_verifier() -> None:
 
 
 class Clock:
-    """A clock that stands where it is put."""
+    """A clock that returns ``now``."""
 
     now = 1_700_000_000.0
 
@@ -319,8 +274,7 @@ STAMPED = Scheme(signed="{timestamp}.{body}", timestamp_header="X-Timestamp", cl
 @pytest.mark.parametrize(
     ("age", "reason"), [(0, None), (300, None), (-300, None), (301, "too_old"), (-301, "too_new"), (10**9, "too_old")]
 )
-def test_a_timestamp_is_tolerated_both_ways(age: int, reason: str | None) -> None:
-    """A signed timestamp may lie so far in the past and in the future, and no further."""
+def test_signed_timestamp_is_tolerated_in_the_past_and_in_the_future(age: int, reason: str | None) -> None:
     stamp = str(1_700_000_000 - age)
     signature = hex_of(stamp.encode() + b"." + BODY)
     verifier = WebhookVerifier(SECRET, STAMPED)
@@ -332,16 +286,14 @@ def test_a_timestamp_is_tolerated_both_ways(age: int, reason: str | None) -> Non
     assert caught.value.reason == reason
 
 
-def test_age_is_told_of_genuine_deliveries_only() -> None:
-    """What is forged and old is forged."""
+def test_forged_delivery_with_an_old_timestamp_is_a_mismatch() -> None:
     with pytest.raises(InvalidSignature) as caught:
         WebhookVerifier(SECRET, STAMPED).verify(BODY, HEX, headers={"X-Timestamp": "1"})
     assert caught.value.reason == "mismatch"
 
 
 @pytest.mark.parametrize("stamp", ["", "now", "-1", "1e3", "1.5", " ", "9" * 16, "１２", "0x10"])
-def test_an_unusable_timestamp_is_told_as_such(stamp: str) -> None:
-    """Only a plain number of seconds is a timestamp."""
+def test_timestamp_that_is_not_a_plain_number_of_seconds_is_a_header_error(stamp: str) -> None:
     with pytest.raises(InvalidSignature, match="X-Timestamp") as caught:
         WebhookVerifier(SECRET, STAMPED).verify(BODY, HEX, headers={"X-Timestamp": stamp})
     assert caught.value.reason == "header"
@@ -350,15 +302,13 @@ def test_an_unusable_timestamp_is_told_as_such(stamp: str) -> None:
 @pytest.mark.parametrize(
     "headers", [None, {}, {"other": "1"}, [("X-Timestamp", "1700000000"), ("x-timestamp", "1700000000")]]
 )
-def test_a_signed_header_must_be_there_once(headers: Any) -> None:
-    """A signed header that is missing, or there twice, leaves open what was signed."""
+def test_signed_header_must_be_present_exactly_once(headers: Any) -> None:
     with pytest.raises(InvalidSignature, match="X-Timestamp") as caught:
         WebhookVerifier(SECRET, STAMPED).verify(BODY, HEX, headers=headers)
     assert caught.value.reason == "header"
 
 
-def test_headers_may_be_pairs_of_bytes_and_carry_the_signature() -> None:
-    """As ASGI gives them; the signature is found in them when none is passed."""
+def test_signature_is_taken_from_headers_given_as_pairs_of_bytes() -> None:
     signature = hex_of(b"1700000000." + BODY)
     headers = [(b"x-timestamp", b"1700000000"), (b"x-signature", signature.encode()), (b"x-other", b"\xff")]
     WebhookVerifier(SECRET, STAMPED).verify(BODY, None, headers=headers)
@@ -366,14 +316,12 @@ def test_headers_may_be_pairs_of_bytes_and_carry_the_signature() -> None:
         WebhookVerifier(SECRET, STAMPED).verify(BODY + b" ", None, headers=headers)
 
 
-def test_several_signature_headers_count_as_one_list() -> None:
-    """HTTP allows a header to come several times; each of its values counts."""
+def test_repeated_signature_headers_count_as_one_list() -> None:
     headers = [("X-Signature", hex_of(BODY, "another")), ("x-signature", HEX)]
     WebhookVerifier(SECRET).verify(BODY, None, headers=headers)
 
 
-def test_the_timestamp_may_stand_in_the_signature_header() -> None:
-    """t=...,v1=... as the sender wrote it; two timestamps are one too many."""
+def test_timestamp_label_in_the_signature_header_must_occur_once() -> None:
     scheme = replace(STRIPE, clock=Clock())
     good = hex_of(b"1700000000." + BODY)
     assert accepts(BODY, f"t=1700000000,v1={good}", scheme)
@@ -383,8 +331,8 @@ def test_the_timestamp_may_stand_in_the_signature_header() -> None:
     assert not accepts(BODY, f"v1={good}", scheme)
 
 
-def test_an_id_that_could_be_cut_elsewhere_is_refused() -> None:
-    """With {id}.{timestamp}.{body} an id with a full stop would give one signature to two messages."""
+def test_id_containing_the_separator_is_refused() -> None:
+    """With {id}.{timestamp}.{body}, a dot in the id would give two messages the same signature."""
     scheme = replace(STANDARD_WEBHOOKS, clock=Clock())
     headers = {"webhook-id": "a.1700000000", "webhook-timestamp": "1700000000"}
     content = b"a.1700000000.1700000000." + BODY
@@ -399,100 +347,119 @@ def test_an_id_that_could_be_cut_elsewhere_is_refused() -> None:
     assert accepts(BODY, hex_of(BODY + b".a.b"), last, headers={"X-Id": "a.b"})
 
 
-def test_signed_content_may_come_after_the_body() -> None:
-    """A template may put the body anywhere."""
+def test_template_may_place_content_after_the_body() -> None:
     scheme = Scheme(signed="<{body}|{id}>", id_header="X-Id")
     assert accepts(BODY, hex_of(b"<" + BODY + b"|7>"), scheme, headers={"X-Id": "7"})
     assert not accepts(BODY, hex_of(b"<" + BODY + b"|7>"), scheme, headers={"X-Id": "8"})
 
 
-def test_a_scheme_can_be_narrowed() -> None:
-    """Only the encodings and labels that are asked for are accepted."""
-    only_hex = Scheme(encodings=("hex",), labels=("sha256=",))
-    assert accepts(BODY, "sha256=" + HEX, only_hex)
-    assert not accepts(BODY, HEX, only_hex)
-    assert not accepts(BODY, "v1=" + HEX, only_hex)
-    assert not accepts(BODY, "sha256=" + base64_of(BODY), only_hex)
-    only_base64 = Scheme(encodings=("base64",))
-    assert accepts(BODY, base64_of(BODY), only_base64)
-    assert not accepts(BODY, HEX, only_base64)
+def _refusal(header: Any, *, scheme: Scheme | None = None, headers: Any = None, at: float = 1000.0) -> InvalidSignature:
+    scheme = replace(scheme or Scheme(), clock=lambda: at)
+    with pytest.raises(InvalidSignature) as caught:
+        WebhookVerifier(SECRET.encode(), scheme).verify(b"{}", header, headers=headers)
+    return caught.value
+
+
+WEBHOOK = {"webhook-id": "m1", "webhook-timestamp": "1000"}
+
+
+VALID = sign(SECRET.encode(), b"{}", STANDARD_WEBHOOKS, id="m1", timestamp=1000)["webhook-signature"]
+
+
+STRIPE_VALID = sign(SECRET.encode(), b"{}", STRIPE, timestamp=1000)["Stripe-Signature"]
 
 
 @pytest.mark.parametrize(
-    ("setting", "named"),
+    ("given", "reason", "message"),
     [
-        ({"header": ""}, "header"),
-        ({"header": "X Signature"}, "header"),
-        ({"id_header": "a:b"}, "id_header"),
-        ({"header": None}, "header"),
-        ({"key_encoding": "rot13"}, "key_encoding"),
-        ({"encodings": ()}, "encodings"),
-        ({"encodings": "hex"}, "encodings"),
-        ({"encodings": ("hex", "base58")}, "base58"),
-        ({"labels": "v1="}, "labels"),
-        ({"labels": ("v1 ",)}, "labels"),
-        ({"labels": (None,)}, "labels"),
-        ({"signed": "{timestamp}"}, "signed"),
-        ({"signed": "{body}{body}"}, "signed"),
-        ({"signed": "{body}{url}"}, "url"),
-        ({"signed": 5}, "signed"),
-        ({"signed": "{id}{body}"}, "id_header"),
-        ({"signed": "{timestamp}{body}"}, "timestamp_header"),
-        ({"signed": "{timestamp}{body}", "timestamp_header": "a", "timestamp_label": "t="}, "timestamp_header"),
-        ({"tolerance": 0}, "tolerance"),
-        ({"tolerance": float("nan")}, "tolerance"),
-        ({"tolerance": "5"}, "tolerance"),
+        ((5,), "malformed", "X-Signature: must be text, got int"),
+        (("é",), "malformed", "X-Signature contains non-ASCII characters"),
+        ((" ",), "missing", "X-Signature is missing or empty"),
+        (("a" * (MAX_HEADER + 1),), "malformed", "X-Signature has 16385 characters; the limit is 16384"),
+        (
+            ("a" * MAX_HEADER,),
+            "malformed",
+            "X-Signature contains no SHA-256 signature in hex or base64 with one of the labels"
+            " ('', 'sha256=', 'v1=', 'v1,')",
+        ),
+        (("0" * 64,), "mismatch", "no secret matches the signature"),
     ],
 )
-def test_a_scheme_that_cannot_work_is_refused(setting: dict[str, Any], named: str) -> None:
-    """The error names the field, and the value or what is missing."""
-    with pytest.raises(ConfigurationError, match=named):
-        Scheme(**setting)
+def test_each_refusal_has_a_reason_and_a_message(given: tuple[Any], reason: str, message: str) -> None:
+    error = _refusal(*given)
+    assert (error.reason, str(error)) == (reason, message)
 
 
-def test_a_scheme_is_frozen_hashable_and_survives_pickling() -> None:
-    """It can be shared, be a key, and go to another process; lists in it become tuples."""
-    scheme = Scheme(labels=["v1="], encodings=["hex"])  # type: ignore[arg-type]  # what users pass
-    assert scheme.labels == ("v1=",)
-    assert {scheme: 1}[pickle.loads(pickle.dumps(scheme))] == 1
-    with pytest.raises(FrozenInstanceError):
-        scheme.header = "other"  # type: ignore[misc]  # that is the point
+@pytest.mark.parametrize(
+    ("changed", "at", "reason", "message"),
+    [
+        ({}, 1301.0, "too_old", "signed 301 s ago: older than the tolerance of 300 s, check the clock"),
+        ({}, 699.0, "too_new", "signed 301 s ahead: beyond the tolerance of 300 s, check the clock"),
+        (
+            {"webhook-id": None},
+            1000.0,
+            "header",
+            "the signature covers webhook-id, which is missing (pass headers=)",
+        ),
+        ({"webhook-id": "a.b"}, 1000.0, "header", "webhook-id: contains characters that no id may have"),
+        ({"webhook-id": "a b"}, 1000.0, "header", "webhook-id: contains characters that no id may have"),
+        (
+            {"webhook-timestamp": "1e3"},
+            1000.0,
+            "header",
+            "webhook-timestamp: must be a timestamp in seconds, got '1e3'",
+        ),
+    ],
+)
+def test_refusal_names_the_signed_header_that_is_wrong(
+    changed: dict[str, Any], at: float, reason: str, message: str
+) -> None:
+    headers = {name: value for name, value in (WEBHOOK | changed).items() if value is not None}
+    error = _refusal(VALID, scheme=STANDARD_WEBHOOKS, headers=headers, at=at)
+    assert (error.reason, str(error)) == (reason, message)
 
 
-@pytest.mark.parametrize("options", [{"scheme": "github"}, {"scheme": Scheme(), "max_body": 0}])
-def test_a_verifier_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
-    """A scheme by name, or a limit of nothing, is found at once."""
-    with pytest.raises(ConfigurationError):
-        WebhookVerifier(SECRET, **options)
+def test_signed_header_that_is_repeated_is_refused() -> None:
+    pairs = [*WEBHOOK.items(), ("Webhook-Timestamp", "1000")]
+    error = _refusal(VALID, scheme=STANDARD_WEBHOOKS, headers=pairs)
+    assert str(error) == "the signature covers webhook-timestamp, which is present 2 times"
 
 
-def test_sign_makes_what_the_verifier_takes() -> None:
-    """For tests and senders: the headers of a delivery in any scheme."""
-    assert sign(SECRET, BODY) == {"X-Signature": HEX}
-    assert sign("k", BODY, STRIPE, timestamp=5) == {"Stripe-Signature": "t=5,v1=" + hex_of(b"5." + BODY, "k")}
-    assert sign(SECRET, BODY, Scheme(encodings=("base64", "hex"))) == {"X-Signature": base64_of(BODY)}
-    headers = sign("whsec_a2V5", BODY, STANDARD_WEBHOOKS, id="msg_1")
-    WebhookVerifier(b"key", STANDARD_WEBHOOKS).verify(BODY, None, headers=headers)
+def test_header_values_may_be_str_bytes_or_int() -> None:
+    """Frameworks differ."""
+    clock = replace(STANDARD_WEBHOOKS, clock=lambda: 1000.0)
+    verifier = WebhookVerifier(SECRET.encode(), clock)
+    for stamp in ("1000", b"1000", 1000):
+        verifier.verify(b"{}", VALID, headers=[("webhook-id", "m1"), ("webhook-timestamp", stamp)])  # type: ignore[list-item]  # as some frameworks do
 
 
-def test_the_import_needs_the_standard_library_only() -> None:
-    """Importing and using the verifier loads nothing that had to be installed, and no event loop."""
-    code = (
-        "import sys; before = set(sys.modules); import signing_async.webhooks as w;"
-        "w.WebhookVerifier('k'); new = {name.partition('.')[0] for name in set(sys.modules) - before};"
-        "print(sorted(new - set(sys.stdlib_module_names) - {'signing_async'}), 'asyncio' in new)"
+def test_commas_spaces_and_tabs_separate_entries() -> None:
+    verifier = WebhookVerifier(SECRET.encode(), replace(STRIPE, clock=lambda: 1000.0))
+    for separator in (",", " ", "\t", ",\t ", "\t,"):
+        verifier.verify(b"{}", STRIPE_VALID.replace(",", separator))
+
+
+def test_bad_argument_is_refused_by_name_and_value() -> None:
+    assert WebhookVerifier(SECRET, max_body=1).max_body == 1
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"max_body": 0}, "max_body: must be an integer of at least 1, got 0"),
+        ({"scheme": 5}, "scheme: must be a Scheme, got int"),
+        ({"secrets": []}, "webhook secret: must be at least one, got none"),
+        ({"secrets": 5}, "webhook secret: must be str or bytes, or several, got int"),
+        ({"secrets": [5]}, "webhook secret: must be str or bytes, got int"),
+        ({"secrets": " \t\r\n"}, "webhook secret: must not be empty"),
+    ]
+    for settings, message in wrong:
+        with pytest.raises(ConfigurationError) as caught:
+            WebhookVerifier(**({"secrets": SECRET} | settings))
+        assert str(caught.value) == message
+    WebhookVerifier(b"XX")
+
+
+def test_type_error_about_the_body_says_what_to_do() -> None:
+    with pytest.raises(TypeError) as caught:
+        as_bytes({"a": 1})
+    assert str(caught.value) == (
+        "body: must be the bytes as received, got dict: the signature covers those bytes,"
+        " which decoded text or parsed JSON cannot restore"
     )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, cwd=root)
-    assert done.stdout.strip() == "[] False", done.stderr
-
-
-def test_the_public_names_are_all_there() -> None:
-    """Every name of __all__ loads, shows in dir(), and an unknown one is an AttributeError."""
-    import signing_async.webhooks as package
-
-    for name in package.__all__:
-        assert getattr(package, name).__name__ if name[1:2].islower() else getattr(package, name)
-    assert set(package.__all__) <= set(dir(package))
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        package.nonsense  # noqa: B018  # the access is the test

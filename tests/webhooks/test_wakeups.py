@@ -1,4 +1,4 @@
-"""Wake-ups: who waits is woken, from any thread, and an event between two waits is not missed."""
+"""Wake-ups: an event wakes its waiters, from any thread, and none is missed between two waits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import threading
 from datetime import UTC, datetime
 from typing import Any
 
-from signing_async.webhooks import Event, Wakeups
+from signing_async.webhooks import (
+    Event,
+    Wakeups,
+)
 
 
 def event(**payload: Any) -> Event:
-    """An event that holds these members."""
+    """Return an event with these members."""
     return Event("evt_1", "signing.completed", payload, datetime.now(UTC))
 
 
-async def test_everybody_who_waits_is_woken() -> None:
-    """One event, many waiters."""
+async def test_one_event_wakes_all_waiters() -> None:
     wakeups = Wakeups()
     waiters = [asyncio.create_task(wakeups.wait(30)) for _ in range(50)]
     await asyncio.sleep(0)
@@ -24,13 +26,11 @@ async def test_everybody_who_waits_is_woken() -> None:
     assert await asyncio.gather(*waiters) == [True] * 50
 
 
-async def test_a_wait_without_an_event_ends_in_time() -> None:
-    """False says that the timeout passed."""
+async def test_wait_without_an_event_returns_false_after_the_timeout() -> None:
     assert await Wakeups().wait(0.01) is False
 
 
-async def test_an_event_between_two_waits_is_not_missed() -> None:
-    """A subscription remembers it, once."""
+async def test_events_between_two_waits_end_the_next_wait_once() -> None:
     wakeups = Wakeups()
     with wakeups.subscribe() as woken:
         wakeups.publish(event())
@@ -39,8 +39,7 @@ async def test_an_event_between_two_waits_is_not_missed() -> None:
         assert not await woken.wait(0.01)
 
 
-async def test_an_event_that_names_a_subject_wakes_it_alone() -> None:
-    """Thousands wait for other signings: they are left to sleep; an event that names nobody's wakes all."""
+async def test_event_wakes_only_the_subjects_it_mentions_and_otherwise_all() -> None:
     wakeups = Wakeups()
     with wakeups.subscribe("sig_1") as first, wakeups.subscribe("sig_2") as second:
         wakeups.publish(event(signing={"ids": [1, None, "sig_1"]}))
@@ -51,8 +50,7 @@ async def test_an_event_that_names_a_subject_wakes_it_alone() -> None:
         assert await second.wait(30)
 
 
-async def test_a_wake_up_may_come_from_another_thread() -> None:
-    """A receiver of a threaded server can wake the event loop."""
+async def test_publish_wakes_the_loop_from_another_thread() -> None:
     wakeups = Wakeups()
     with wakeups.subscribe() as woken:
         thread = threading.Thread(target=wakeups.publish, args=[event()])
@@ -61,8 +59,7 @@ async def test_a_wake_up_may_come_from_another_thread() -> None:
         thread.join()
 
 
-async def test_who_left_is_not_kept() -> None:
-    """A subscription ends with its block, also when the wait is cancelled."""
+async def test_subscription_ends_with_its_block_even_when_cancelled() -> None:
     wakeups = Wakeups()
     task = asyncio.create_task(wakeups.wait())
     await asyncio.sleep(0)
@@ -74,8 +71,7 @@ async def test_who_left_is_not_kept() -> None:
     assert not await woken.wait(0.01)
 
 
-def test_waiters_of_a_closed_loop_hurt_nobody() -> None:
-    """A loop that ended while somebody was subscribed does not break the receiver."""
+def test_subscription_of_a_closed_loop_does_not_break_publish() -> None:
     wakeups = Wakeups()
 
     async def subscribe() -> Any:
@@ -86,3 +82,16 @@ def test_waiters_of_a_closed_loop_hurt_nobody() -> None:
     left_behind = asyncio.run(subscribe())
     wakeups.publish(event())
     left_behind.__exit__(None, None, None)
+
+
+async def test_wait_with_a_subject_ignores_events_of_other_subjects() -> None:
+    wakeups = Wakeups()
+    with wakeups.subscribe("s2"):
+        mine = asyncio.create_task(wakeups.wait(0.2, subject="s1"))
+        await asyncio.sleep(0.01)
+        wakeups.publish(Event("e", "", {"id": "s2"}, datetime.now(UTC)))
+        assert await mine is False
+        mine = asyncio.create_task(wakeups.wait(10.0, subject="s1"))
+        await asyncio.sleep(0.01)
+        wakeups.publish(Event("e", "", {"ids": ["s1", "s2"]}, datetime.now(UTC)))
+        assert await mine is True

@@ -1,6 +1,6 @@
-"""Valid deliveries a second on one core, from wrk: ``python -m tests.webhooks.throughput [memory|sqlite] [seconds]``.
+"""Measure valid deliveries per second with wrk: ``python -m tests.webhooks.throughput [memory|sqlite] [seconds]``.
 
-The receiver runs in aiohttp on one core and wrk on another. Each delivery is another event, signed beforehand.
+The receiver runs in aiohttp on one core, wrk on another. Each delivery is a different event, signed beforehand.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ end
 
 
 def serve(kind: str, directory: Path, port: int) -> None:
-    """The receiver that is measured; its hand-off does nothing."""
+    """Run the receiver under test; its handler does nothing."""
 
-    async def hand_off(event: Event) -> None:
+    async def handler(event: Event) -> None:
         pass
 
     seen = SQLiteSeenEvents(directory / "seen.db") if kind == "sqlite" else None
     app = web.Application()
-    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), hand_off, seen=seen)))
+    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), handler, seen=seen)))
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
 
 
 def measure(kind: str, seconds: int) -> tuple[float, float]:
-    """Accepted deliveries a second, and a second of the receiver's CPU time, which a busy machine leaves alone."""
+    """Return accepted deliveries per second, and per second of the receiver's CPU time (stable on a busy machine)."""
     with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as probe:
         directory, port = Path(name), probe.getsockname()[1]
         bodies = (event_body(f"evt_{number}", padding="x" * 220) for number in range(15_000 * seconds))
@@ -91,16 +91,14 @@ def _wait_for(port: int) -> None:
 
 
 def main() -> None:
-    """Run from the command line."""
+    """Run the command line."""
     if sys.argv[1:2] == ["serve"]:
         serve(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
         return
     kind = sys.argv[1] if len(sys.argv) > 1 else "memory"
     seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     rate, rate_of_cpu = measure(kind, seconds)
-    print(
-        f"replay guard in {kind}: {rate:.0f} valid deliveries a second, {rate_of_cpu:.0f} a second of one core's time"
-    )
+    print(f"deduplication in {kind}: {rate:.0f} valid deliveries per second, {rate_of_cpu:.0f} per second of CPU time")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""`demo`, from a new app to sealed PDFs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from signing_async.testing import sample_pdf
+from tests.cli.terminal import piped
+
+
+def test_demo_prints_each_step_and_leaves_two_sealed_pdfs(tmp_path: Path) -> None:
+    ran = piped("demo", "--folder", str(tmp_path / "signed"))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for text in ("not a legal signing service", "sent once: 1 invitation", "signing.completed", "refused", "What next"):
+        assert text in ran.stdout
+    assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["inventory.pdf", "lease.pdf"]
+    assert (tmp_path / "signed/lease.pdf").read_bytes().startswith(sample_pdf("Lease of the boat house"))
+
+
+def test_demo_as_json_prints_one_object_with_the_sealed_files() -> None:
+    ran = piped("demo", "--json")
+    facts = json.loads(ran.stdout)
+    assert facts["signing"]["state"] == "completed"
+    assert facts["events"][-1] == "signing.completed"
+    for file in facts["sealed"]:
+        data = Path(file["path"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"])
+
+
+def test_demo_folder_that_cannot_be_created_is_refused() -> None:
+    ran = piped("demo", "--folder", "/dev/null/x")
+    assert (ran.returncode, ran.stderr) == (2, "Error: --folder: could not create '/dev/null/x': Not a directory\n")
