@@ -33,7 +33,7 @@ class Exchange(Generic[T]):
 
     body: wire.Body | None = None
     """The request's body, while the request may have taken effect."""
-    sent_at = 0.0
+    sent_at: float = 0.0
     status: int | None = None
     _headers: Mapping[str, str] = {}
     _content: bytes = b""
