@@ -178,7 +178,7 @@ async def test_after_a_failed_early_refresh(caplog: pytest.LogCaptureFixture) ->
         assert 8.0 < oauth._fresh_until - time.time() < 10.5
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage().startswith(
-        "a token refresh ahead of expiry failed or takes long, the present token serves on: oauth.refresh: no conn"
+        "a token refresh ahead of expiry failed or takes long, the present token serves on: oauth.refresh: could"
     )
 
 
