@@ -1,25 +1,19 @@
-"""The client as a whole: its settings, its session, its views, its end; and every operation, cancelled anywhere."""
+"""The client's options, arguments that are checked before sending, and waiting for completion."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import inspect
 import os
 import pydoc
 import re
-import warnings
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from signing_async import (
     Assumptions,
-    ClientClosed,
     ConfigurationError,
     FileTokenStore,
     InvalidRequest,
@@ -30,7 +24,6 @@ from signing_async import (
     SigningCancelled,
     SigningClient,
     SigningState,
-    Timeouts,
     Token,
     WaitTimeout,
 )
@@ -204,146 +197,6 @@ def test_from_env_takes_the_constructors_options() -> None:
     options = inspect.signature(SigningClient.from_env).parameters
     assert list(options) == list(constructor)[2:]
     assert {parameter.kind for parameter in options.values()} == {inspect.Parameter.KEYWORD_ONLY}
-
-
-# The session
-
-
-async def test_callers_session_is_shared_by_clients_and_stays_open(sandbox: Sandbox) -> None:
-    async with aiohttp.ClientSession() as session:
-        for number in range(3):
-            user = sandbox.add_user(f"User {number}", f"u{number}@example.com", tenant=f"tenant {number}")
-            async with SigningClient(sandbox.base_url, sandbox.access_token(user=user), session=session) as client:
-                assert (await client.me()).email == f"u{number}@example.com"
-        assert not session.closed
-    with pytest.raises(ClientClosed, match="session"):
-        await SigningClient(sandbox.base_url, "token", session=session).me()
-
-
-async def test_thousands_of_clients_share_one_session_and_need_no_closing(sandbox: Sandbox) -> None:
-    async with aiohttp.ClientSession() as session:
-        token = sandbox.access_token()
-        clients = [SigningClient(sandbox.base_url, token, session=session) for _ in range(3000)]
-        assert (await clients[-1].me()).email
-        del clients
-        gc.collect()
-
-
-async def test_settings_of_the_callers_session_do_not_change_the_client(sandbox: Sandbox) -> None:
-    """raise_for_status, a timeout and headers."""
-    async with aiohttp.ClientSession(
-        raise_for_status=True, timeout=aiohttp.ClientTimeout(total=60), headers={"Authorization": "Bearer other"}
-    ) as session:
-        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session, retry=QUICK)
-        sandbox.faults.add("me", "503")
-        assert (await client.me()).email
-
-
-async def test_trace_configs_of_the_callers_session_see_every_request(sandbox: Sandbox) -> None:
-    seen: list[str] = []
-    trace = aiohttp.TraceConfig()
-
-    async def on_end(session: aiohttp.ClientSession, context: object, params: aiohttp.TraceRequestEndParams) -> None:
-        seen.append(f"{params.method} {params.url.path} {params.response.status}")
-
-    trace.on_request_end.append(on_end)
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
-        signing = await client.signings.create(name="x", language="EN")
-        await client.documents.upload(signing, make_pdf(), "a.pdf")
-    assert seen == ["POST /api/1.0/signings 201", f"POST /api/1.0/signings/{signing.id}/documents 201"]
-
-
-async def test_opentelemetry_makes_a_span_for_every_request(sandbox: Sandbox) -> None:
-    from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    AioHttpClientInstrumentor().instrument(tracer_provider=provider)
-    try:
-        async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK) as client:
-            sandbox.faults.add("me", "503")
-            await client.me()
-    finally:
-        AioHttpClientInstrumentor().uninstrument()
-        provider.shutdown()
-    spans = exporter.get_finished_spans()
-    assert len(spans) == 2
-    assert all(span.name == "GET" for span in spans)
-
-
-async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox) -> None:
-    """A view is not."""
-    client = SigningClient(sandbox.base_url, sandbox.access_token())
-    await client.me()
-    view = client.with_options(timeout=5)
-    session = client._shared.sessions.get()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        del view
-        gc.collect()
-        assert not caught
-        del client
-        gc.collect()
-    assert any("SigningClient" in str(one.message) for one in caught if one.category is ResourceWarning)
-    await session.close()
-
-
-async def test_unused_client_needs_no_closing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        SigningClient("https://tenant.example.com", "token")
-        gc.collect()
-
-
-def test_client_in_a_second_event_loop_is_a_configuration_error() -> None:
-    async def first() -> SigningClient:
-        client = SigningClient("http://127.0.0.1:9", "token", retry=RetryPolicy.none())
-        client._shared.sessions.get()
-        return client
-
-    async def second(client: SigningClient) -> None:
-        with pytest.raises(ConfigurationError, match="event loop"):
-            await client.me()
-        await client.aclose()
-
-    client = asyncio.run(first())
-    asyncio.run(second(client))
-
-
-# Views and the end
-
-
-async def test_view_shares_all_but_its_options(sandbox: Sandbox, client: SigningClient) -> None:
-    view = client.with_options(
-        timeout=Timeouts(call=5), retry=RetryPolicy.none(), assumptions=Assumptions(limit_param="limit")
-    )
-    assert (await view.me()) is not None
-    assert view._shared is client._shared
-    async with view:
-        pass
-    with pytest.raises(ClientClosed):
-        await client.me()
-
-
-async def test_operations_after_aclose_raise_client_closed(sandbox: Sandbox, client: SigningClient) -> None:
-    """On a view too. Closing again is allowed."""
-    view = client.with_options(timeout=5)
-    await client.me()
-    await client.aclose()
-    await client.aclose()
-    for one in (client, view):
-        with pytest.raises(ClientClosed):
-            await one.me()
-        with pytest.raises(ClientClosed):
-            await one.signings.list()
-        with pytest.raises(ClientClosed):
-            await one.documents.upload("id", make_pdf())
-        with pytest.raises(ClientClosed):
-            await one.recipients.remind_pending("id")
 
 
 # Arguments
@@ -539,21 +392,6 @@ async def test_id_with_line_breaks_stays_on_one_line_of_error_and_log(caplog: py
     assert "waiting for signing a b goes on" in caplog.text
 
 
-async def test_clients_of_two_tenants_keep_their_connections_in_a_shared_session() -> None:
-    ports: list[object] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        ports.append(request.transport.get_extra_info("peername") if request.transport else None)
-        return web.json_response({"id": request.host})
-
-    async with serving(answer) as one, serving(answer) as other, aiohttp.ClientSession() as session:
-        clients = [SigningClient(server.origin, "token", session=session) for server in (one, other)]
-        for client, server in [*zip(clients, (one, other), strict=True)] * 3:
-            assert (await client.me()).id == server.origin.removeprefix("http://")
-    assert len(ports) == 6
-    assert len(set(ports)) == 2
-
-
 async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="x", language="EN")
     with pytest.raises(WaitTimeout, match=r"not completed within 0\.15 s") as caught:
@@ -563,103 +401,3 @@ async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: Sig
     for name in ("timeout", "poll", "max_poll"):
         with pytest.raises(InvalidRequest, match=rf"^{name}: must be seconds above 0, not 0"):
             await client.signings.wait_until_completed(signing, **{name: 0})
-
-
-# Cancellation
-
-Operate = Callable[[SigningClient, str, Path], Awaitable[object]]
-
-
-async def _page_through(client: SigningClient, signing: str, folder: Path) -> None:
-    async for _ in client.signings.list(limit=1):
-        pass
-
-
-async def _stream(client: SigningClient, signing: str, folder: Path) -> None:
-    document = (await client.signings.get(signing)).documents[0]
-    async with client.documents.stream_signed(signing, document) as chunks:
-        async for _ in chunks:
-            pass
-    await client.documents.read_signed(signing, document)
-    await client.recipients.list(signing)
-
-
-async def _download(client: SigningClient, signing: str, folder: Path) -> None:
-    document = (await client.signings.get(signing)).documents[0]
-    await client.documents.download_signed(signing, document, folder / "sealed.pdf")
-
-
-async def _draft_and_send(client: SigningClient, signing: str, folder: Path) -> None:
-    draft = await client.signings.create(name="x", language="EN")
-    await client.documents.upload(draft, folder / "source.pdf")
-    person = await client.recipients.add(draft, email="a@example.com", order=1)
-    await client.signings.send(draft)
-    await client.recipients.remind(draft, person)
-    await client.recipients.remind_pending(draft)
-
-
-async def _wait(client: SigningClient, signing: str, folder: Path) -> None:
-    await client.me()
-    await client.signings.wait_until_completed(signing)
-
-
-@pytest.mark.parametrize("operate", [_draft_and_send, _page_through, _stream, _download, _wait])
-@pytest.mark.parametrize("trouble", [None, "503", "drop-after-commit"])
-async def test_cancellation_anywhere_leaks_no_connection_task_or_file(
-    sandbox: Sandbox, tmp_path: Path, operate: Operate, trouble: str | None
-) -> None:
-    (tmp_path / "source.pdf").write_bytes(make_pdf(50_000))
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK) as client:
-        signing = await client.signings.create(name="x", language="EN")
-        await client.signings.create(name="y", language="EN")
-        await client.documents.upload(signing, tmp_path / "source.pdf")
-        await client.recipients.add(signing, email="a@example.com", order=1)
-        await client.signings.send(signing)
-        await sandbox.complete(signing.id)
-        await operate(client, signing.id, tmp_path)
-        (tmp_path / "sealed.pdf").unlink(missing_ok=True)
-        files = _open_files()
-        if trouble is not None:
-            sandbox.faults.add("*", trouble, times=None, probability=0.3, seed=3)
-        for turns in (*range(1, 40), *range(40, 400, 9)):
-            task = asyncio.create_task(operate(client, signing.id, tmp_path))  # type: ignore[arg-type]  # coroutines
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        sandbox.faults.clear()
-        await _settle(lambda: not _own_tasks())
-        assert not _own_tasks()
-        connector = client._shared.sessions.get().connector
-        assert connector is not None
-        assert not connector._acquired  # aiohttp's own count of connections in use
-        # A thread that writes a download may outlive its cancellation by a moment, and cleans up behind itself.
-        await _settle(lambda: {path.name for path in tmp_path.iterdir()} <= {"source.pdf", "sealed.pdf"})
-        assert {path.name for path in tmp_path.iterdir()} <= {"source.pdf", "sealed.pdf"}
-        await connector.close()
-        await _settle(lambda: _open_files() <= files)
-        assert _open_files() <= files
-
-
-def _own_tasks() -> list[str]:
-    """The tasks of the package that are still there: the sandbox has its own, of aiohttp."""
-    coroutines = [str(task.get_coro()) for task in asyncio.all_tasks()]
-    return [one for one in coroutines if "signing_async/" in one and "sandbox" not in one] + [
-        task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")
-    ]
-
-
-def _open_files() -> int:
-    """Files, and not sockets: connections that wait in the pool are no leak."""
-    links = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            links.append(str(entry.readlink()))
-    return sum(not link.startswith("socket:") and "sandbox" not in link for link in links)
-
-
-async def _settle(done: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if done():
-            return
-        await asyncio.sleep(0.01)

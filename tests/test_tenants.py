@@ -540,7 +540,7 @@ async def test_invalid_options_and_factory_results_are_rejected(session: aiohttp
         return {"client_secret": "hidden"}
 
     async with Tenants(registry.store, registry.app, session, retry=5) as tenants:  # type: ignore[arg-type]  # the test
-        with pytest.raises(ConfigurationError, match="retry: must be RetryPolicy, not 5"):
+        with pytest.raises(ConfigurationError, match="retry: must be RetryPolicy, got 5"):
             async with tenants.client("acme"):
                 pass
     async with Tenants(registry.store, mapping, session, retry=RetryPolicy.none()) as tenants:

@@ -302,7 +302,7 @@ class Documents:
             kind: type[TransportError | DecodeError] = TransportError
             problem = broken.failure.message
         except Unreadable as unreadable:
-            kind, problem = DecodeError, f"the answer cannot be read: {unreadable}"
+            kind, problem = DecodeError, f"the response cannot be read: {unreadable}"
         except TimeoutError:
             kind, problem = RequestTimeout, "it did not arrive in time"
         found = request_id(response.headers, None, self._transport.options.assumptions)

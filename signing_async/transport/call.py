@@ -195,9 +195,11 @@ class _Call(Generic[T]):
         """Acquire from the rate limiter, send the request and read its response, within the deadline."""
         shared, operation = self.shared, self.operation
         exchange = self.exchange = Exchange(operation, shared, self.options)
-        if not await shared.rate_limiter.acquire(self._last_start()):
-            return self._gated()
         loop = asyncio.get_running_loop()
+        if not await shared.rate_limiter.acquire(self._last_start()):
+            wait = shared.rate_limiter.next_at - loop.time()
+            # Without a wait no limit is known: the service has not responded to the requests before.
+            return exchange.throttled(wait) if wait > 0 else exchange.timed_out()
         since = loop.time()
         self.admitted = shared.admitted
         limit = self.deadline
@@ -217,34 +219,7 @@ class _Call(Generic[T]):
             was_admitted = None if exchange.status is None else exchange.status != 429
             shared.admitted += was_admitted is True
             shared.rate_limiter.release(since, was_admitted)
-        return self._timed_out()
-
-    def _timed_out(self) -> FailedAttempt:
-        timeouts, exchange = self.options.timeouts, self.exchange
-        seconds = timeouts.transfer if self.operation.transfer else timeouts.call
-        error = errors.RequestTimeout(
-            f"{self.operation.name}: no response within its timeout of {seconds:g} s",
-            operation=self.operation.name,
-            status=exchange.status,
-            request_id=exchange.request_id,
-        )
-        # A request that changes something has a body, and sends nothing before the body's first bytes.
-        was_sent = exchange.body is not None and exchange.body.started
-        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, error, transient=False)
-
-    def _gated(self) -> FailedAttempt:
-        """Return the failure of an attempt that the rate limiter did not let start in time."""
-        wait = self.shared.rate_limiter.next_at - asyncio.get_running_loop().time()
-        if wait <= 0:
-            # No limit is known: the service has not responded to the requests before.
-            return self._timed_out()
-        error = errors.RateLimited(
-            "the service asked all calls to wait for longer than this call may take; nothing was sent",
-            status=429,
-            operation=self.operation.name,
-            retry_after=wait,
-        )
-        return FailedAttempt(Outcome.THROTTLED, self.operation.error_from(error, {}), wait, transient=False)
+        return exchange.timed_out()
 
     def _last_start(self) -> float:
         """Return the loop time until which a request may start, so that its response and one reading come in time."""
@@ -362,15 +337,6 @@ class _Call(Generic[T]):
             level = logging.DEBUG if delay is None else logging.INFO
         if hook is None and not log.isEnabledFor(level):
             return
-        seconds, exchange = time.perf_counter() - began, self.exchange
-        attempt = Attempt(
-            self.operation.name,
-            self.retries.attempts,
-            exchange.status,
-            seconds,
-            exchange.request_id,
-            delay,
-            error,
-            in_doubt,
-        )
-        report(attempt, hook, level=level)
+        seconds, status, request_id = time.perf_counter() - began, self.exchange.status, self.exchange.request_id
+        name, number = self.operation.name, self.retries.attempts
+        report(Attempt(name, number, status, seconds, request_id, delay, error, in_doubt), hook, level=level)

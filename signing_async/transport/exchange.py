@@ -33,7 +33,7 @@ class Exchange(Generic[T]):
 
     body: wire.Body | None = None
     """The request's body, while the request may have taken effect."""
-    sent_at = 0.0
+    sent_at: float = 0.0
     status: int | None = None
     _headers: Mapping[str, str] = {}
     _content: bytes = b""
@@ -95,6 +95,30 @@ class Exchange(Generic[T]):
                 response.finish()
             return self._failed(failure)
         raise self._refused_redirect(f"more than {_MAX_REDIRECTS} redirects")
+
+    def timed_out(self) -> FailedAttempt:
+        """Return the failure of an attempt that its deadline ended."""
+        operation, timeouts = self._operation, self._options.timeouts
+        seconds = timeouts.transfer if operation.transfer else timeouts.call
+        error = errors.RequestTimeout(
+            f"{operation.name}: no response within its timeout of {seconds:g} s",
+            operation=operation.name,
+            status=self.status,
+            request_id=self.request_id,
+        )
+        # A request that changes something has a body, and sends nothing before the body's first bytes.
+        was_sent = self.body is not None and self.body.started
+        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, error, transient=False)
+
+    def throttled(self, wait: float) -> FailedAttempt:
+        """Return the failure of an attempt that the rate limiter could not let start in time."""
+        error = errors.RateLimited(
+            "the service asked all calls to wait for longer than this call may take; nothing was sent",
+            status=429,
+            operation=self._operation.name,
+            retry_after=wait,
+        )
+        return FailedAttempt(Outcome.THROTTLED, self._operation.error_from(error, {}), wait, transient=False)
 
     def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
         """Return the request that a redirect asks for; raise an error if it leads to another origin."""

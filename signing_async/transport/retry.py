@@ -193,9 +193,9 @@ class Retries:
         self._budget = budget
         self._withdrawn = 0
         self._lost = 0
-        self.attempts = 0
+        self.attempts: int = 0
         """The attempts that were begun."""
-        self.uncounted = 0
+        self.uncounted: int = 0
         """Those that do not count towards the policy's maximum."""
 
     def decide(

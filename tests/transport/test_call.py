@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -18,6 +19,7 @@ from signing_async import (
     Attempt,
     ClientClosed,
     ConfigurationError,
+    InvalidRequest,
     NotFound,
     OutcomeUnknown,
     OutcomeUnknownTimeout,
@@ -216,6 +218,23 @@ async def test_invalid_timeouts_are_refused_by_name() -> None:
         name = next(iter(settings))
         with pytest.raises(ConfigurationError, match=rf"timeout\.{name}: must be a number above 0"):
             Timeouts(**settings)  # type: ignore[arg-type]  # that is the point
+
+
+async def test_error_before_a_retry_is_raised_after_a_reading_shows_no_effect(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    signing = await client.signings.create(name="x", language="EN")
+    (tmp_path / "a.pdf").write_bytes(make_pdf(2_000_000))
+    sandbox.faults.add("documents.upload", "500")
+
+    def change_the_file(attempt: Attempt) -> None:
+        if attempt.operation == "documents.upload":
+            (tmp_path / "a.pdf").write_bytes(make_pdf(2_000_001))
+
+    with pytest.raises(InvalidRequest, match="changed"):
+        await client.with_options(on_attempt=change_the_file).documents.upload(signing, tmp_path / "a.pdf")
+    assert len(sandbox.requests_of("signings.get")) >= 2
+    assert sandbox.documents(signing.id) == []
 
 
 # The rate limiter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Mapping
 
 import pytest
 from aiohttp import web
@@ -24,11 +25,15 @@ from signing_async import (
     RequestTimeout,
     RetryPolicy,
     SigningClient,
+    Timeouts,
     Token,
     TransportError,
     Unauthorized,
 )
 from signing_async.sandbox import Profile, Sandbox
+from signing_async.transport import wire
+from signing_async.transport.call import Anonymous, Operation, Options, Shared, Transport
+from signing_async.transport.retry import Repeat
 from tests.pdfs import make_pdf
 from tests.servers import answering, serving
 from tests.transport.apps import authorized
@@ -155,6 +160,26 @@ async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attemp
         ):
             await client.signings.send("s1")
     assert posts == ["Bearer stale"] * 2
+
+
+async def test_operation_without_a_token_sends_none_and_converts_its_error() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"message": "wrong password: s3cret-value"}, status=401, headers={"X-Trace": "t1"})
+
+    def convert(error: APIError, headers: Mapping[str, str]) -> AuthError:
+        return AuthError(f"{headers['X-Trace']}: {error}", status=error.status)
+
+    auth = Anonymous(lambda: ("s3cret-value",))
+    options = Options(QUICK, Timeouts(), Assumptions(), on_attempt=None)
+    sessions = wire.Sessions()
+    async with serving(refuse) as server:
+        transport = Transport(Shared(server.origin, auth, sessions), options)
+        operation: Operation[None] = Operation("probe", "GET", "/x", Repeat.PROBE, convert_error=convert)
+        with pytest.raises(AuthError, match=r"^t1: HTTP 401 on probe: wrong password: \[redacted\]$"):
+            await transport.call(operation)
+    await sessions.close()
+    assert ["Authorization" in request.headers for request in server.requests] == [False]
+    assert not await auth.renewed(Token("any"))
 
 
 # Redirects

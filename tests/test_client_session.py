@@ -1,0 +1,177 @@
+"""The client's session, views, event loop and end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    Assumptions,
+    ClientClosed,
+    ConfigurationError,
+    RetryPolicy,
+    SigningClient,
+    Timeouts,
+)
+from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
+from tests.servers import serving
+
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
+
+
+async def test_callers_session_is_shared_by_clients_and_stays_open(sandbox: Sandbox) -> None:
+    async with aiohttp.ClientSession() as session:
+        for number in range(3):
+            user = sandbox.add_user(f"User {number}", f"u{number}@example.com", tenant=f"tenant {number}")
+            async with SigningClient(sandbox.base_url, sandbox.access_token(user=user), session=session) as client:
+                assert (await client.me()).email == f"u{number}@example.com"
+        assert not session.closed
+    with pytest.raises(ClientClosed, match="session"):
+        await SigningClient(sandbox.base_url, "token", session=session).me()
+
+
+async def test_thousands_of_clients_share_one_session_and_need_no_closing(sandbox: Sandbox) -> None:
+    async with aiohttp.ClientSession() as session:
+        token = sandbox.access_token()
+        clients = [SigningClient(sandbox.base_url, token, session=session) for _ in range(3000)]
+        assert (await clients[-1].me()).email
+        del clients
+        gc.collect()
+
+
+async def test_settings_of_the_callers_session_do_not_change_the_client(sandbox: Sandbox) -> None:
+    """raise_for_status, a timeout and headers."""
+    async with aiohttp.ClientSession(
+        raise_for_status=True, timeout=aiohttp.ClientTimeout(total=60), headers={"Authorization": "Bearer other"}
+    ) as session:
+        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session, retry=QUICK)
+        sandbox.faults.add("me", "503")
+        assert (await client.me()).email
+
+
+async def test_trace_configs_of_the_callers_session_see_every_request(sandbox: Sandbox) -> None:
+    seen: list[str] = []
+    trace = aiohttp.TraceConfig()
+
+    async def on_end(session: aiohttp.ClientSession, context: object, params: aiohttp.TraceRequestEndParams) -> None:
+        seen.append(f"{params.method} {params.url.path} {params.response.status}")
+
+    trace.on_request_end.append(on_end)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
+        signing = await client.signings.create(name="x", language="EN")
+        await client.documents.upload(signing, make_pdf(), "a.pdf")
+    assert seen == ["POST /api/1.0/signings 201", f"POST /api/1.0/signings/{signing.id}/documents 201"]
+
+
+async def test_opentelemetry_makes_a_span_for_every_request(sandbox: Sandbox) -> None:
+    from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    AioHttpClientInstrumentor().instrument(tracer_provider=provider)
+    try:
+        async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK) as client:
+            sandbox.faults.add("me", "503")
+            await client.me()
+    finally:
+        AioHttpClientInstrumentor().uninstrument()
+        provider.shutdown()
+    spans = exporter.get_finished_spans()
+    assert len(spans) == 2
+    assert all(span.name == "GET" for span in spans)
+
+
+async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox) -> None:
+    """A view is not."""
+    client = SigningClient(sandbox.base_url, sandbox.access_token())
+    await client.me()
+    view = client.with_options(timeout=5)
+    session = client._shared.sessions.get()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del view
+        gc.collect()
+        assert not caught
+        del client
+        gc.collect()
+    assert any("SigningClient" in str(one.message) for one in caught if one.category is ResourceWarning)
+    await session.close()
+
+
+async def test_unused_client_needs_no_closing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SigningClient("https://tenant.example.com", "token")
+        gc.collect()
+
+
+def test_client_in_a_second_event_loop_is_a_configuration_error() -> None:
+    async def first() -> SigningClient:
+        client = SigningClient("http://127.0.0.1:9", "token", retry=RetryPolicy.none())
+        client._shared.sessions.get()
+        return client
+
+    async def second(client: SigningClient) -> None:
+        with pytest.raises(ConfigurationError, match="event loop"):
+            await client.me()
+        await client.aclose()
+
+    client = asyncio.run(first())
+    asyncio.run(second(client))
+
+
+# Views and the end
+
+
+async def test_view_shares_all_but_its_options(sandbox: Sandbox, client: SigningClient) -> None:
+    view = client.with_options(
+        timeout=Timeouts(call=5), retry=RetryPolicy.none(), assumptions=Assumptions(limit_param="limit")
+    )
+    assert (await view.me()) is not None
+    assert view._shared is client._shared
+    async with view:
+        pass
+    with pytest.raises(ClientClosed):
+        await client.me()
+
+
+async def test_operations_after_aclose_raise_client_closed(sandbox: Sandbox, client: SigningClient) -> None:
+    """On a view too. Closing again is allowed."""
+    view = client.with_options(timeout=5)
+    await client.me()
+    await client.aclose()
+    await client.aclose()
+    for one in (client, view):
+        with pytest.raises(ClientClosed):
+            await one.me()
+        with pytest.raises(ClientClosed):
+            await one.signings.list()
+        with pytest.raises(ClientClosed):
+            await one.documents.upload("id", make_pdf())
+        with pytest.raises(ClientClosed):
+            await one.recipients.remind_pending("id")
+
+
+async def test_clients_of_two_tenants_keep_their_connections_in_a_shared_session() -> None:
+    ports: list[object] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        ports.append(request.transport.get_extra_info("peername") if request.transport else None)
+        return web.json_response({"id": request.host})
+
+    async with serving(answer) as one, serving(answer) as other, aiohttp.ClientSession() as session:
+        clients = [SigningClient(server.origin, "token", session=session) for server in (one, other)]
+        for client, server in [*zip(clients, (one, other), strict=True)] * 3:
+            assert (await client.me()).id == server.origin.removeprefix("http://")
+    assert len(ports) == 6
+    assert len(set(ports)) == 2
