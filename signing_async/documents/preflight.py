@@ -11,25 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
-from .pdf_objects import (
-    HEADER_WINDOW,
-    OBJECT,
-    ROW,
-    SPACE,
-    START,
-    STEP,
-    TAIL_WINDOW,
-    WINDOW,
-    Budget,
-    Dict,
-    Document,
-    Read,
-    Ref,
-    Text,
-    UnreadablePdf,
-    Value,
-    signature_values,
-)
+from .pdf_objects import START, TAIL_WINDOW, Document, signature_values
+from .pdf_syntax import OBJECT, ROW, SPACE, STEP, WINDOW, Budget, Dict, Read, Ref, Text, UnreadablePdf, Value
 
 __all__ = ["Verdict", "glance", "preflight"]
 
@@ -37,6 +20,9 @@ Verdict: TypeAlias = Literal["not_pdf", "protected", "already_signed"]
 
 BUDGET: Final = 2 * 2**20
 """What one file may cost."""
+
+HEADER_WINDOW: Final = 1024
+"""Readers look for `%PDF-` within so many first bytes."""
 
 GLANCE_BUDGET: Final = 128 * 2**10
 """What a glance may cost, which is two milliseconds at the most: it is taken where others wait."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import hashlib
 import os
 import reprlib
-import secrets
-import stat
 import threading
 from collections.abc import (
     AsyncGenerator,
@@ -27,13 +24,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import attrs
 
-from .._files import sync_folder
 from ..errors import (
     AuthError,
     ClientClosed,
     DecodeError,
     InvalidRequest,
-    NotSound,
     NotYetSigned,
     RequestTimeout,
     TransportError,
@@ -49,6 +44,7 @@ from ..transport.decode import Unreadable, structure
 from ..transport.error_response import record, request_id
 from ..transport.retry import Repeat
 from ..worker_pool import Progress, Results, Tally, Teller
+from .download import Part, SealedFile, already_exists, checked, download_target, load_verifier, save
 from .source import OpenPdf, PdfSource, Source
 
 if TYPE_CHECKING:
@@ -63,10 +59,6 @@ Pair = TypeVar("Pair", bound=tuple[str | Signing, Source | PdfSource])
 
 _UPLOAD = "documents.upload"
 _DOWNLOAD = "documents.download_signed"
-_HEAD = b"%PDF-"
-_END = b"%%EOF"
-_END_WITHIN = 1024
-_AT_ONCE = 1024 * 1024
 # Not transient, and not of one file: every other upload of the client would end with it as well.
 _OF_THE_CLIENT = (AuthError, ClientClosed, Unauthorized)
 
@@ -80,15 +72,6 @@ class UploadResult(Generic[S]):
     document: Document | None
     error: Exception | None
     """A `SigningError`, or what a source of the caller's own raised while it was read."""
-
-
-@attrs.frozen
-class SealedFile:
-    """A sealed PDF on disk, checked and complete."""
-
-    path: Path
-    size: int
-    sha256: str
 
 
 class Documents:
@@ -244,13 +227,13 @@ class Documents:
 
             sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
         """
-        target = _target(path)
+        target = download_target(path)
         if not overwrite and os.path.lexists(target):
-            raise _exists(target)
-        check = _verifier(trust, self._most) if verify or trust is not None else None
+            raise already_exists(target)
+        check = load_verifier(trust, self._most) if verify or trust is not None else None
 
         async def receive(response: wire.Response) -> SealedFile:
-            return await _save(response, _Part(target, overwrite=overwrite, check=check), self._most)
+            return await save(response, Part(target, overwrite=overwrite, check=check), self._most)
 
         return await self._transport.call(self._sealed(signing_id, document_id, receive))
 
@@ -258,7 +241,7 @@ class Documents:
         """A sealed PDF, in memory."""
 
         async def receive(response: wire.Response) -> bytes:
-            parts = [chunk async for chunk in _checked(response, self._most)]
+            parts = [chunk async for chunk in checked(response, self._most)]
             return b"".join(parts)
 
         return await self._transport.call(self._sealed(signing_id, document_id, receive))
@@ -292,7 +275,7 @@ class Documents:
         left = self._transport.options.timeouts.transfer
         loop = asyncio.get_running_loop()
         try:
-            async with aclosing(_checked(response, self._most)) as chunks:
+            async with aclosing(checked(response, self._most)) as chunks:
                 while True:
                     began = loop.time()
                     async with asyncio.timeout(left):
@@ -344,29 +327,6 @@ class Documents:
 
     def _decode(self, data: Any, response: wire.Response) -> Document:
         return structure(record(data, self._transport.options.assumptions), Document)
-
-
-def _target(path: str | os.PathLike[str]) -> Path:
-    """Where a download may go: a place for a file, or a file. Anything else, say a device, is not to be replaced."""
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise InvalidRequest(f"path: must be a path, not {type(path).__name__}")
-    target = Path(path)
-    try:
-        kind = stat.S_IFMT(target.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        kind = stat.S_IFREG
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"path: {str(target)!r} cannot be written: {why}") from None
-    if kind != stat.S_IFREG:
-        raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if kind == stat.S_IFDIR else 'not a file'}")
-    if not target.parent.is_dir():
-        raise InvalidRequest(f"path: {str(target)!r}: there is no folder {str(target.parent)!r}")
-    return target
-
-
-def _exists(target: Path) -> InvalidRequest:
-    return InvalidRequest(f"path: {str(target)!r} exists already, and was not replaced")
 
 
 class _Many:
@@ -492,123 +452,3 @@ class _Sending:
     def _tell(self, files: int) -> None:
         if self._teller.listening:
             self._teller.tell(Progress(files, 1, self._sent, self._pdf.size))
-
-
-async def _checked(response: wire.Response, most: int) -> AsyncGenerator[bytes, None]:
-    """The chunks of a download; `Unreadable` where it is not a PDF from its beginning to its end."""
-    size, head, tail = 0, b"", b""
-    async for chunk in response.chunks():
-        size += len(chunk)
-        if size > most:
-            raise Unreadable(f"the sealed file is larger than {most} bytes")
-        if len(head) < len(_HEAD):
-            head += chunk[: len(_HEAD)]
-            if not (head.startswith(_HEAD) or _HEAD.startswith(head)):
-                raise Unreadable("what came is not a PDF")
-        tail = (tail + chunk[-_END_WITHIN:])[-_END_WITHIN:]
-        yield chunk
-    if not head.startswith(_HEAD):
-        raise Unreadable("what came is not a PDF")
-    if _END not in tail:
-        raise Unreadable("the sealed file has no end: it was cut short")
-
-
-def _verifier(trust: Trust | Iterable[Trust] | None, most: int) -> Callable[[Path], None]:
-    """Return a check of a file; that it can be made, and the roots be read, is seen before anything is downloaded."""
-    from .._verify.roots import load_roots
-    from ..sealed import inspect_by_roots
-
-    roots = None if trust is None else load_roots(trust)
-
-    def check(path: Path) -> None:
-        report = inspect_by_roots(path, roots, max_bytes=most)
-        problems = report.problems + report.trust_problems
-        if problems:
-            verdict = "trusted" if report.sound else "sound"
-            raise NotSound(f"{_DOWNLOAD}: the sealed file is not {verdict}: {'; '.join(problems)}", problems=problems)
-
-    return check
-
-
-async def _save(response: wire.Response, part: _Part, most: int) -> SealedFile:
-    """Write a download beside its target, and put it in the target's place when it is complete."""
-    chunks: list[bytes] = []
-    waiting = 0
-    try:
-        async for chunk in _checked(response, most):
-            chunks.append(chunk)
-            waiting += len(chunk)
-            if waiting >= _AT_ONCE:
-                await asyncio.to_thread(part.add, chunks)
-                chunks, waiting = [], 0
-        return await asyncio.to_thread(part.finish, chunks)
-    except BaseException:
-        part.remove()
-        raise
-
-
-class _Part:
-    """A file beside its target, until it is complete. All that may wait for the disk is done in a thread.
-
-    A thread may outlive a download that was cancelled. So the file is open only inside of one call, and a call that
-    comes too late cleans up behind itself.
-    """
-
-    def __init__(self, target: Path, *, overwrite: bool, check: Callable[[Path], None] | None = None) -> None:
-        self._target = target
-        self._overwrite = overwrite
-        self._check = check
-        self._path = target.with_name(f".{secrets.token_hex(8)}.part")
-        self._mode = "xb"
-        self._digest = hashlib.sha256()
-        self._size = 0
-        self._given_up = False
-
-    def add(self, chunks: Iterable[bytes], *, last: bool = False) -> None:
-        try:
-            with self._path.open(self._mode) as file:
-                self._mode = "ab"
-                for chunk in chunks:
-                    self._digest.update(chunk)
-                    self._size += file.write(chunk)
-                file.flush()
-                if last:
-                    os.fsync(file.fileno())
-        except OSError as error:
-            if self._mode == "xb":
-                raise InvalidRequest(f"path: {str(self._target)!r} cannot be written: {error.strerror}") from None
-            raise OSError(error.errno, error.strerror, str(self._target)) from None
-        finally:
-            if self._given_up:
-                self.remove()
-
-    def finish(self, chunks: Iterable[bytes]) -> SealedFile:
-        self.add(chunks, last=True)
-        if self._check is not None:
-            self._check(self._path)
-        if not self._given_up:
-            if self._overwrite:
-                self._path.replace(self._target)
-            else:
-                self._link()
-            sync_folder(self._target.parent)
-        return SealedFile(self._target, self._size, self._digest.hexdigest())
-
-    def _link(self) -> None:
-        """Give the file its name, unless that is taken."""
-        try:
-            try:
-                os.link(self._path, self._target)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without hard links: take the name first
-                self._target.open("xb").close()
-                self._path.replace(self._target)
-            else:
-                self._path.unlink()
-        except FileExistsError:
-            raise _exists(self._target) from None
-
-    def remove(self) -> None:
-        self._given_up = True
-        self._path.unlink(missing_ok=True)

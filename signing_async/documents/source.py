@@ -23,7 +23,7 @@ from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
 
 if TYPE_CHECKING:
-    from .pdf_objects import Bytes, Read
+    from .pdf_syntax import Bytes, Read
     from .preflight import Verdict
 
 __all__ = ["OpenPdf", "PdfSource", "Source"]

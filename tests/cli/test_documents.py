@@ -15,7 +15,7 @@ import pytest
 
 from signing_async import Document
 from signing_async.cli.documents import _names, safe_stem
-from signing_async.documents import resource
+from signing_async.documents import download
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
@@ -155,14 +155,14 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     run: Run, completed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else made it while the PDF was on its way: only --force replaces it."""
-    target, read = tmp_path / "lease-signed.pdf", resource._checked
+    target, read = tmp_path / "lease-signed.pdf", download.checked
 
     async def checked(*arguments: Any) -> AsyncIterator[bytes]:
         async for chunk in read(*arguments):
             yield chunk
         target.write_text("mine")
 
-    monkeypatch.setattr(resource, "_checked", checked)
+    monkeypatch.setattr(download, "checked", checked)
     ran = run("download", completed, "lease.pdf")
     assert (ran.code, ran.out, target.read_text()) == (2, "", "mine")
     assert "lease-signed.pdf' exists already" in ran.err

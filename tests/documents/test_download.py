@@ -35,7 +35,7 @@ from signing_async import (
     Timeouts,
     TransportError,
 )
-from signing_async.documents import resource
+from signing_async.documents import download
 from signing_async.sandbox import Sandbox
 from tests.documents.test_source import LARGE, open_files
 from tests.pdfs import make_pdf
@@ -538,7 +538,7 @@ async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypat
     """Writing, flushing and renaming happen in other threads than the event loop's, and so does the hash."""
     mine, seen, calls = threading.get_ident(), [], []
     for name in ("add", "finish"):
-        real = getattr(resource._Part, name)
+        real = getattr(download.Part, name)
 
         def call(*arguments: Any, real: Any = real, name: str = name, **options: Any) -> Any:
             calls.append(name)
@@ -546,7 +546,7 @@ async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypat
                 seen.append(name)
             return real(*arguments, **options)
 
-        monkeypatch.setattr(resource._Part, name, call)
+        monkeypatch.setattr(download.Part, name, call)
     async with serving(sending(make_pdf(3 * 2**20))) as server, SigningClient(server.origin, "token") as client:
         await client.documents.download_signed("s1", "d1", target)
     assert len(calls) >= 3
@@ -607,7 +607,7 @@ async def test_cancelled_at_any_moment(target: Path, read: Read) -> None:
 async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     """A download that was cancelled while its thread waited for the disk leaves no file, and replaces none."""
     go, arrived, gone = threading.Event(), threading.Event(), threading.Event()
-    real = getattr(resource._Part, late)
+    real = getattr(download.Part, late)
 
     def wait(part: Any, *arguments: Any, **options: Any) -> Any:
         arrived.set()
@@ -617,7 +617,7 @@ async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch:
         finally:
             gone.set()
 
-    monkeypatch.setattr(resource._Part, late, wait)
+    monkeypatch.setattr(download.Part, late, wait)
     size = 3 * 2**20 if late == "add" else LARGE
     async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token") as client:
         task = asyncio.create_task(to_file(client, target))

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signing_async.documents import pdf_objects
+from signing_async.documents import pdf_objects, pdf_syntax
 from signing_async.documents import preflight as module
-from signing_async.documents.pdf_objects import STEP
+from signing_async.documents.pdf_syntax import STEP
 from signing_async.documents.preflight import BUDGET, GLANCE_BUDGET, glance, preflight
 from signing_async.sandbox.inspection import inspect
 from tests import pdfs
@@ -287,7 +287,7 @@ def test_a_glance_reads_little_of_a_large_file() -> None:
 @pytest.mark.parametrize(
     "filler", [b" ", b"%comment\n", b"(x)", b"/N" + b"a" * 90 + b" 1 "], ids=["space", "comment", "string", "name"]
 )
-@pytest.mark.parametrize("bytes_before", range(pdf_objects.WINDOW - 12, pdf_objects.WINDOW + 4))
+@pytest.mark.parametrize("bytes_before", range(pdf_syntax.WINDOW - 12, pdf_syntax.WINDOW + 4))
 def test_a_glance_sees_across_the_edge_of_its_window(filler: bytes, bytes_before: int) -> None:
     """A name, a reference or a string that the window cuts in two is read whole."""
     one = (filler * bytes_before)[:bytes_before] if len(filler) == 1 else filler * (bytes_before // len(filler))
@@ -316,7 +316,7 @@ def takes_short_way(data: bytes) -> bool:
     reader = Reader(data)
     passes = module._is_plain(reader, len(data))
     assert len(reader.reads) <= 6
-    assert sum(reader.reads) <= pdf_objects.TAIL_WINDOW + 4 * pdf_objects.WINDOW + 5
+    assert sum(reader.reads) <= pdf_objects.TAIL_WINDOW + 4 * pdf_syntax.WINDOW + 5
     if passes:
         assert data.startswith(b"%PDF-")
         assert module._look_closely(memoryview(data), 0) is None
@@ -461,8 +461,8 @@ def test_an_encrypted_wreck_does_not_take_the_short_way(words: bytes, gap: bytes
 def read(data: bytes) -> object:
     """What stands at the beginning, and where it ends; an array of strings means no more than a string."""
     try:
-        value, end = pdf_objects.Text(data, pdf_objects.Budget(BUDGET)).value(0)
-    except pdf_objects.UnreadablePdf:
+        value, end = pdf_syntax.Text(data, pdf_syntax.Budget(BUDGET)).value(0)
+    except pdf_syntax.UnreadablePdf:
         return None
     assert isinstance(value, dict)
     return {
@@ -486,7 +486,7 @@ def test_plain_dictionaries_are_read_as_any_other(parts: list[bytes]) -> None:
     data = b"<<" + b"".join(parts) + b">>/after"
     with pytest.MonkeyPatch.context() as patched:
         quick = read(data)
-        patched.setattr(pdf_objects, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
+        patched.setattr(pdf_syntax, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
         assert read(data) == quick
 
 
@@ -526,9 +526,9 @@ def test_a_damaged_file_never_takes_the_short_way_if_a_close_look_refuses_it(dat
 def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
     """How many things are read from a file until there is a verdict."""
     calls = 0
-    original = pdf_objects.Budget.spend
+    original = pdf_syntax.Budget.spend
 
-    def counting(budget: pdf_objects.Budget, cost: int) -> None:
+    def counting(budget: pdf_syntax.Budget, cost: int) -> None:
         nonlocal calls
         calls += cost >= STEP
         original(budget, cost)
@@ -539,7 +539,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
         preflight(data)
         return calls
 
-    monkeypatch.setattr(pdf_objects.Budget, "spend", counting)
+    monkeypatch.setattr(pdf_syntax.Budget, "spend", counting)
     return run
 
 
