@@ -15,7 +15,7 @@ import pytest
 
 from signing_async import Document
 from signing_async.cli.documents import _names, safe_stem
-from signing_async.documents import download
+from signing_async.documents import download, resource
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
@@ -155,17 +155,17 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     run: Run, completed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else made it while the PDF was on its way: only --force replaces it."""
-    target, read = tmp_path / "lease-signed.pdf", download.checked
+    target, read = tmp_path / "lease-signed.pdf", download.checked_chunks
 
     async def checked(*arguments: Any) -> AsyncIterator[bytes]:
         async for chunk in read(*arguments):
             yield chunk
         target.write_text("mine")
 
-    monkeypatch.setattr(download, "checked", checked)
+    monkeypatch.setattr(resource, "checked_chunks", checked)
     ran = run("download", completed, "lease.pdf")
     assert (ran.code, ran.out, target.read_text()) == (2, "", "mine")
-    assert "lease-signed.pdf' exists already" in ran.err
+    assert "lease-signed.pdf' already exists" in ran.err
     assert run("download", completed, "lease.pdf", "--force").code == 0
     assert target.read_bytes().startswith(b"%PDF-")
 

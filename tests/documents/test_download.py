@@ -149,7 +149,7 @@ async def test_a_file_that_exists_is_left_alone_without_overwrite(target: Path) 
     (link := target.with_name("link.pdf")).symlink_to("nowhere")
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         for path in (target, link):
-            with pytest.raises(InvalidRequest, match=rf"^path: '.*{path.name}' exists already"):
+            with pytest.raises(InvalidRequest, match=rf"^path: '.*{path.name}' already exists"):
                 await client.documents.download_signed("s1", "d1", path, overwrite=False)
         assert server.requests == []
     link.unlink()
@@ -177,7 +177,7 @@ async def test_a_file_that_appears_meanwhile_is_left_alone_without_overwrite(
     async with serving(answer) as server, SigningClient(server.origin, "token") as client:
         download = client.documents.download_signed("s1", "d1", target, overwrite=False)
         if appears:
-            with pytest.raises(InvalidRequest, match=r"^path: '.*sealed\.pdf' exists already"):
+            with pytest.raises(InvalidRequest, match=r"^path: '.*sealed\.pdf' already exists"):
                 await download
             assert untouched(target)
         else:
@@ -288,12 +288,12 @@ async def test_chunks_of_any_size(target: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"<html><body>Please sign in</body></html>", "what came is not a PDF"),
-        (b"", "what came is not a PDF"),
-        (b"%PD", "what came is not a PDF"),
-        (b"x" + make_pdf(), "what came is not a PDF"),
-        (make_pdf(LARGE)[:-100], "the sealed file has no end: it was cut short"),
-        (make_pdf() + b" " * 1024, "the sealed file has no end: it was cut short"),
+        (b"<html><body>Please sign in</body></html>", "the response is not a PDF"),
+        (b"", "the response is not a PDF"),
+        (b"%PD", "the response is not a PDF"),
+        (b"x" + make_pdf(), "the response is not a PDF"),
+        (make_pdf(LARGE)[:-100], "the sealed file is truncated: no %%EOF at its end"),
+        (make_pdf() + b" " * 1024, "the sealed file is truncated: no %%EOF at its end"),
         (make_pdf(LARGE + 1), f"the sealed file is larger than {LARGE} bytes"),
     ],
     ids=["html", "empty", "short", "junk before", "cut", "junk behind", "large"],
@@ -309,7 +309,7 @@ async def test_what_is_no_sealed_pdf(target: Path, read: Read, data: bytes, said
             await read(client, target)
         assert len(server.requests) == 1
     assert said in str(caught.value)
-    assert str(caught.value).startswith("documents.download_signed: the answer cannot be read: ")
+    assert str(caught.value).startswith("documents.download_signed: ")
     assert (caught.value.status, caught.value.request_id) == (200, "r-77")
     assert caught.value.operation == "documents.download_signed"
     assert untouched(target)
@@ -326,7 +326,7 @@ async def test_a_stream_gives_nothing_of_what_is_no_pdf() -> None:
                 taken.append(chunk)
 
     async with serving(sending(page)) as server, SigningClient(server.origin, "token") as client:
-        with pytest.raises(DecodeError, match="what came is not a PDF"):
+        with pytest.raises(DecodeError, match="the response is not a PDF"):
             await take(client)
     assert taken == []
 
@@ -446,14 +446,14 @@ async def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
         paths: list[tuple[Any, str]] = [
             (tmp_path, f"path: {str(tmp_path)!r} is a folder"),
             ("", "path: '.' is a folder"),
-            (tmp_path / "pipe", f"path: {str(tmp_path / 'pipe')!r} is not a file"),
-            (tmp_path / "a" / "b", f"there is no folder {str(tmp_path / 'a')!r}"),
-            (tmp_path / "file" / "b", f"there is no folder {str(tmp_path / 'file')!r}"),
-            (tmp_path / ("a" * 256), "cannot be written: File name too long"),
-            ("a\0b", r"path: 'a\x00b' cannot be written: "),
-            (None, "path: must be a path, not NoneType"),
-            (5, "path: must be a path, not int"),
-            (b"a.pdf", "path: must be a path, not bytes"),
+            (tmp_path / "pipe", f"path: {str(tmp_path / 'pipe')!r} is not a regular file"),
+            (tmp_path / "a" / "b", f"folder {str(tmp_path / 'a')!r} does not exist"),
+            (tmp_path / "file" / "b", f"folder {str(tmp_path / 'file')!r} does not exist"),
+            (tmp_path / ("a" * 256), f"path: cannot write {str(tmp_path / ('a' * 256))!r}: File name too long"),
+            ("a\0b", r"path: cannot write 'a\x00b': "),
+            (None, "path: must be a path, got NoneType"),
+            (5, "path: must be a path, got int"),
+            (b"a.pdf", "path: must be a path, got bytes"),
         ]
         for path, said in paths:
             with pytest.raises(InvalidRequest) as caught:
@@ -537,8 +537,8 @@ async def test_it_is_on_the_disk_before_it_has_its_name(
 async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing, flushing and renaming happen in other threads than the event loop's, and so does the hash."""
     mine, seen, calls = threading.get_ident(), [], []
-    for name in ("add", "finish"):
-        real = getattr(download.Part, name)
+    for name in ("write", "finish"):
+        real = getattr(download.Download, name)
 
         def call(*arguments: Any, real: Any = real, name: str = name, **options: Any) -> Any:
             calls.append(name)
@@ -546,7 +546,7 @@ async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypat
                 seen.append(name)
             return real(*arguments, **options)
 
-        monkeypatch.setattr(download.Part, name, call)
+        monkeypatch.setattr(download.Download, name, call)
     async with serving(sending(make_pdf(3 * 2**20))) as server, SigningClient(server.origin, "token") as client:
         await client.documents.download_signed("s1", "d1", target)
     assert len(calls) >= 3
@@ -603,11 +603,11 @@ async def test_cancelled_at_any_moment(target: Path, read: Read) -> None:
     assert open_files() == before
 
 
-@pytest.mark.parametrize("late", ["add", "finish"])
+@pytest.mark.parametrize("late", ["write", "finish"])
 async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     """A download that was cancelled while its thread waited for the disk leaves no file, and replaces none."""
     go, arrived, gone = threading.Event(), threading.Event(), threading.Event()
-    real = getattr(download.Part, late)
+    real = getattr(download.Download, late)
 
     def wait(part: Any, *arguments: Any, **options: Any) -> Any:
         arrived.set()
@@ -617,8 +617,8 @@ async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch:
         finally:
             gone.set()
 
-    monkeypatch.setattr(download.Part, late, wait)
-    size = 3 * 2**20 if late == "add" else LARGE
+    monkeypatch.setattr(download.Download, late, wait)
+    size = 3 * 2**20 if late == "write" else LARGE
     async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token") as client:
         task = asyncio.create_task(to_file(client, target))
         await asyncio.to_thread(arrived.wait, 10)

@@ -149,7 +149,7 @@ async def test_what_is_no_pair(client: SigningClient, signing: Signing) -> None:
     ]
     results = [result async for result in client.documents.upload_many(None, items, 1)]
     assert [type(result.error) for result in results] == [InvalidRequest, InvalidRequest, InvalidRequest, NotFound]
-    assert "sources: without signing_id each must be a pair (signing_id, source), not b'%PDF" in str(results[0].error)
+    assert "each item must be a pair (signing_id, source), got b'%PDF" in str(results[0].error)
     assert all(len(repr(result)) < 600 for result in results)
     items = [(signing, make_pdf(SIZE))]
     results = [result async for result in client.documents.upload_many(signing, items)]
@@ -162,7 +162,7 @@ async def test_what_is_no_pair(client: SigningClient, signing: Signing) -> None:
 )
 async def test_sources_that_are_none(client: SigningClient, signing: Signing, sources: Any) -> None:
     """One source is not taken for many: it is said at once."""
-    with pytest.raises(InvalidRequest, match=f"sources: must be an iterable of sources, not {type(sources).__name__}"):
+    with pytest.raises(InvalidRequest, match=f"sources: must be an iterable of sources, got {type(sources).__name__}"):
         client.documents.upload_many(signing, sources)
 
 
@@ -170,9 +170,9 @@ async def test_other_arguments_that_are_wrong(client: SigningClient, signing: Si
     """They are refused before anything is done, each by its name."""
     with pytest.raises(InvalidRequest, match="signing_id: must be an id or a record"):
         client.documents.upload_many("", [])
-    with pytest.raises(InvalidRequest, match="concurrency: must be a whole number from 1, not 0"):
+    with pytest.raises(InvalidRequest, match="concurrency: must be an integer of at least 1, got 0"):
         client.documents.upload_many(signing, [], concurrency=0)
-    with pytest.raises(InvalidRequest, match="on_progress: must be callable, not 5"):
+    with pytest.raises(InvalidRequest, match="on_progress: must be callable, got 5"):
         client.documents.upload_many(signing, [], on_progress=5)  # type: ignore[call-overload]  # that is the test
 
 
