@@ -112,9 +112,10 @@ class Results(Generic[R]):
     item is pulled only when a worker is free for it, and no more than ``2 * concurrency`` items ahead of the results
     taken: a slow consumer slows the work down. A plain iterable is iterated on the event loop and must not block.
 
-    ``work`` returns what it can as a result. If it raises, or ``items`` does, no more items are pulled; the work in
-    progress is finished, its results are returned, and then the exception is raised. If ``work`` returns `Deferred`,
-    its worker is free for another item until the delay is over; up to ``4 * concurrency`` items wait in this way.
+    ``work`` returns errors of single items as results. If it raises, or ``items`` does, no more items are pulled; the
+    work in progress is finished, its results are returned, and then the exception is raised. If ``work`` returns
+    `Deferred`, its worker is free for another item until the delay is over. Up to ``4 * concurrency`` items wait in
+    this way; they are dropped if ``work`` raises.
 
     The work is cancelled by `aclose`, at the end of ``async with``, when the object is dropped (as by ``break`` in
     ``async for result in make_results()``), and when the task that takes the results is cancelled or fails. After a
@@ -197,7 +198,7 @@ class _WorkerPool(Generic[S, R]):
         self._unfinished = 0
         """The items that were pulled and whose results were not taken."""
         self._failure: BaseException | None = None
-        self._closed = self._cancelled = False
+        self._stopped = self._closed = self._cancelled = False
 
     async def take(self) -> R:
         """Return the next result."""
@@ -305,7 +306,7 @@ class _WorkerPool(Generic[S, R]):
     async def _feed(self) -> None:
         """Pull items while there are workers for them."""
         assert self._items is not None
-        with self._failing():
+        try:
             if isinstance(self._items, AsyncIterable):
                 self._pull = aiter(self._items).__anext__
             else:
@@ -314,12 +315,13 @@ class _WorkerPool(Generic[S, R]):
             while True:
                 await self._pulled.acquire()
                 await self._enter()
-                try:
-                    self._start(self._handle(await self._pull()))
-                except StopAsyncIteration:
-                    self._leave()
-                    return
+                self._start(self._handle(await self._pull()))
                 self._unfinished += 1
+        except StopAsyncIteration:
+            self._leave()
+        except (Exception, asyncio.CancelledError) as error:
+            self._failure = self._failure or error
+            self._leave()
 
     async def _enter(self) -> None:
         """Wait for a free worker, and for room for the result."""
@@ -334,7 +336,7 @@ class _WorkerPool(Generic[S, R]):
         """Work on one item until it has a result."""
         with self._failing():
             while isinstance(result := await self._work(item), Deferred):
-                if self._failure is not None:
+                if self._stopped:
                     return
                 await self._wait_deferred(result.delay)
             self._outbox.put_nowait((result,))
@@ -351,16 +353,12 @@ class _WorkerPool(Generic[S, R]):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Keep an error of the block for the consumer. The tasks of the pool end without one."""
+        """Keep an error of the block for the consumer and begin nothing more. The tasks of the pool end without it."""
         try:
             yield
         except (Exception, asyncio.CancelledError) as error:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """Keep the first error and begin nothing more."""
-        if self._failure is None:
-            self._failure = error
+            self._failure = self._failure or error
+            self._stopped = True
             for child in self._idle:
                 child.cancel()
 

@@ -53,8 +53,11 @@ class Dispatcher:
 
     async def one(self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None) -> Signing:
         """Send one package; where another run is at work on it, wait for that."""
-        async with self._results([package], _Unwritten() if journal is None else journal, _UPLOADS, None) as results:
-            result = await anext(results)
+        run = self._run([package], _Unwritten() if journal is None else journal, _UPLOADS, None)
+        async with run.opened():
+            job = await anext(run.jobs)
+            while isinstance(result := await run.work(job), Deferred):
+                await asyncio.sleep(result.delay)
         if result.error is not None:
             raise result.error
         assert result.signing is not None
@@ -70,19 +73,19 @@ class Dispatcher:
         """Send packages, so many at a time."""
         if not isinstance(packages, Iterable | AsyncIterable):
             raise InvalidRequest(f"packages: must be an iterable of SigningPackage, not {type(packages).__name__}")
-        return self._results(packages, journal, concurrency, on_progress)
+        run = self._run(packages, journal, concurrency, on_progress)
+        return Results(run.jobs, run.work, concurrency, around=run.opened())
 
-    def _results(
+    def _run(
         self,
         packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
         journal: Journal | str | os.PathLike[str],
         concurrency: int,
         on_progress: Callable[[Progress], None] | None,
-    ) -> Results[DispatchResult]:
+    ) -> _Run:
         reporter = ProgressReporter(on_progress)
         kept = _journal(journal)
-        run = _Run(self._steps, packages, kept, kept is not journal, concurrency, reporter)
-        return Results(run.jobs, run.work, concurrency, around=run.opened())
+        return _Run(self._steps, packages, kept, kept is not journal, concurrency, reporter)
 
 
 def _journal(journal: Any) -> Journal:
@@ -173,7 +176,7 @@ class _Run:
                 job.prepared = await prepare(job.package, self._steps.most)
                 self._prepared.add(job)
             finally:
-                job.files = self._totals.add([] if job.prepared is None else job.prepared.documents)
+                job.tell = self._totals.add([] if job.prepared is None else job.prepared.documents)
         return job.prepared
 
     async def _send(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
@@ -215,11 +218,8 @@ class _Job:
     def __init__(self, package: SigningPackage) -> None:
         self.package = package
         self.prepared: Prepared | None = None
-        self.files: list[FileProgress] = []
+        self.tell: Callable[[int, Progress], None]
         self._deferrals = 0
-
-    def tell(self, number: int, progress: Progress) -> None:
-        self.files[number](progress)
 
     def defer(self) -> Deferred:
         """Wait longer each time for the run that works on the package."""
@@ -248,8 +248,11 @@ class _Totals:
         """Count a package whose documents are not known yet."""
         self._unprepared += 1
 
-    def add(self, documents: Sequence[KeptPdf]) -> list[FileProgress]:
-        """Count the documents of a package; an invalid package, and the end of all, have none."""
+    def add(self, documents: Sequence[KeptPdf]) -> Callable[[int, Progress], None]:
+        """Count the documents of a package, and return the listener of their uploads.
+
+        An invalid package has no documents, nor has the end of the packages.
+        """
         self._unprepared -= 1
         self._files += len(documents)
         self._bytes += sum(document.size for document in documents)
@@ -257,4 +260,5 @@ class _Totals:
             self._reporter.files_total, self._reporter.bytes_total = self._files, self._bytes
             # The end may be found after the last upload.
             self._reporter.add(0, 0)
-        return [FileProgress(self._reporter) for _ in documents]
+        files = [FileProgress(self._reporter) for _ in documents]
+        return lambda number, progress: files[number](progress)

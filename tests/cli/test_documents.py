@@ -52,7 +52,7 @@ def test_one_upload_that_fails_does_not_stop_the_others(run: Run, service: Servi
     ran = run("upload", signing, "none.pdf", "notes.txt", "lease.pdf")
     assert ran.code == 1
     assert ran.out.endswith("  lease.pdf\n")
-    assert "Error: 'none.pdf' cannot be opened" in ran.err
+    assert "Error: cannot open 'none.pdf'" in ran.err
     assert "Error: notes.txt: " in ran.err
     assert ran.err.endswith("2 of 3 files were not uploaded.\n")
     assert len(service.do(service.sandbox.documents, signing)) == 1
@@ -90,7 +90,7 @@ def test_an_upload_is_seen_on_a_terminal(service: Service, tmp_path: Path) -> No
     dumb = {**service.environment, "TERM": "dumb"}
     assert b"\x1b" not in screen("upload", service.draft(), str(path), environment=dumb).raw
     shown = screen("upload", service.draft(), "none.pdf", environment=service.environment)
-    assert shown.lines[0] == "Error: 'none.pdf' cannot be opened: No such file or directory"
+    assert shown.lines[0] == "Error: cannot open 'none.pdf': No such file or directory"
     assert not "".join(shown.lines[1:])
 
 

@@ -224,25 +224,29 @@ def test_what_else_is_wrong_by_the_manifests_own_names(written: Written) -> None
     (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,,b@example.com,x,1"))
     found = entry.found(
         [
-            "language: must be EN or SV, not 'DE'",
-            "recipients[0].email: must be an e-mail address, not 'b'",
+            "language: must be EN or SV, got 'DE'",
+            "recipients[0].email: must be an e-mail address, got 'b'",
             "recipients[0].order: is missing, while other recipients have one",
             "recipients[0].extra: cannot be sent",
-            "documents[0]: a.pdf: it is not a PDF",
+            "documents[0]: a.pdf: not a PDF",
             "recipients: there is none, and at least one is needed",
         ]
     )
     assert [str(problem) for problem in found] == [
         "line 2, recipient3_order: must be a whole number, not 'x'",
-        "line 2, language: must be EN or SV, not 'DE'",
-        "line 2, recipient3_email: must be an e-mail address, not 'b'",
+        "line 2, language: must be EN or SV, got 'DE'",
+        "line 2, recipient3_email: must be an e-mail address, got 'b'",
         "line 2, recipient3_extra: cannot be sent",
-        "line 2, documents: a.pdf: it is not a PDF",
+        "line 2, documents: a.pdf: not a PDF",
         "line 2, recipient1_email: there is none, and at least one is needed",
     ]
     (entry,) = read(written('{"documents": [5], "recipients": 7}', "x.jsonl"))
     found = entry.found(
-        ["documents[0]: document.pdf: it is empty", "recipients: there is none", "name: must be a text"]
+        [
+            "documents[0]: document.pdf: the file is empty",
+            "recipients: there is none",
+            "name: must be a non-empty string",
+        ]
     )
     assert [problem.column for problem in found] == ["documents[0]", "recipients", "name"]
 

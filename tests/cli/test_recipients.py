@@ -34,12 +34,12 @@ def test_who_cannot_be_a_recipient(run: Run, service: Service, tmp_path: Path) -
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "broken.json").write_text("{")
     for arguments, words in (
-        (["nobody"], "email: must be an e-mail address, not 'nobody'"),
-        (["a@b", "--order", "0"], "order: must be a whole number from 1"),
+        (["nobody"], "email: must be an e-mail address, got 'nobody'"),
+        (["a@b", "--order", "0"], "order: must be an integer of at least 1"),
         (["a@b", "--order", "x"], "'x' is not a valid integer"),
         (["a@b", "--field", "x"], "'x' is not of the form NAME=VALUE"),
         (["a@b", "--field", "=x"], "'=x' is not of the form NAME=VALUE"),
-        (["a@b", "--field", "order=1"], "extra: order is an argument of its own"),
+        (["a@b", "--field", "order=1"], "extra: pass order as an argument of its own"),
         (["a@b", "--fields", "list.json"], "list.json holds no JSON object"),
         (["a@b", "--fields", "broken.json"], "broken.json holds no JSON object"),
         (["a@b", "--fields", "none.json"], "none.json cannot be read"),

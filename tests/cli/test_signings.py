@@ -158,8 +158,8 @@ def test_create_what_cannot_be(run: Run, service: Service, tmp_path: Path) -> No
         (["x", "--message-file", "none"], "none cannot be read: No such file"),
         (["x", "--message-file", "binary"], "it is not UTF-8"),
         (["x", "--language", "FI"], "'FI' is not one of"),
-        (["x", "--message", "a" * 401], "at most 400 characters, this has 401"),
-        ([" "], "name: must be a text"),
+        (["x", "--message", "a" * 401], "at most 400 characters, got 401"),
+        ([" "], "name: must be a non-empty string"),
     ]
     for arguments, words in wrong:
         ran = run("create", *arguments)

@@ -476,7 +476,7 @@ async def test_a_folder_that_cannot_be_written(target: Path, monkeypatch: pytest
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         with pytest.raises(InvalidRequest) as caught:
             await client.documents.download_signed("s1", "d1", target)
-    assert str(caught.value) == f"path: {str(target)!r} cannot be written: Permission denied"
+    assert str(caught.value) == f"path: cannot write {str(target)!r}: Permission denied"
     assert untouched(target)
 
 

@@ -312,7 +312,7 @@ async def test_the_local_limit_can_be_changed(sandbox: Sandbox, size: int) -> No
         signing = await client.signings.create(name="Lease", language="EN")
         document = await client.documents.upload(signing, make_pdf(size))
         assert sandbox.document_bytes(document.id) == make_pdf(size)
-        with pytest.raises(PdfRejected, match=f"at most {size} bytes may be uploaded, this has {size + 1} bytes"):
+        with pytest.raises(PdfRejected, match=f"at most {size} bytes may be uploaded, this file has {size + 1} bytes"):
             await client.documents.upload(signing, make_pdf(size + 1))
 
 
@@ -363,7 +363,7 @@ async def test_a_file_that_changes_commits_nothing(
     def change(progress: Progress) -> None:
         os.truncate(path, 2 * LARGE if how == "grows" else 1000)
 
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$") as caught:
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$") as caught:
         await client.documents.upload(signing, path, on_progress=change)
     assert caught.value.__cause__ is None
     assert sandbox.documents(signing.id) == []
@@ -405,7 +405,7 @@ async def test_progress(tmp_path: Path, kind: str, size: int) -> None:
     assert told[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
     assert [progress.bytes_done for progress in told] == sorted(progress.bytes_done for progress in told)
     assert all(progress.bytes_total == size for progress in told)
-    assert len(told) == 1 + (1 if size <= 64 * 1024 else -(-size // source._READ))
+    assert len(told) == 1 + (1 if size <= 64 * 1024 else -(-size // source._READ_SIZE))
 
 
 async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: SigningClient) -> None:
@@ -418,7 +418,7 @@ async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: Signin
     )
     again = told.index(0)
     assert told[:again] == sorted(told[:again])
-    assert told[again:] == [*range(0, LARGE, source._READ), LARGE, LARGE]
+    assert told[again:] == [*range(0, LARGE, source._READ_SIZE), LARGE, LARGE]
 
 
 async def test_progress_ends_when_the_document_was_found(sandbox: Sandbox, client: SigningClient) -> None:

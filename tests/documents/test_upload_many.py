@@ -323,7 +323,7 @@ async def test_progress_is_of_all_files(client: SigningClient, signing: Signing,
         (lambda pairs: set(pairs), 4, None),
         (lambda pairs: tuple(pairs), 4, 4 * SIZE),
         (lambda pairs: [*pairs[:3], (pairs[0][0], io.BytesIO(make_pdf(SIZE)))], 4, None),
-        (lambda pairs: [*pairs, (5, 5, 5)], 5, None),
+        (lambda pairs: [*pairs, (5, 5, 5)], 5, 4 * SIZE),
     ],
 )
 async def test_totals_where_they_are_known(
