@@ -101,6 +101,8 @@ def test_every_name_is_there(name: str) -> None:
     """Each name leads to what bears it, and to the same each time."""
     value = getattr(signing_async, name)
     assert getattr(signing_async, name) is value
+    if name == "Source":  # an alias of a union, which has neither name nor docstring
+        return
     assert value.__name__ == name
     assert value.__module__.startswith("signing_async.")
     assert value.__doc__

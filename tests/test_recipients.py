@@ -12,12 +12,12 @@ from signing_async.sandbox import Sandbox
 
 async def test_add_takes_a_new_recipient(client: SigningClient) -> None:
     draft = await client.signings.create(name="Lease", language="EN")
-    anna = NewRecipient("anna@example.com", "Anna", "Berg", "bankid", 1, {"phone": "+46701234567"})
+    anna = NewRecipient("anna@example.com", "Anna", "Berg", "bankid", 1, {"personal_number": "199001011234"})
     added = await client.recipients.add(draft, anna)
     assert (added.email, added.first_name, added.last_name) == ("anna@example.com", "Anna", "Berg")
     assert (added.signing_method, added.order) == ("bankid", 1)
-    assert added.extra["phone"] == "+46701234567"
-    assert [recipient async for recipient in client.recipients.list(draft)] == [added]
+    assert added.extra["personal_number"] == "199001011234"
+    assert [recipient.id async for recipient in client.recipients.list(draft)] == [added.id]
 
 
 async def test_add_checks_a_new_recipient(sandbox: Sandbox, client: SigningClient) -> None:

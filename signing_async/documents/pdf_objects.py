@@ -1,4 +1,10 @@
-"""Find the objects of a PDF through its cross-references."""
+"""Find the objects of a PDF through its cross-references, as PDF readers do.
+
+The way leads from `startxref` at the end of the file along the chain of cross-references to the trailer, and from there
+to the objects asked for. The rest of the file is not read: a large file costs no more than a small one, and text that
+looks like an object inside a stream, string or comment cannot mislead. All callers use this one reader, so they cannot
+see different documents in the same file.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,7 @@ __all__ = ["START", "TAIL_WINDOW", "Document", "signature_values"]
 TAIL_WINDOW: Final = 1054
 """Readers look for `startxref` within so many last bytes."""
 
-VERIFY_COST: Final = 16
+_VERIFY_COST: Final = 16
 
 _TABLE = re.compile(rb"%b{0,64}+xref(?=%b)" % (SPACE, SPACE))
 _SUBSECTION = re.compile(rb"%b{0,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE))
@@ -37,7 +43,7 @@ START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})(?!%b)" % (SPACE, REGULAR))
 
 
 class Place(NamedTuple):
-    """Where an object is: at an offset of the file, or in the object stream `container`, or (neither) nowhere."""
+    """The place of an object: an offset of the file, an object stream (``container``), or neither if it is missing."""
 
     offset: int = 0
     generation: int = 0
@@ -45,11 +51,11 @@ class Place(NamedTuple):
 
 
 class _Section:
-    """One cross-reference section: where the objects are that it speaks of, and its trailer."""
+    """A cross-reference section: the places of the objects that it lists, and its trailer."""
 
     def __init__(self, text: Text, at: int) -> None:
         self.text = text
-        self.runs: list[tuple[int, int, int]] = []  # first number, how many, and where its rows are
+        self.runs: list[tuple[int, int, int]] = []  # first number, count, position of the rows
         self.rows: _Rows | None = None
         self.hidden: _Section | None = None
         if keyword := text.match(_TABLE, at):
@@ -58,12 +64,12 @@ class _Section:
             self.trailer = self._read_stream(at)
 
     def verify(self) -> None:
-        """Raise unless every row is there, and leads to the object that it is for."""
+        """Raise unless every row exists and leads to its object."""
         for first, count, start in self.runs:
             places = self.rows.places(start) if self.rows else self._table_places(start)
             number = first - 1
             for number, place in zip(range(first, first + count), places, strict=False):
-                self.text.budget.spend(VERIFY_COST)
+                self.text.budget.spend(_VERIFY_COST)
                 found = OBJECT.match(self.text.data, place.offset) if place.offset else None
                 if place.offset and not (found and (int(found[1]), int(found[2])) == (number, place.generation)):
                     raise UnreadablePdf
@@ -84,7 +90,7 @@ class _Section:
         trailer = expect_dict(self.text.value(end[1])[0])
         if isinstance(hidden := trailer.get(b"/XRefStm"), int):
             if self.text.match(_TABLE, hidden):
-                raise UnreadablePdf  # it has to be a stream, which hides nothing further
+                raise UnreadablePdf  # it must be a stream, which has no hidden section of its own
             self.hidden = _Section(self.text, hidden)
         return trailer
 
@@ -104,7 +110,7 @@ class _Section:
         return entries
 
     def find(self, number: int) -> Place | None:
-        """Where the object is; None when this section does not speak of it."""
+        """Return the place of an object; None if this section does not list it."""
         self.text.budget.spend(STEP + len(self.runs))
         place = None
         for first, count, start in self.runs:
@@ -114,7 +120,7 @@ class _Section:
         if not self.hidden:
             return place
         if place == Place():
-            raise UnreadablePdf  # free here, defined in the hidden stream: readers disagree about which one counts
+            raise UnreadablePdf  # free here, defined in the hidden stream: readers disagree on which counts
         return place or self.hidden.find(number)
 
     def _row(self, index: int, start: int) -> Place:
@@ -137,7 +143,7 @@ def _pairs(numbers: Value) -> list[tuple[int, int]]:
 
 
 class _Rows:
-    """The rows of a cross-reference stream, each computed when it is asked for."""
+    """The rows of a cross-reference stream, computed on demand."""
 
     def __init__(self, data: bytes, entries: Dict, budget: Budget) -> None:
         match entries.get(b"/W"):
@@ -148,36 +154,36 @@ class _Rows:
         self.columns = kind + middle + last
         self.data = data
         self.budget = budget
-        self.marks = self._filter_marks(entries.get(b"/DecodeParms"))
+        self.filters = self._row_filters(entries.get(b"/DecodeParms"))
 
-    def _filter_marks(self, parameters: Value) -> bytes | None:
-        """Each row's PNG filter, None when there is no predictor; only plain rows and differences (Up) are read."""
+    def _row_filters(self, parameters: Value) -> bytes | None:
+        """Return the PNG filter of each row, None without a predictor. Only the filters None and Up are supported."""
         if isinstance(parameters, list) and len(parameters) == 1:
             parameters = parameters[0]
         settings = parameters if isinstance(parameters, dict) else {}
         predictor = settings.get(b"/Predictor", 1)
         if predictor == 1:
             return None
-        marks = self.data[:: self.columns + 1]
+        filters = self.data[:: self.columns + 1]
         usual = isinstance(predictor, int) and predictor >= 10 and settings.get(b"/Columns") == self.columns
-        if not usual or marks.strip(b"\x00\x02") or settings.keys() - {b"/Predictor", b"/Columns"}:
+        if not usual or filters.strip(b"\x00\x02") or settings.keys() - {b"/Predictor", b"/Columns"}:
             raise UnreadablePdf
-        return marks
+        return filters
 
     def place(self, row: int) -> Place:
-        """Where the object of this row is."""
+        """Return the place of the object of a row."""
         return self._place(self._cells(row))
 
     def places(self, row: int) -> Iterator[Place]:
-        """Where the objects of this and all later rows are."""
+        """Yield the places of the objects of this row and all later ones."""
         above = b""
-        skip = 1 if self.marks else 0
+        skip = 1 if self.filters else 0
         for number in range(row, len(self.data) // (self.columns + skip)):
             at = number * (self.columns + skip) + skip
             cells = self.data[at : at + self.columns]
-            if self.marks and number == row:
+            if self.filters and number == row:
                 cells = self._cells(row)
-            elif self.marks and self.marks[number]:
+            elif self.filters and self.filters[number]:
                 cells = bytes((new + old) & 255 for new, old in zip(cells, above, strict=True))
             above = cells
             yield self._place(cells)
@@ -194,11 +200,11 @@ class _Rows:
         return Place(middle, last) if kind == 1 and middle else Place()
 
     def _cells(self, row: int) -> bytes:
-        if self.marks is None:
+        if self.filters is None:
             return self.data[row * self.columns : (row + 1) * self.columns]
-        if row >= len(self.marks):
+        if row >= len(self.filters):
             raise UnreadablePdf
-        base = max(0, self.marks.rfind(b"\x00", 0, row + 1))  # a plain row; every later one adds to it
+        base = max(0, self.filters.rfind(b"\x00", 0, row + 1))  # the last row without a filter; later ones add to it
         stride = self.columns + 1
         self.budget.spend((row - base) * self.columns)
         lines = self.data[base * stride : (row + 1) * stride]
@@ -206,7 +212,7 @@ class _Rows:
 
 
 class Document:
-    """The file's objects, found through as many of its cross-reference sections as are needed."""
+    """The objects of a file. Cross-reference sections are loaded as needed."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
@@ -223,7 +229,7 @@ class Document:
             raise UnreadablePdf
 
     def verify(self) -> None:
-        """Raise unless every cross-reference section of the file can be read."""
+        """Raise unless all cross-reference sections can be read."""
         self._load_all()
         for section in self._sections:
             section.verify()
@@ -242,7 +248,7 @@ class Document:
             self._load(self._next)
 
     def find(self, number: int) -> Place:
-        """Where an object is."""
+        """Return the place of an object."""
         for section in self._sections:
             if place := section.find(number):
                 return place
@@ -252,7 +258,7 @@ class Document:
         return Place()
 
     def resolve(self, value: Value) -> Value:
-        """What a reference leads to (None when nowhere); any other value itself."""
+        """Return what a reference leads to, None if nothing; return any other value itself."""
         if not isinstance(value, Ref):
             return value
         place = self.find(value.number)
@@ -266,7 +272,7 @@ class Document:
         return self.resolve(entries.get(key))
 
     def get_dict(self, entries: Dict, key: bytes) -> Dict:
-        """The dictionary under this key, an empty one when there is none."""
+        """Return the dictionary under a key, an empty one if there is none."""
         value = self.get(entries, key)
         return value if isinstance(value, dict) else {}
 
@@ -277,7 +283,7 @@ class Document:
         return text.value(starts[number])[0] if number in starts else None
 
     def _unpack(self, container: int) -> tuple[Text, dict[int, int]]:
-        """An object stream's text, and where each of its objects starts in it."""
+        """Return the text of an object stream, and the start of each object in it."""
         value, end = self._unpackable(Ref(container, 0))
         entries = expect_dict(value)
         length = entries.get(b"/Length")
@@ -296,7 +302,7 @@ class Document:
         return Text(data, self.text.budget), starts
 
     def _unpackable(self, ref: Ref) -> tuple[Value, int]:
-        """An object of the file itself, and where it ends: what unpacks object streams cannot be in one."""
+        """Return an object of the file itself and its end: what unpacks object streams cannot be in one."""
         place = self.find(ref.number)
         if not place.offset or place.generation != ref.generation:
             raise UnreadablePdf
@@ -304,7 +310,7 @@ class Document:
 
 
 def signature_values(document: Document, form: Dict) -> Iterator[Value]:
-    """The values of the form's signature fields, each numbered field seen once however the tree is tangled."""
+    """Yield the values of the signature fields. Each numbered field is visited once, even in a cyclic tree."""
     seen: set[Value] = set()
     waiting = [(document.get(form, b"/Fields"), False)]
     while waiting:

@@ -1,9 +1,6 @@
-"""Read the objects of a PDF as its readers do, through its cross-references: without a dependency, in bounded work.
+"""Parse the values of a PDF, in bounded work and without a dependency.
 
-From `startxref` at the file's end along the chain of cross-references to the trailer, and from there to whatever object
-is asked for. Nothing else is looked at, so a large file costs no more than a small one, and words that look alike in
-streams, strings and comments cannot mislead. All work is paid from one budget; there is one reader for all who ask, so
-that they cannot come to see different documents in one file.
+All work on a file is paid from one `Budget`, so that a hostile file cannot take longer than a harmless one may.
 """
 
 from __future__ import annotations
@@ -35,15 +32,15 @@ __all__ = [
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Read: TypeAlias = Callable[[int, int], Bytes]
-"""The bytes of a file from an offset on, just so many."""
+"""Return a number of bytes from an offset of a file."""
 
 STEP: Final = 80
 MAX_DEPTH: Final = 100
 WINDOW: Final = 2048
-"""How much of a file a glance reads at a time."""
+"""How much of a file `glance` reads at a time."""
 
-ROOM: Final = 512
-"""More than any of the patterns below can match, but for those that have no end of their own."""
+MARGIN: Final = 512
+"""More than any pattern below can match, except those in `_UNBOUNDED`."""
 
 SPACE = rb"[\x00\t\n\f\r ]"
 REGULAR = rb"[^\x00\t\n\f\r ()<>\[\]{}/%]"
@@ -63,7 +60,7 @@ _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
 
 
 def _plain_entry(group: bytes) -> bytes:
-    """A name and its value, where both are plain; ``group`` opens what is a key, a reference, a number or a name."""
+    """Return the pattern of a plain name and value; ``group`` opens the group of a key, reference, number or name."""
     name = rb"%b/[^\x00\t\n\f\r ()<>\[\]{}/%%#]*+)" % group
     reference = rb"%b[0-9]{1,10}+)%b{1,9}+%b[0-9]{1,5}+)%b{1,9}+R(?!%b)" % (group, SPACE, group, SPACE, REGULAR)
     number = rb"%b[+-]?[0-9]{1,18}+)(?!%b)" % (group, REGULAR)
@@ -72,11 +69,11 @@ def _plain_entry(group: bytes) -> bytes:
 
 
 _PLAIN_ENTRY = re.compile(_plain_entry(rb"("))
-# Python 3.11 loses count of groups within what is possessive.
+# Without groups: Python 3.11 miscounts groups inside possessive quantifiers.
 _PLAIN_DICTIONARY = re.compile(rb"%b*+<<%b*+(?:%b)*+>>" % (SPACE, SPACE, _plain_entry(rb"(?:")))
-_ENDLESS = (TOKEN, _STRING_PART, ROWS)
-_NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of a token; the third are marks
-_CLOSED_BY = {b"[": b"]", b"<<": b">>"}
+_UNBOUNDED = (TOKEN, _STRING_PART, ROWS)
+_NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of TOKEN; the third holds delimiters
+_CLOSING = {b"[": b"]", b"<<": b">>"}
 
 
 class Ref(NamedTuple):
@@ -84,18 +81,18 @@ class Ref(NamedTuple):
     generation: int
 
 
-# Names are bytes with their slash. Nothing here depends on strings, reals and booleans: each of them is the empty str,
-# and an array of strings may be so too.
+# Names are bytes with their slash. Strings, reals and booleans do not matter here: each is the empty str, and an array
+# of strings may be, too.
 Value: TypeAlias = "dict[bytes, Value] | list[Value] | Ref | bytes | int | str | None"
 Dict: TypeAlias = "dict[bytes, Value]"
 
 
 class UnreadablePdf(Exception):  # stays inside the package
-    """The file cannot be followed, or not within the budget."""
+    """The file cannot be parsed, or not within the budget."""
 
 
 class Budget:
-    """What is left to spend on one file: 1 for each byte read or inflated, and `STEP` for each thing that is read."""
+    """The work left for one file: 1 per byte read or inflated, and `STEP` per object, entry or row."""
 
     def __init__(self, left: int) -> None:
         self.left: int = left
@@ -107,7 +104,7 @@ class Budget:
 
 
 class Text:
-    """Bytes in PDF's syntax, the file's own or an object stream's: all of them, or a window that moves over a file."""
+    """Text in PDF syntax: a whole file, an object stream, or a window that moves over a file."""
 
     def __init__(
         self, data: memoryview | bytes, budget: Budget, size: int | None = None, read: Read | None = None
@@ -117,38 +114,39 @@ class Text:
         self.size: int = len(data) if size is None else size
         self._base = 0
         self._read = read
-        self._sure = self.size + 1
-        """Matches that end in the window before here stay as they are, whatever comes after the window."""
+        self._settled = self.size + 1
+        """A match that ends here or before does not depend on what follows the window."""
 
     def part(self, at: int, least: int) -> Bytes:
-        """The bytes from an offset on, so many of them; fewer only at the end."""
+        """Return ``least`` bytes from an offset, fewer only at the end."""
         if self._read is None:
             return self.data[at : at + least]
         self.budget.spend(STEP)
         least = min(least, self.size - at)
         return self._read(at, least) if least > 0 else b""
 
-    def _here(self, at: int, room: int) -> int:
-        """Where an offset is in the window, which is moved if too little comes after it."""
+    def _locate(self, at: int, margin: int) -> int:
+        """Return the position of an offset in the window; move the window if too little of it follows."""
         if at < 0:
             raise UnreadablePdf
         here = at - self._base
-        if self._read is None or (here >= 0 and (len(self.data) - here >= room or self._sure > len(self.data) >= here)):
+        is_enough = len(self.data) - here >= margin or self._settled > len(self.data) >= here
+        if self._read is None or (here >= 0 and is_enough):
             return here
-        self.data, self._base = self.part(at, max(WINDOW, room)), at
-        self._sure = len(self.data) + (1 if at + len(self.data) >= self.size else -2)
+        self.data, self._base = self.part(at, max(WINDOW, margin)), at
+        self._settled = len(self.data) + (1 if at + len(self.data) >= self.size else -2)
         return 0
 
     def match(self, pattern: re.Pattern[bytes], at: int) -> tuple[re.Match[bytes], int] | None:
-        """The pattern's match at an offset, never longer than the budget, and where it ends."""
-        room = ROOM
+        """Return the match at an offset, never longer than the budget, and the offset of its end."""
+        margin = MARGIN
         while True:
-            here = self._here(at, room)
+            here = self._locate(at, margin)
             found = pattern.match(self.data, here, here + self.budget.left)
-            if self._sure > len(self.data) or (found.end() <= self._sure if found else pattern not in _ENDLESS):
+            if self._settled > len(self.data) or (found.end() <= self._settled if found else pattern not in _UNBOUNDED):
                 break
-            room *= 4
-            self.budget.spend(room)
+            margin *= 4
+            self.budget.spend(margin)
         length = found.end() - here if found else 0
         self.budget.spend(STEP + length)
         return (found, at + length) if found else None
@@ -159,17 +157,17 @@ class Text:
         raise UnreadablePdf
 
     def value(self, at: int) -> tuple[Value, int]:
-        """The value that starts at an offset, and where it ends. An outermost reference is read as its number alone."""
+        """Return the value at an offset, and its end. Of a reference at the outermost level only the number is read."""
         if plain := self._plain_dictionary(at):
             return plain
         items: list[Value] = []
         levels: list[tuple[list[Value], bytes]] = []
         budget = self.budget
         while levels or not items:
-            # As `need` does it, but for what is rare: most of all time is spent here.
+            # An inlined `need`: most of the time is spent here.
             here = at - self._base
             token = TOKEN.match(self.data, here, here + budget.left)
-            if token and (end := token.end()) <= self._sure:
+            if token and (end := token.end()) <= self._settled:
                 at += end - here
                 budget.spend(STEP + end - here)
             else:
@@ -177,7 +175,7 @@ class Text:
             kind = token.lastindex
             word: bytes = token[kind or 0]
             if kind == _NAME:
-                items.append(unescaped(word))
+                items.append(unescape(word))
             elif kind == _NUMBER:
                 items.append(int(word))
             elif kind == _WORD:
@@ -187,10 +185,10 @@ class Text:
             elif word == b"(":
                 at = self._string_end(at)
                 items.append("")
-            elif word in _CLOSED_BY:
+            elif word in _CLOSING:
                 if len(levels) >= MAX_DEPTH - 1:
                     raise UnreadablePdf
-                levels.append((items, _CLOSED_BY[word]))
+                levels.append((items, _CLOSING[word]))
                 items = []
             elif levels and levels[-1][1] == word:
                 inner = items if word == b"]" else _dictionary(items)
@@ -201,10 +199,10 @@ class Text:
         return items[0], at
 
     def _plain_dictionary(self, at: int) -> tuple[Value, int] | None:
-        """The same for a dictionary with nothing in it that takes more than a pattern to read, as most of them are."""
+        """Return the same for a dictionary that one pattern can parse, as most are."""
         here = at - self._base
         found = _PLAIN_DICTIONARY.match(self.data, here, here + self.budget.left)
-        if not found or found.end() > self._sure:
+        if not found or found.end() > self._settled:
             return None
         entries: Dict = {}
         for key, number, generation, whole, name in _PLAIN_ENTRY.findall(self.data, found.start(), found.end()):
@@ -220,7 +218,7 @@ class Text:
         return at
 
     def numbered(self, at: int, ref: Ref) -> tuple[Value, int]:
-        """The value of the object that starts at an offset and must be the one meant."""
+        """Return the value of the object at an offset, which must be the one referred to, and its end."""
         found, end = self.need(OBJECT, at)
         if (int(found[1]), int(found[2])) != ref:
             raise UnreadablePdf
@@ -229,7 +227,7 @@ class Text:
         return value, end
 
     def stream(self, at: int, length: Value) -> bytes:
-        """The bytes of the stream whose dictionary ends at an offset."""
+        """Return the bytes of the stream whose dictionary ends at an offset."""
         _, start = self.need(_STREAM, at)
         if not isinstance(length, int) or not 0 <= length <= self.size - start:
             raise UnreadablePdf
@@ -238,7 +236,7 @@ class Text:
         return bytes(self.part(start, length))
 
 
-def unescaped(name: bytes) -> bytes:
+def unescape(name: bytes) -> bytes:
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), name) if b"#" in name else name
 
 
@@ -258,7 +256,7 @@ def _read_word(word: bytes, items: list[Value]) -> None:
 
 
 def _dictionary(items: list[Value]) -> Dict:
-    """Names and values in turn; of a repeated name the last counts, and a null is no entry."""
+    """Return a dictionary of alternating names and values; the last of equal names counts, and null is no entry."""
     entries: Dict = {}
     for key, value in zip(items[::2], items[1::2], strict=False):
         if not isinstance(key, bytes):
@@ -270,7 +268,7 @@ def _dictionary(items: list[Value]) -> Dict:
 
 
 def decode(raw: bytes, entries: Dict, budget: Budget) -> bytes:
-    """A stream's bytes without their compression; a predictor is left in."""
+    """Return the decompressed bytes of a stream; a PNG predictor is not undone."""
     match entries.get(b"/Filter", []):
         case []:
             return raw

@@ -276,12 +276,12 @@ async def test_a_slow_receiver_gets_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        (b"Dear Sir or Madam", PdfRejected, "a.pdf: it is not a PDF"),
-        (b"", PdfRejected, "a.pdf: it is empty"),
-        (encrypted(make_pdf()), PdfRejected, "a.pdf: it is password protected"),
-        (make_pdf(10 * 2**20 + 1), PdfRejected, "a.pdf: it is too large: at most 10485760 bytes"),
-        (Path("/nowhere/a.pdf"), InvalidRequest, "source: '/nowhere/a.pdf' cannot be opened: No such file"),
-        (None, InvalidRequest, "source: must be a path, bytes, a binary file or an async iterator, not NoneType"),
+        (b"Dear Sir or Madam", PdfRejected, "a.pdf: not a PDF"),
+        (b"", PdfRejected, "a.pdf: the file is empty"),
+        (encrypted(make_pdf()), PdfRejected, "a.pdf: password protected"),
+        (make_pdf(10 * 2**20 + 1), PdfRejected, "a.pdf: too large: at most 10485760 bytes"),
+        (Path("/nowhere/a.pdf"), InvalidRequest, "source: cannot open '/nowhere/a.pdf': No such file"),
+        (None, InvalidRequest, "source: must be a path, bytes, a binary file or an async iterable, got NoneType"),
     ],
 )
 async def test_nothing_is_sent_of_what_is_refused(

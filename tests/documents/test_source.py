@@ -372,7 +372,7 @@ async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int)
 @pytest.mark.parametrize(
     ("make", "reason", "said"),
     [
-        (lambda: b"Dear Sir or Madam", "not_pdf", "a.pdf: it is not a PDF"),
+        (lambda: b"Dear Sir or Madam", "not_pdf", "a.pdf: not a PDF"),
         (lambda: b"", "not_pdf", "a.pdf: the file is empty"),
         (lambda: encrypted(make_pdf(), user="secret"), "protected", "a.pdf: password protected"),
         (lambda: encrypted(make_pdf(LARGE)), "protected", "a.pdf: password protected"),
@@ -380,7 +380,7 @@ async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int)
         (
             lambda: make_pdf(2**20 + 1),
             "too_large",
-            "a.pdf: too large: at most 1048576 bytes may be uploaded, this has 1048577 bytes",
+            "a.pdf: too large: at most 1048576 bytes may be uploaded, this file has 1048577 bytes",
         ),
     ],
 )
@@ -827,7 +827,7 @@ async def test_the_spool_is_private(tmp_path: Path) -> None:
     """Nobody but the user can read what is kept aside."""
     with await PdfSource(in_chunks(make_pdf(LARGE))).open() as opened:
         assert isinstance(opened._content, files.OpenFile)
-        assert stat.S_IMODE(os.fstat(opened._content.number).st_mode) & 0o077 == 0
+        assert stat.S_IMODE(os.fstat(opened._content.descriptor).st_mode) & 0o077 == 0
 
 
 # Versions
