@@ -438,7 +438,7 @@ CASES: dict[str, Case] = {
     "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "stands behind it in its place", pyhanko=True),
     "a line feed appended": Case(lambda: sealed() + b"\n", "1 byte", pyhanko=True),
     "text appended": Case(lambda: sealed() + b"You owe 10,000,000\n", "19 bytes", pyhanko=True),
-    "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be followed"),
+    "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be parsed"),
     "digest made with SHA-1": Case(lambda: signed_pdf(partial(cms, algorithm="sha1")), "too weak"),
     "a byte changed": Case(lambda: sealed()[:400] + b"!" + sealed()[401:], "digest is wrong"),
 }

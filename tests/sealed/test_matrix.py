@@ -154,5 +154,5 @@ async def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
                 exec(code, names)
     said = capsys.readouterr().out
     assert said.startswith("sound\ntrusted\nSigning Sandbox Seal (no legal value) ")
-    assert "B-LT True data for validation were added" in said
+    assert "B-LT True validation data was added" in said
     assert {path.name for path in tmp_path.iterdir()} == {"verified.pdf", "sound.pdf"}

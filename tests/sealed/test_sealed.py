@@ -70,7 +70,7 @@ def _flipped(data: bytes, at: int) -> bytes:
 CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a byte of the original": (lambda data: _flipped(data, 400), "its digest is wrong"),
     "a byte behind the signature": (lambda data: _flipped(data, data.index(b"/Reason") + 12), "its digest is wrong"),
-    "one byte appended": (lambda data: data + b"\n", "1 byte stand behind its last revision"),
+    "one byte appended": (lambda data: data + b"\n", "1 byte after its last revision"),
     "an update appended": (
         lambda data: pdfs.update(data, {5: pdfs.stream_object(b"BT (You owe more) Tj ET")}),
         "changes that are not allowed",
@@ -79,11 +79,11 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda data: pdfs.update(pdfs.update(data, {5: pdfs.stream_object(b"")}), {5: pdfs.stream_object(b"x")}),
         "changes that are not allowed",
     ),
-    "the end cut off": (lambda data: data[:-40], "its structure cannot be followed"),
-    "half cut off": (lambda data: data[: len(data) // 2], "its structure cannot be followed"),
+    "the end cut off": (lambda data: data[:-40], "its structure cannot be parsed"),
+    "half cut off": (lambda data: data[: len(data) // 2], "its structure cannot be parsed"),
     "something in the unused room": (
         lambda data: data.replace(b"0" * 64 + b">", b"0" * 60 + b"abcd>", 1),
-        "something else stands behind it in its place",
+        "its placeholder contains data after the signature",
     ),
     "its own revision taken away": (lambda data: data[: data.index(b"%%EOF") + 6], "it is not signed"),
 }
@@ -111,19 +111,19 @@ def test_no_single_changed_byte_goes_unseen() -> None:
 
 
 RANGES: dict[str, tuple[Callable[[int, int, int], tuple[object, ...]], str]] = {
-    "a hole too large": (lambda start, end, size: (0, start - 20, end, size - end), "leaves out more, or other, bytes"),
+    "a hole too large": (lambda start, end, size: (0, start - 20, end, size - end), "excludes more or other bytes"),
     "a hole too large behind": (
         lambda start, end, size: (0, start, end + 9, size - end - 9),
-        "leaves out more, or other, bytes",
+        "excludes more or other bytes",
     ),
-    "no hole": (lambda start, end, size: (0, start, start, size - start), "leaves out more, or other, bytes"),
+    "no hole": (lambda start, end, size: (0, start, start, size - start), "excludes more or other bytes"),
     "its end past the file's": (lambda start, end, size: (0, start, end, size - end + 7), "ends 7 bytes past"),
     "an end that no number holds": (lambda start, end, size: (0, start, end, 10**17), "past the file's end"),
-    "not from the first byte": (lambda start, end, size: (1, start - 1, end, size - end), "makes no sense"),
-    "backwards": (lambda start, end, size: (0, end, start, size - start), "leaves out more"),
-    "negative": (lambda start, end, size: (0, start, end, -1), "makes no sense"),
-    "six numbers": (lambda start, end, size: (0, 9, 12, start - 12, end, size - end), "makes no sense"),
-    "two numbers": (lambda start, end, size: (0, size), "makes no sense"),
+    "not from the first byte": (lambda start, end, size: (1, start - 1, end, size - end), "is invalid"),
+    "backwards": (lambda start, end, size: (0, end, start, size - start), "excludes more"),
+    "negative": (lambda start, end, size: (0, start, end, -1), "is invalid"),
+    "six numbers": (lambda start, end, size: (0, 9, 12, start - 12, end, size - end), "is invalid"),
+    "two numbers": (lambda start, end, size: (0, size), "is invalid"),
     "words": (lambda start, end, size: ("true", start, end, size), "cannot be validated"),
     "its end before the file's": (lambda start, end, size: (0, start, end, size - end - 5), "its digest is wrong"),
 }
@@ -169,7 +169,7 @@ def test_a_timestamp_is_told_apart() -> None:
     report = judged(data)
     assert (report.problems, report.signers, report.seals[0].kind) == ((), (), "timestamp")
     assert (report.seals[0].signed_at, report.seals[0].time_source, report.seals[0].level) == (WHEN, "timestamp", None)
-    assert "its timestamp: what it covers is not what was signed" in judged(_flipped(data, 300)).problems[0]
+    assert "its timestamp: its digest is wrong" in judged(_flipped(data, 300)).problems[0]
 
 
 def _with_attribute(signed: Any, name: str, value: Any) -> None:
@@ -187,8 +187,8 @@ SIGNATURES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda data: cms(data, edit=lambda made: made["certificates"].__delitem__(1)),
         "certificate not included",
     ),
-    "with SHA-1": (partial(cms, algorithm="sha1"), "it is made with sha1 and sha1_ecdsa, too weak"),
-    "with MD5": (partial(cms, kind="rsa", algorithm="md5"), "it is made with md5 and rsassa_pkcs1v15, too weak"),
+    "with SHA-1": (partial(cms, algorithm="sha1"), "its algorithms are too weak: sha1 and sha1_ecdsa"),
+    "with MD5": (partial(cms, kind="rsa", algorithm="md5"), "its algorithms are too weak: md5 and rsassa_pkcs1v15"),
     "with two digests": (
         lambda data: cms(data, edit=lambda made: _with_attribute(made, "message_digest", b"x" * 32)),
         "cannot be validated",
@@ -205,7 +205,7 @@ SIGNATURES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "that is nothing": (lambda data: b"\x30\x00", "cannot be validated"),
     "whose attributes were changed": (
         lambda data: cms(data, edit=lambda made: _with_attribute(made, "1.2.3.5", OctetString(b"x"))),
-        "the key of its certificate did not make it",
+        "its signature does not match the key of its certificate",
     ),
 }
 
@@ -230,7 +230,7 @@ def test_a_timestamp_of_something_else() -> None:
     data = signed_pdf(lambda data: cms(data, edit=stamp), room=12_000)
     for trust in (None, roots()):
         report = judged(data, trust)
-        assert report.problems == ("its signature: its timestamp was changed, or is of something else",)
+        assert report.problems == ("its signature: its timestamp was changed or belongs to other data",)
         assert not report.trusted
 
 
@@ -255,7 +255,7 @@ def test_a_field_may_ask_for_more() -> None:
         pdfs.make_pdf(), lambda writer: append_signature_field(writer, SigFieldSpec("Signature", seed_value_dict=seed))
     )
     report = judged(signed_in_spite(asked, "Signature"))
-    assert "it is not what its field asks for" in report.problems[0]
+    assert "it violates the constraints of its field" in report.problems[0]
 
 
 def test_formats_that_pyhanko_passes_over_are_named() -> None:
@@ -300,7 +300,7 @@ def test_certification() -> None:
     report = judged(signed(certified(2)))
     assert (report.sound, [seal.certification for seal in report.seals]) == (True, [2, None])
     late = judged(signed_in_spite(signed(pdfs.make_pdf(), "First"), certify=True))
-    assert "signature 2: it certifies the document, and is not its first signature" in late.problems
+    assert "signature 2: it certifies the document but is not its first signature" in late.problems
 
 
 NOT_SIGNED = {
@@ -325,7 +325,7 @@ def test_a_file_without_a_signature(make: Callable[[], bytes]) -> None:
 def test_usage_rights_are_no_signature() -> None:
     """Adobe's, which let its reader save a form. What is in a field is judged, whatever it is called elsewhere."""
     report = judged(pdfs.with_usage_rights())
-    assert report.problems == ("it carries usage rights, and no signature",)
+    assert report.problems == ("it has usage rights but no signature",)
     assert not judged(pdfs.with_usage_rights(in_field=True)).sound
 
 
@@ -334,7 +334,7 @@ def test_a_file_that_departs_from_the_format_has_to_be_covered_as_a_whole() -> N
     data = sealed_by_sandbox(original=pdfs.hybrid_pdf())
     assert judged(data).sound
     report = judged(pdfs.update(data, {90: pdfs.stream_object(b"")}))
-    assert "the file departs from the format" in " / ".join(report.problems)
+    assert "the file violates the PDF format" in " / ".join(report.problems)
 
 
 def test_hostile_files_cost_little() -> None:
@@ -360,12 +360,12 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "empty.pdf").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for path, kind, words in (
-        (tmp_path / "none.pdf", InvalidRequest, "none.pdf' cannot be opened: No such file"),
-        (tmp_path, InvalidRequest, "is not a file"),
-        (tmp_path / "pipe", InvalidRequest, "is not a file"),
-        (tmp_path / "empty.pdf", PdfRejected, "it is not a PDF"),
+        (tmp_path / "none.pdf", InvalidRequest, "cannot open"),
+        (tmp_path, InvalidRequest, "is not a regular file"),
+        (tmp_path / "pipe", InvalidRequest, "is not a regular file"),
+        (tmp_path / "empty.pdf", PdfRejected, "not a PDF"),
         ("a\0b", InvalidRequest, "embedded null byte"),
-        (7, InvalidRequest, "must be a path or bytes, not int"),
+        (7, InvalidRequest, "must be a path or bytes, got int"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
             inspect_sealed(path)  # type: ignore[arg-type]  # one of them is wrong on purpose
@@ -377,7 +377,7 @@ def test_a_file_may_not_be_too_large(tmp_path: Path) -> None:
     path.write_bytes(sealed_by_sandbox())
     size = path.stat().st_size
     assert inspect_sealed(path, max_bytes=size).sound
-    words = f"source: {str(path)!r} has more than {size - 1} bytes (max_sealed_bytes)"
+    words = f"source: {str(path)!r} is larger than {size - 1} bytes (max_sealed_bytes)"
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         inspect_sealed(path, max_bytes=size - 1)
 
@@ -385,7 +385,7 @@ def test_a_file_may_not_be_too_large(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
 def test_a_file_that_cannot_be_read() -> None:
     """It can be opened, and reading it fails, as on a broken disk."""
-    with pytest.raises(InvalidRequest, match=r"'/proc/self/mem' cannot be read: \w+"):
+    with pytest.raises(InvalidRequest, match=r"cannot read '/proc/self/mem': \w+"):
         inspect_sealed("/proc/self/mem")
 
 
@@ -396,7 +396,7 @@ def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that takes longer is not sound."""
     monkeypatch.setattr(process, "_START", "import time; time.sleep(60)")
     report = inspect_sealed(sealed_by_sandbox(), timeout=0.2)
-    assert report.problems == ("to judge it takes more than 0.2 seconds",)
+    assert report.problems == ("verification took more than 0.2 seconds",)
     assert (report.sound, report.seals, report.size) == (False, (), len(sealed_by_sandbox()))
 
 
@@ -405,10 +405,10 @@ def test_the_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that takes more is not sound; so does one whose judge is ended by the system."""
     grow = "from signing_async._verify import worker; worker._judge = lambda *_: bytearray(10**10); worker.main()"
     monkeypatch.setattr(process, "_START", f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {grow}")
-    assert inspect_sealed(sealed_by_sandbox()).problems == ("to judge it takes more than 512 MiB of memory",)
+    assert inspect_sealed(sealed_by_sandbox()).problems == ("verification took more than 512 MiB of memory",)
     monkeypatch.setattr(process, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")
     told = inspect_sealed(sealed_by_sandbox(), trust=sandbox_authority().certificate_pem)
-    assert told.problems == ("the process that judged it was ended by SIGXCPU",)
+    assert told.problems == ("the verifying process was ended by SIGXCPU",)
     assert told.trusted is False
 
 
@@ -426,10 +426,10 @@ def test_want_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_cannot_run_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an error with the reason, where there is one."""
     monkeypatch.setattr(process, "_START", "raise ImportError('pyhanko is broken')")
-    with pytest.raises(RuntimeError, match="its worker process failed: ImportError: pyhanko is broken"):
+    with pytest.raises(RuntimeError, match="worker process failed: ImportError: pyhanko is broken"):
         inspect_sealed(sealed_by_sandbox())
     monkeypatch.setattr(process, "_START", "raise SystemExit(9)")
-    with pytest.raises(RuntimeError, match="its worker process failed: 9"):
+    with pytest.raises(RuntimeError, match="worker process failed: 9"):
         inspect_sealed(sealed_by_sandbox())
 
 

@@ -62,9 +62,9 @@ def test_an_unsound_file_is_not_trusted(ca: Holder) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"end": years(-1)}, "has expired or was not valid yet, or an issuer's"),
+        ({"end": years(-1)}, "has expired or is not yet valid, or that of an issuer"),
         ({"start": years(1)}, "is not trusted"),
-        ({"content_commitment": False}, "is not made for this use, or an issuer's is not"),
+        ({"content_commitment": False}, "is not valid for this use, or that of an issuer is not"),
     ],
 )
 def test_a_certificate_has_to_be_in_force_and_made_for_it(settings: dict[str, Any], words: str, ca: Holder) -> None:
@@ -239,15 +239,15 @@ def test_the_sandbox_folder_is_a_root(tmp_path: Path, ca: Holder) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("none.pem", "trust: 'none.pem' cannot be read: No such file or directory"),
-        ("a\0b", "trust: 'a\\x00b' cannot be read: embedded null byte"),
-        ("letter.pem", "trust: 'letter.pem' holds no certificate that can be read: "),
-        ("empty", "trust: there is no certificate in what was given"),
-        ("leaf.pem", "trust: 'leaf.pem' holds no authority's certificate: give that of the issuer"),
-        (b"", "trust: what was given holds no certificate that can be read: "),
-        (b"-----BEGIN nonsense", "trust: what was given holds no certificate that can be read: "),
-        ([], "trust: there is no certificate in what was given"),
-        ([7], "trust: must be paths or bytes, not int"),
+        ("none.pem", "trust: cannot read 'none.pem': No such file or directory"),
+        ("a\0b", "trust: cannot read 'a\\x00b': embedded null byte"),
+        ("letter.pem", "trust: no readable certificate in 'letter.pem': "),
+        ("empty", "trust: no certificate given"),
+        ("leaf.pem", "trust: no authority's certificate in 'leaf.pem'; pass that of the issuer"),
+        (b"", "trust: no readable certificate in the given bytes: "),
+        (b"-----BEGIN nonsense", "trust: no readable certificate in the given bytes: "),
+        ([], "trust: no certificate given"),
+        ([7], "trust: must be paths or bytes, got int"),
     ],
 )
 def test_roots_that_are_none(
