@@ -1,4 +1,4 @@
-"""What may be uploaded, under which name, and what is refused before anything is sent."""
+"""Sources of uploads: their names and kinds, the preflight, disks, and changing files."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ LARGE = 1_200_000
 
 
 async def content(source: PdfSource, most: float | None = None) -> bytes:
-    """What an upload of the source would send as its file."""
+    """Return what an upload of the source sends as its file."""
     with await source.open(most) as opened:
         return await sent(opened)
 
 
 async def sent(opened: module.OpenPdf) -> bytes:
-    """What one attempt sends as the file."""
+    """Return what one attempt sends as the file."""
     out = bytearray()
     await opened.body(lambda size: None).write(writer(out))
     return bytes(out).partition(b"\r\n\r\n")[2].rpartition(b"\r\n--")[0]
 
 
 def writer(out: bytearray) -> Any:
-    """A stand-in for aiohttp's writer, whose transport takes all at once."""
+    """A stand-in for aiohttp's writer whose transport accepts everything at once."""
 
     async def write(chunk: wire.Chunk) -> None:
         out.extend(chunk)
@@ -57,10 +57,10 @@ async def in_chunks(data: bytes, size: int = 100_000) -> AsyncIterator[bytes]:
 
 
 def open_files() -> list[str]:
-    """The files that this process has open."""
-    gc.collect()  # what other tests left
+    """Return the names of the open files of this process."""
+    gc.collect()  # left over by other tests
     found = []
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a name may be gone when it is looked at
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a descriptor may be closed meanwhile
         try:
             found.append(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115  # a link to a pipe leads to no path
         except FileNotFoundError:
@@ -85,14 +85,14 @@ def open_files() -> list[str]:
         (os.fsdecode(b"folder/caf\xe9.pdf"), None, "caf?.pdf"),
     ],
 )
-def test_a_source_knows_its_name(source: Any, given: str | None, expected: str) -> None:
-    """The name given counts, then the path's, and there always is one that can be sent as UTF-8."""
+def test_filename_is_the_given_one_or_that_of_the_path(source: Any, given: str | None, expected: str) -> None:
+    """It can always be encoded in UTF-8."""
     assert PdfSource(source, given).filename == expected
     assert repr(PdfSource(source, given)) == f"PdfSource({expected!r})"
 
 
-def test_open_files_know_their_names(tmp_path: Path) -> None:
-    """An open file has the name of its path; one that was opened by number, or wraps something, has none."""
+def test_filename_of_an_open_file_is_that_of_its_path(tmp_path: Path) -> None:
+    """Files opened by descriptor, and wrappers, have none."""
     path = tmp_path / "lease.pdf"
     path.touch()
     with path.open("rb") as file:
@@ -101,8 +101,8 @@ def test_open_files_know_their_names(tmp_path: Path) -> None:
         assert PdfSource(file).filename == "document.pdf"
 
 
-async def test_a_path_in_bytes_of_an_object_is_a_path(tmp_path: Path) -> None:
-    """What `os.scandir` gives for a folder named in bytes can be uploaded too."""
+async def test_path_object_with_bytes_is_accepted(tmp_path: Path) -> None:
+    """`os.scandir` returns such objects for a folder given as bytes."""
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     (entry,) = os.scandir(os.fsencode(tmp_path))
     source = PdfSource(entry)  # type: ignore[arg-type]  # paths are text in the annotation
@@ -111,8 +111,7 @@ async def test_a_path_in_bytes_of_an_object_is_a_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("filename", ["", " ", "\t", 5, b"a.pdf"])
-def test_a_filename_is_a_name(filename: Any) -> None:
-    """Anything else is refused by name and value."""
+def test_filename_must_be_a_non_empty_string(filename: Any) -> None:
     if filename == "":
         assert PdfSource(b"", PdfSource(b"", "a.pdf").filename).filename == "a.pdf"
     with pytest.raises(InvalidRequest, match=r"^filename: must be a non-empty string, got "):
@@ -123,14 +122,12 @@ def test_a_filename_is_a_name(filename: Any) -> None:
 
 
 @pytest.mark.parametrize("source", [None, 5, 1.5, [b"%PDF-"], object(), in_chunks])
-def test_what_is_no_source(source: Any) -> None:
-    """The error names the field, and the kind of thing that was given."""
+def test_other_types_are_no_source(source: Any) -> None:
     with pytest.raises(InvalidRequest, match=rf"^source: must be a path, .*, got {type(source).__name__}$"):
         PdfSource(source)
 
 
-def test_text_files_are_refused(tmp_path: Path) -> None:
-    """However they are wrapped, and with a word on how to open them."""
+def test_text_files_are_refused_with_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.touch()
     with (
@@ -143,9 +140,7 @@ def test_text_files_are_refused(tmp_path: Path) -> None:
                 PdfSource(text)  # type: ignore[arg-type]  # that is the point
 
 
-def test_asynchronous_files_are_refused() -> None:
-    """A file whose read() has to be awaited is not mistaken for a plain one."""
-
+def test_files_with_an_asynchronous_read_are_refused() -> None:
     class Uploaded:
         async def read(self, size: int = -1) -> bytes:
             return b""
@@ -155,8 +150,8 @@ def test_asynchronous_files_are_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_every_kind_gives_its_bytes(tmp_path: Path, size: int) -> None:
-    """From where it stands, as often as asked, and a file object is left where it stood."""
+async def test_every_kind_of_source_gives_its_bytes_repeatedly_from_its_position(tmp_path: Path, size: int) -> None:
+    """File objects keep their position."""
     data = make_pdf(size)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -188,8 +183,7 @@ async def test_every_kind_gives_its_bytes(tmp_path: Path, size: int) -> None:
     assert await content(PdfSource(memoryview(bytes(b for byte in data for b in (byte, 0)))[::2]), MOST) == data
 
 
-async def test_what_was_written_and_not_yet_flushed_is_sent(tmp_path: Path) -> None:
-    """A file that was just written through the same object is uploaded whole."""
+async def test_unflushed_writes_of_a_file_object_are_sent(tmp_path: Path) -> None:
     with (tmp_path / "a.pdf").open("w+b") as file:
         file.write(make_pdf())
         file.seek(0)
@@ -199,8 +193,7 @@ async def test_what_was_written_and_not_yet_flushed_is_sent(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_pipes(size: int) -> None:
-    """What cannot be read twice is kept aside."""
+async def test_pipes_are_spooled(size: int) -> None:
     data = make_pdf(size)
     reading, writing = os.pipe()
 
@@ -217,8 +210,7 @@ async def test_pipes(size: int) -> None:
         assert await sent(opened) == await sent(opened) == data
 
 
-async def test_a_pipe_without_data_is_no_end() -> None:
-    """A file in non-blocking mode that has nothing to give yet is an error, not the end of the file."""
+async def test_non_blocking_file_without_data_is_an_error() -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with os.fdopen(reading, "rb", buffering=0) as file, os.fdopen(writing, "wb", buffering=0) as feed:
@@ -228,9 +220,7 @@ async def test_a_pipe_without_data_is_no_end() -> None:
 
 
 @pytest.mark.parametrize("chunks", [["text"], [b"%PDF-", None], [[1, 2]]])
-async def test_iterators_of_something_else(chunks: list[Any]) -> None:
-    """What comes must be bytes; the error says what came."""
-
+async def test_iterators_must_yield_bytes(chunks: list[Any]) -> None:
     async def give() -> AsyncIterator[Any]:
         for chunk in chunks:
             yield chunk
@@ -239,8 +229,7 @@ async def test_iterators_of_something_else(chunks: list[Any]) -> None:
         await PdfSource(give()).open()
 
 
-async def test_views_of_other_items_than_bytes() -> None:
-    """A view of wider items is taken as its bytes, in an iterator too."""
+async def test_memoryviews_with_wider_items_are_sent_as_bytes() -> None:
     data = make_pdf(1504)
     wide = memoryview(data).cast("Q")
 
@@ -253,11 +242,11 @@ async def test_views_of_other_items_than_bytes() -> None:
         await PdfSource(give()).open(1503)
 
 
-# What cannot be opened
+# Sources that cannot be opened
 
 
-async def test_paths_that_lead_to_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the path and what is wrong with it; a pipe is not waited for."""
+async def test_error_of_a_path_names_it_and_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named pipe does not block."""
     os.mkfifo(tmp_path / "pipe")
     paths: list[tuple[str | Path, str]] = [
         (tmp_path / "none.pdf", "cannot open {}: No such file or directory"),
@@ -269,10 +258,10 @@ async def test_paths_that_lead_to_no_file(tmp_path: Path, monkeypatch: pytest.Mo
         (Path("/dev/null"), "{} is not a regular file"),
     ]
     before = open_files()
-    for path, said in paths:
+    for path, expected in paths:
         with pytest.raises(InvalidRequest) as caught:
             await PdfSource(path).open()
-        assert str(caught.value) == f"source: {said.format(repr(os.fspath(path)))}"
+        assert str(caught.value) == f"source: {expected.format(repr(os.fspath(path)))}"
         assert open_files() == before
 
     def refuse(*_: object) -> int:
@@ -283,8 +272,8 @@ async def test_paths_that_lead_to_no_file(tmp_path: Path, monkeypatch: pytest.Mo
         await PdfSource("a.pdf").open()
 
 
-async def test_file_objects_that_cannot_be_read(tmp_path: Path) -> None:
-    """Closed files, files that are open for writing only, and files of a broken disk."""
+async def test_unreadable_file_objects_are_invalid_requests(tmp_path: Path) -> None:
+    """Closed ones, write-only ones, and those on a broken disk."""
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf())
     with path.open("rb") as closed:
@@ -300,7 +289,7 @@ async def test_file_objects_that_cannot_be_read(tmp_path: Path) -> None:
         def readable(self) -> bool:
             return True
 
-        def readinto(self, room: object) -> int:
+        def readinto(self, buffers: object) -> int:
             raise OSError(5, "Input/output error")
 
     with io.FileIO(os.open(path, os.O_WRONLY), "w") as raw, path.open("ab") as buffered:
@@ -312,13 +301,14 @@ async def test_file_objects_that_cannot_be_read(tmp_path: Path) -> None:
             (buffered, "source: cannot read a.pdf: read"),
             (Broken(), "source: cannot read broken.pdf: Input/output error"),
         ]
-        for source, said in sources:
-            with pytest.raises(InvalidRequest, match=f"^{said}"):
+        for source, expected in sources:
+            with pytest.raises(InvalidRequest, match=f"^{expected}"):
                 await PdfSource(source).open()
 
 
-async def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the file, and nothing stays open."""
+async def test_read_error_names_the_file_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
     before = open_files()
@@ -332,9 +322,7 @@ async def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pyte
     assert open_files() == before
 
 
-async def test_errors_of_the_source_are_its_own() -> None:
-    """What an iterator or a file of another library raises comes out as it is."""
-
+async def test_error_raised_by_an_iterator_or_foreign_file_is_unchanged() -> None:
     class BucketError(Exception):
         pass
 
@@ -352,8 +340,7 @@ async def test_errors_of_the_source_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("past", [0, 10])
-async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int) -> None:
-    """From its end on there is nothing to upload."""
+async def test_file_at_its_end_is_empty(tmp_path: Path, past: int) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf())
     with path.open("rb") as file:
@@ -370,7 +357,7 @@ async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int)
 
 
 @pytest.mark.parametrize(
-    ("make", "reason", "said"),
+    ("make", "reason", "expected"),
     [
         (lambda: b"Dear Sir or Madam", "not_pdf", "a.pdf: not a PDF"),
         (lambda: b"", "not_pdf", "a.pdf: the file is empty"),
@@ -385,10 +372,10 @@ async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int)
     ],
 )
 @pytest.mark.parametrize("kind", ["bytes", "path", "file"])
-async def test_what_is_surely_refused_is_not_sent(
-    tmp_path: Path, make: Callable[[], bytes], reason: str, said: str, kind: str
+async def test_preflight_refuses_with_a_reason_for_every_kind_of_source(
+    tmp_path: Path, make: Callable[[], bytes], reason: str, expected: str, kind: str
 ) -> None:
-    """Each reason has its own words, for every kind of source; without the preflight anything goes."""
+    """Without it all are accepted."""
     data = make()
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -397,18 +384,16 @@ async def test_what_is_surely_refused_is_not_sent(
         source = PdfSource(sources[kind], "a.pdf")
         with pytest.raises(PdfRejected) as caught:
             await source.open(2**20)
-        assert (str(caught.value), caught.value.reason, caught.value.filename) == (said, reason, "a.pdf")
+        assert (str(caught.value), caught.value.reason, caught.value.filename) == (expected, reason, "a.pdf")
         assert isinstance(caught.value, InvalidRequest)
         assert await content(source) == data
 
 
-async def test_adobe_usage_rights_are_no_signature() -> None:
-    """Such a file is sent."""
+async def test_usage_rights_are_no_signature() -> None:
     assert await content(PdfSource(with_usage_rights()), MOST) == with_usage_rights()
 
 
-async def test_a_mapped_file_is_judged_from_where_it_stands(tmp_path: Path) -> None:
-    """What comes before the position of a large file does not count."""
+async def test_bytes_before_the_position_of_a_file_are_not_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(with_signature_field(b"/V 7 0 R") + make_pdf(LARGE))
     with path.open("rb") as file:
@@ -428,8 +413,7 @@ async def test_a_mapped_file_is_judged_from_where_it_stands(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [2000, LARGE])
-async def test_the_limit_is_exact(tmp_path: Path, size: int) -> None:
-    """A file of just the largest size passes, one byte more does not, of whatever kind."""
+async def test_size_limit_is_exact_for_every_kind_of_source(tmp_path: Path, size: int) -> None:
     data = make_pdf(size)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -452,8 +436,7 @@ async def test_the_limit_is_exact(tmp_path: Path, size: int) -> None:
         assert caught.value.reason == "too_large"
 
 
-async def test_an_endless_stream_is_left_at_the_limit() -> None:
-    """No more is taken from a stream than it takes to see that too large."""
+async def test_endless_stream_is_read_up_to_the_limit() -> None:
     taken = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -471,10 +454,9 @@ async def test_an_endless_stream_is_left_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "pipe", "bytes", "stream"])
-async def test_the_event_loop_leaves_the_disk_to_threads(
+async def test_disk_is_not_accessed_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Files are read, mapped, looked through and kept aside in other threads than the event loop's."""
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -509,24 +491,21 @@ async def test_the_event_loop_leaves_the_disk_to_threads(
 
 
 @pytest.mark.parametrize("how", ["no such flag", "not in memory", "in part", "from the disk", "cannot tell"])
-async def test_what_is_not_in_memory_is_read_in_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """The event loop reads only what the system has at hand; the bytes are the same."""
+async def test_uncached_data_is_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
     mine, real, threads = threading.get_ident(), os.preadv, set()
 
-    def preadv(handle: int, room: list[Any], at: int, flags: int = 0) -> int:
+    def preadv(handle: int, buffers: list[Any], at: int, flags: int = 0) -> int:
         threads.add(threading.get_ident())
         if flags and how == "not in memory":
             raise BlockingIOError
         if flags and how == "cannot tell":
             raise OSError(95, "Operation not supported")
         if how == "in part":
-            return real(handle, [memoryview(room[0])[: 1 + len(room[0]) // 3]], at)
-        return real(handle, room, at, flags) if flags else real(handle, room, at)
+            return real(handle, [memoryview(buffers[0])[: 1 + len(buffers[0]) // 3]], at)
+        return real(handle, buffers, at, flags) if flags else real(handle, buffers, at)
 
     if how == "no such flag":
         monkeypatch.setattr(files, "_NO_WAIT", None)
@@ -538,12 +517,11 @@ async def test_what_is_not_in_memory_is_read_in_a_thread(
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with opened:
         assert await sent(opened) == data
-    if how != "from the disk":  # whether the system forgot the file is up to it
+    if how != "from the disk":  # the system may still have the file in memory
         assert threads - {mine}
 
 
-async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was just looked through is read on the spot, where the system can tell."""
+async def test_cached_data_is_read_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if files._NO_WAIT is None:
         pytest.skip("this system cannot read only what is in memory")
     path = tmp_path / "a.pdf"
@@ -554,17 +532,17 @@ async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, monkeypatch: py
 
 
 class Slow:
-    """A transport that keeps what it is given, without copying it, until all but so many bytes are sent."""
+    """A transport that keeps buffers without copying them until all but `lags` bytes are sent."""
 
     def __init__(self, lags: int) -> None:
         self.lags = lags
         self.kept: list[memoryview] = []
         self.out = bytearray()
-        self.rooms: dict[int, object] = {}  # kept, so that no two have the same number
+        self.buffers: dict[int, object] = {}  # kept, so that ids stay unique
 
     async def write(self, chunk: wire.Chunk) -> None:
         self.kept.append(memoryview(chunk))
-        self.rooms[id(memoryview(chunk).obj)] = memoryview(chunk).obj
+        self.buffers[id(memoryview(chunk).obj)] = memoryview(chunk).obj
         while self.get_write_buffer_size() > self.lags:
             too_many = self.get_write_buffer_size() - self.lags
             self.out += self.kept[0][:too_many]
@@ -579,8 +557,7 @@ class Slow:
 @pytest.mark.parametrize(
     "lags", [0, 1, 16 * 1024, module._READ_SIZE - 1, module._READ_SIZE, module._READ_SIZE + 1, 300_000, LARGE]
 )
-async def test_what_still_waits_to_be_sent_is_left_alone(tmp_path: Path, lags: int) -> None:
-    """Where a transport keeps blocks instead of copying them, their memory is used again only once they are sent."""
+async def test_buffers_are_reused_only_after_they_are_sent(tmp_path: Path, lags: int) -> None:
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -591,11 +568,10 @@ async def test_what_still_waits_to_be_sent_is_left_alone(tmp_path: Path, lags: i
     slow.lags = 0
     await slow.write(b"")
     assert slow.out.split(b"\r\n\r\n", 1)[1].startswith(data + b"\r\n--")
-    assert len(slow.rooms) <= 5 or lags > module._READ_SIZE
+    assert len(slow.buffers) <= 5 or lags > module._READ_SIZE
 
 
-async def test_what_is_sent_at_once_needs_one_room(tmp_path: Path) -> None:
-    """However many files go out one after the other, all blocks of them are read into the same memory."""
+async def test_consecutive_uploads_share_one_buffer(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
     quick = Slow(lags=0)
@@ -603,11 +579,12 @@ async def test_what_is_sent_at_once_needs_one_room(tmp_path: Path) -> None:
     for _ in range(3):
         with await PdfSource(path).open() as opened:
             await opened.body(lambda size: None).write(writer)  # type: ignore[arg-type]  # as above
-    assert sum(len(room) == module._READ_SIZE for room in quick.rooms.values() if isinstance(room, bytearray)) == 1
+    assert (
+        sum(len(buffer) == module._READ_SIZE for buffer in quick.buffers.values() if isinstance(buffer, bytearray)) == 1
+    )
 
 
-async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path) -> None:
-    """Only what the source raises counts as its failure."""
+async def test_error_of_the_connection_is_no_failure_of_the_source(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
 
@@ -622,12 +599,13 @@ async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path)
         assert body.failure is None
 
 
-async def test_a_file_that_gives_less_than_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the file system says of its size, what cannot be read whole is not sent."""
+async def test_file_shorter_than_its_size_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE))
     real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda handle, room, at, *flags: 0 if at else real(handle, room, at, *flags))
+    monkeypatch.setattr(
+        os, "preadv", lambda handle, buffers, at, *flags: 0 if at else real(handle, buffers, at, *flags)
+    )
     with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
         await PdfSource(path).open(MOST)
     opened = await PdfSource(path).open()
@@ -635,8 +613,9 @@ async def test_a_file_that_gives_less_than_its_size(tmp_path: Path, monkeypatch:
         await sent(opened)
 
 
-async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where a file is read at once."""
+async def test_small_file_that_is_truncated_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf())
     real = module.read_fully
@@ -651,9 +630,7 @@ async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkey
         await PdfSource(path).open(MOST)
 
 
-async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is opened, read and looked through at once."""
-
+async def test_small_cached_file_is_checked_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*arguments: object) -> None:
         raise AssertionError("a thread was used")
 
@@ -667,10 +644,10 @@ async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("kind", ["path", "bytes"])
-async def test_a_large_file_is_glanced_at_without_a_thread(
+async def test_large_cached_file_is_checked_without_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Of an ordinary one in memory little is read, at once."""
+    """Little of it is read."""
 
     async def refused(*arguments: object) -> None:
         raise AssertionError("a thread was used")
@@ -679,10 +656,10 @@ async def test_a_large_file_is_glanced_at_without_a_thread(
     path.write_bytes(make_pdf(LARGE))
     real, counted = os.preadv, 0
 
-    def preadv(handle: int, room: list[Any], at: int, flags: int) -> int:
+    def preadv(handle: int, buffers: list[Any], at: int, flags: int) -> int:
         nonlocal counted
-        counted += len(room[0])
-        return real(handle, room, at, flags)
+        counted += len(buffers[0])
+        return real(handle, buffers, at, flags)
 
     monkeypatch.setattr(os, "preadv", preadv)
     monkeypatch.setattr(asyncio, "to_thread", refused)
@@ -693,8 +670,8 @@ async def test_a_large_file_is_glanced_at_without_a_thread(
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_a_large_file_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
-    """What a glance cannot pass is looked at whole, and leaves no file open."""
+async def test_refused_large_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+    """A file that `glance` does not pass is read as a whole."""
     if not in_memory:
         monkeypatch.setattr(files, "_NO_WAIT", None)
     path = tmp_path / "lease.pdf"
@@ -704,7 +681,7 @@ async def test_a_large_file_that_is_refused(tmp_path: Path, monkeypatch: pytest.
         await PdfSource(path).open(MOST)
     path.write_bytes(with_signature_field(b"/V 7 0 R") + b" " * LARGE)
     with await PdfSource(path).open(MOST):
-        pass  # without an end where readers look for it, this is the service's to judge
+        pass  # no end where readers look for it: left to the service
     path.write_bytes(make_pdf(LARGE))
     with pytest.raises(PdfRejected, match="too large"):
         await PdfSource(path).open(LARGE - 1)
@@ -712,10 +689,9 @@ async def test_a_large_file_that_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("moment", ["glance", "whole"])
-async def test_a_large_file_that_shrinks_while_it_is_looked_at(
+async def test_large_file_that_shrinks_during_the_preflight_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """It is not sent, and nothing worse comes of it."""
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE) if moment == "glance" else bytes(LARGE))
     real, before = module.read_fully, open_files()
@@ -732,8 +708,7 @@ async def test_a_large_file_that_shrinks_while_it_is_looked_at(
     assert open_files() == before
 
 
-async def test_streams_leave_no_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large stream is kept in a file that has no name and that nobody else can open."""
+async def test_large_streams_are_spooled_to_an_unnamed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = open_files()
     with await PdfSource(in_chunks(make_pdf(LARGE))).open(MOST):
@@ -743,15 +718,15 @@ async def test_streams_leave_no_named_file(tmp_path: Path, monkeypatch: pytest.M
     assert open_files() == before
 
 
-async def test_a_disk_that_takes_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream is kept whole, however many writes that takes."""
+async def test_stream_is_spooled_completely_by_short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:10_000]))
     assert await content(PdfSource(in_chunks(make_pdf(LARGE)))) == make_pdf(LARGE)
 
 
-async def test_a_full_disk_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a stream cannot be kept aside, the disk's own error comes out, and nothing stays open."""
+async def test_full_disk_raises_the_error_of_the_system_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = open_files()
 
     def full(*_: object) -> int:
@@ -767,10 +742,9 @@ async def test_a_full_disk_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("kind", ["path", "file", "stream", "pipe"])
 @pytest.mark.parametrize("data", [make_pdf(LARGE), b"x" * LARGE], ids=["pdf", "no pdf"])
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_no_file_stays_open(
+async def test_no_file_stays_open_after_opening_refusal_or_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, data: bytes, in_memory: bool
 ) -> None:
-    """Whether it was opened, refused, or cancelled at any moment."""
     if not in_memory:
         monkeypatch.setattr(files, "_NO_WAIT", None)
     path = tmp_path / "a.pdf"
@@ -791,7 +765,7 @@ async def test_no_file_stays_open(
     try:
         await once()
     except PdfRejected as error:
-        kept = error  # as a caller may keep it, with its traceback
+        kept = error  # as a caller may, with its traceback
         assert kept.reason == "not_pdf"
     assert open_files() == before
     for moment in range(30):
@@ -801,12 +775,12 @@ async def test_no_file_stays_open(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, PdfRejected):
             await task
-    await asyncio.get_running_loop().shutdown_default_executor()  # threads that were left behind
+    await asyncio.get_running_loop().shutdown_default_executor()  # wait for threads of cancelled uploads
     assert open_files() == before
 
 
-def test_a_file_stays_open_for_the_thread_that_uses_it(tmp_path: Path) -> None:
-    """Closed in between, it is closed for certain by the last user, once, and nobody can begin to use it."""
+def test_descriptor_stays_open_until_its_last_thread_is_done(tmp_path: Path) -> None:
+    """It is closed once, and cannot be used after `close`."""
     before = open_files()
     file = files.OpenFile(os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT))
     with file as number:
@@ -817,24 +791,23 @@ def test_a_file_stays_open_for_the_thread_that_uses_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the file is closed"), file:
         pass
     with (tmp_path / "b").open("wb") as other:
-        assert other.fileno() == number  # the number now means another file, which nothing here may close
+        assert other.fileno() == number  # the descriptor is reused for another file, which must stay open
         file.close()
         del file
         os.fstat(number)
 
 
-async def test_the_spool_is_private(tmp_path: Path) -> None:
-    """Nobody but the user can read what is kept aside."""
+async def test_spool_is_readable_by_the_user_only(tmp_path: Path) -> None:
     with await PdfSource(in_chunks(make_pdf(LARGE))).open() as opened:
         assert isinstance(opened._content, files.OpenFile)
         assert stat.S_IMODE(os.fstat(opened._content.descriptor).st_mode) & 0o077 == 0
 
 
-# Versions
+# Changing files
 
 
 def rewrite(path: Path, how: str) -> None:
-    """Make another version of the file, at its place, later than the one before."""
+    """Write another version of the file with a later modification time."""
     data = path.read_bytes()
     if how.startswith("grows"):
         with path.open("ab") as file:
@@ -868,17 +841,17 @@ CHANGES = [
 
 
 def digest(data: bytes) -> str:
-    """As `PdfSource` takes it."""
+    """Return the sha256 as `PdfSource` expects it."""
     return hashlib.sha256(data).hexdigest()
 
 
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._READ_SIZE + 1, module._BLOCK])
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_a_file_that_fits_a_block_is_sent_as_it_was_opened(
+async def test_small_file_is_sent_as_it_was_when_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, size: int, in_memory: bool
 ) -> None:
-    """Whatever becomes of it afterwards, each attempt sends the version that was looked through."""
+    """In each attempt, even if it changes afterwards."""
     if not in_memory:
         monkeypatch.setattr(files, "_NO_WAIT", None)
     path = tmp_path / "lease.pdf"
@@ -894,19 +867,21 @@ async def test_a_file_that_fits_a_block_is_sent_as_it_was_opened(
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("size", [module._BLOCK + 1, 3 * module._READ_SIZE, LARGE])
 @pytest.mark.parametrize("moment", ["opened", "first block", "last block but one"])
-async def test_a_larger_file_that_changes_is_not_sent(tmp_path: Path, how: str, size: int, moment: str) -> None:
-    """Half of one version and half of another make no document: the last block is held back, in each attempt."""
+async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
+    tmp_path: Path, how: str, size: int, moment: str
+) -> None:
+    """A mix of two versions is no document."""
     path = tmp_path / "lease.pdf"
     blocks = -(-size // module._READ_SIZE)
     for sha256 in (None, digest(make_pdf(size))):
         path.write_bytes(make_pdf(size))
         os.utime(path, ns=(0, 0))
-        out, told = bytearray(), 0
+        out, calls = bytearray(), 0
 
         def change(size: int) -> None:
-            nonlocal told
-            told += 1
-            if told == {"opened": 0, "first block": 1, "last block but one": blocks - 1}[moment]:
+            nonlocal calls
+            calls += 1
+            if calls == {"opened": 0, "first block": 1, "last block but one": blocks - 1}[moment]:
                 rewrite(path, how)
 
         with await PdfSource(path, sha256=sha256).open(MOST) as opened:
@@ -919,11 +894,10 @@ async def test_a_larger_file_that_changes_is_not_sent(tmp_path: Path, how: str, 
             with pytest.raises(InvalidRequest, match=r"changed while it was uploaded$"):
                 await sent(opened)
         assert len(out) < (blocks - 1) * module._READ_SIZE + 500
-        assert told < blocks
+        assert calls < blocks
 
 
-async def test_a_file_that_is_replaced_is_sent_as_it_was_opened(tmp_path: Path) -> None:
-    """A new file under the same name is another file."""
+async def test_replaced_file_is_sent_as_it_was_when_opened(tmp_path: Path) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE))
     (tmp_path / "new.pdf").write_bytes(make_pdf(LARGE, seed=1))
@@ -934,8 +908,8 @@ async def test_a_file_that_is_replaced_is_sent_as_it_was_opened(tmp_path: Path) 
 
 @pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._READ_SIZE, module._READ_SIZE + 1, LARGE])
 @pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
-async def test_only_what_has_the_hash_is_sent(tmp_path: Path, size: int, kind: str) -> None:
-    """Anything else lacks its last block at least; the hash stays with the source that another is made of."""
+async def test_content_with_another_hash_lacks_its_last_block(tmp_path: Path, size: int, kind: str) -> None:
+    """A source made from another keeps its hash."""
     data = make_pdf(size)
     (tmp_path / "a.pdf").write_bytes(data)
     kinds: dict[str, Callable[[], Any]] = {
@@ -952,23 +926,23 @@ async def test_only_what_has_the_hash_is_sent(tmp_path: Path, size: int, kind: s
         out = bytearray()
         with await wrong.open(MOST) as opened:
             body = opened.body(lambda size: None)
-            said = r"^source: a.pdf: sha256 mismatch: expected [0-9a-f]{64}, found [0-9a-f]{64}$"
-            with pytest.raises(InvalidRequest, match=said) as caught:
+            expected = r"^source: a.pdf: sha256 mismatch: expected [0-9a-f]{64}, found [0-9a-f]{64}$"
+            with pytest.raises(InvalidRequest, match=expected) as caught:
                 await body.write(writer(out))
             assert body.failure is caught.value
         assert len(out) < (-(-size // module._READ_SIZE) - 1) * module._READ_SIZE + 500
 
 
 @pytest.mark.parametrize("sha256", ["", "abc", "g" * 64, "a" * 65, b"a" * 64, 5])
-def test_what_is_no_hash(sha256: Any) -> None:
-    """The error names the field and the value."""
+def test_sha256_must_be_hexadecimal(sha256: Any) -> None:
     with pytest.raises(InvalidRequest, match=rf"^sha256: must be 64 hexadecimal digits, got {sha256!r}$"):
         PdfSource(b"", sha256=sha256)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "path", "file"])
-async def test_the_content_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Without sending it, the content can be gone through in a few blocks of memory; never half of it."""
+async def test_blocks_yield_the_whole_content_or_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(b"before" + data if kind == "file" else data)
@@ -994,10 +968,10 @@ def _broken(*_: object) -> Any:
 
 @pytest.mark.parametrize("size", [1500, module._BLOCK])
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_a_small_file_that_is_written_while_it_is_read(
+async def test_small_file_written_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, in_memory: bool
 ) -> None:
-    """Though all of its bytes came, they may be of two versions."""
+    """All of its bytes arrived, but maybe from two versions."""
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(size))
     os.utime(path, ns=(0, 0))
@@ -1018,8 +992,9 @@ async def test_a_small_file_that_is_written_while_it_is_read(
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_a_file_that_the_system_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Where an open file cannot be asked for its state, that is told of the source, and nothing stays open."""
+async def test_error_of_fstat_is_an_invalid_request_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(size))
     before = open_files()
@@ -1032,8 +1007,7 @@ async def test_a_file_that_the_system_does_not_know(tmp_path: Path, monkeypatch:
     assert open_files() == before
 
 
-async def test_a_file_that_the_system_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be known to be one version is not sent; that is no failure of the connection."""
+async def test_file_whose_state_becomes_unknown_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE))
     with await PdfSource(path).open(MOST) as opened:
@@ -1045,7 +1019,7 @@ async def test_a_file_that_the_system_forgets(tmp_path: Path, monkeypatch: pytes
 
 
 def stale(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """From now on the system knows nothing of open files of this size."""
+    """Make `fstat` fail for open files of this size."""
     real = os.fstat
 
     def fstat(number: int) -> os.stat_result:
@@ -1057,8 +1031,9 @@ def stale(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_cancelled_while_a_thread_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """The file stays open for the thread alone, and is closed when that is done."""
+async def test_file_is_closed_after_the_thread_of_a_cancelled_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(size))
     real, before = os.preadv, open_files()
