@@ -204,6 +204,7 @@ class _WorkerPool(Generic[S, R]):
         """Return the next result."""
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._run(), name="signing_async worker pool")
+            self._task.add_done_callback(self._ended)
         if self._is_running:
             self._watch(asyncio.current_task())
         result = await self._outbox.get()
@@ -251,19 +252,22 @@ class _WorkerPool(Generic[S, R]):
             self._stop()
 
     def close(self) -> None:
+        """Cancel the work and give no more results."""
         self._closed = True
-        self._stop()
+        self._items = None
+        self._outbox.put_nowait(None)
+        if self._task is not None:
+            self._stop()
 
     def _stop(self) -> None:
-        if self._task is not None and not self._task.cancelling():
+        assert self._task is not None
+        if not self._task.cancelling():
             self._task.cancel()
-        self._outbox.put_nowait(None)
 
     async def wait(self) -> None:
         """Wait until all work has ended."""
         if self._task is not None:
             await asyncio.wait([self._task])
-        self._items = None
 
     def abandon(self) -> None:
         """Cancel the work, from any thread: the garbage collector may run in each of them."""
@@ -275,27 +279,29 @@ class _WorkerPool(Generic[S, R]):
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _run(self) -> None:
-        try:
-            with self._failing():
-                async with self._around:
-                    await self._run_children()
-        finally:
-            self._items = self._pull = None
-            self._idle.clear()
-            self._watch(None)
-            self._outbox.put_nowait(None)
+        with self._failing():
+            async with self._around:
+                await self._run_children()
+
+    def _ended(self, _: object = None) -> None:
+        self._items = self._pull = None
+        self._idle.clear()
+        self._watch(None)
+        self._outbox.put_nowait(None)
 
     async def _run_children(self) -> None:
         self._idle.add(self._start(self._feed()))
         try:
-            while self._children:
-                await asyncio.wait(self._children)
+            await self._join()
         except asyncio.CancelledError:
             for child in self._children:
                 child.cancel()
-            if self._children:
-                await asyncio.wait(self._children)
+            await self._join()
             raise
+
+    async def _join(self) -> None:
+        while self._children:
+            await asyncio.wait(self._children)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         child = asyncio.create_task(coroutine)

@@ -362,6 +362,27 @@ async def test_completed_results_are_returned_after_the_consumer_was_cancelled()
     assert len(taken) == 2
 
 
+async def test_results_of_work_that_finishes_despite_its_cancellation_are_returned() -> None:
+    begun = asyncio.Event()
+
+    async def work(item: int) -> int:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return item
+
+    results = Results([1], work, 1)
+    waiting = asyncio.create_task(anext(results))
+    await begun.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert await anext(results) == 1
+    with pytest.raises(RuntimeError, match=r"items without a result: 0$"):
+        await anext(results)
+
+
 async def test_all_results_remain_available_if_the_consumer_is_cancelled_after_the_work() -> None:
     results = Results(range(4), Workers().work, 2)
     first = list[int]()
