@@ -103,8 +103,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON-compatible values."""
-        told = attrs.asdict(self, value_serializer=lambda _, __, value: _plain(value))
-        return {"sound": self.sound, "signers": list(self.signers), "bytes_after": self.bytes_after, **told}
+        fields = attrs.asdict(self, value_serializer=lambda _, __, value: _plain(value))
+        return {"sound": self.sound, "signers": list(self.signers), "bytes_after": self.bytes_after, **fields}
 
 
 SealedReport = Report

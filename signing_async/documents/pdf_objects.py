@@ -32,7 +32,7 @@ from .pdf_syntax import (
 __all__ = ["START", "TAIL_WINDOW", "Document", "signature_values"]
 
 TAIL_WINDOW: Final = 1054
-"""Readers look for `startxref` within so many last bytes."""
+"""Readers look for `startxref` within this many bytes at the end."""
 
 _VERIFY_COST: Final = 16
 

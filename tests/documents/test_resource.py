@@ -63,7 +63,7 @@ class Recorder:
         self.uploads: list[Received] = []
         self.origin = ""
         self.answers: list[bytes] = []
-        """Statuses to answer uploads with, before 201."""
+        """Statuses of responses to uploads, before 201."""
         self.pause = 0.0
         """Seconds before each piece of a body is taken."""
 
@@ -77,12 +77,12 @@ class Recorder:
                 while len(body) < missing:
                     await asyncio.sleep(self.pause)
                     body += await reader.readexactly(min(missing - len(body), 100_000))
-                answer = b'{"id": "s1", "documents": []}'
+                response = b'{"id": "s1", "documents": []}'
                 if line.startswith("POST"):
                     self.uploads.append(attrs.evolve(received, body=bytes(body)))
-                    answer = b'{"id": "d1", "name": "a.pdf"}'
+                    response = b'{"id": "d1", "name": "a.pdf"}'
                 status = self.answers.pop(0) if self.answers and line.startswith("POST") else b"201 Created"
-                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(answer), answer))
+                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(response), response))
                 await writer.drain()
 
 
@@ -334,11 +334,11 @@ async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: Si
 
     async def giving_up() -> AsyncIterator[bytes]:
         yield b"%PDF-1.7"
-        raise TimeoutError("the bucket did not answer")
+        raise TimeoutError("the bucket did not respond")
 
     with pytest.raises(RequestTimeout, match="deadline passed before anything was sent"):
         await client.with_options(timeout=0.1).documents.upload("s1", stalling())
-    with pytest.raises(TimeoutError, match="the bucket did not answer"):
+    with pytest.raises(TimeoutError, match="the bucket did not respond"):
         await client.documents.upload("s1", giving_up())
     assert sandbox.requests == []
 
@@ -370,8 +370,8 @@ async def test_broken_connection_is_a_transport_error(tmp_path: Path) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
             if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
-                answer = b'{"id": "s1", "documents": []}'
-                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 29\r\n\r\n" + answer)
+                response = b'{"id": "s1", "documents": []}'
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 29\r\n\r\n" + response)
                 await writer.drain()
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)

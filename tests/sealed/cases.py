@@ -435,7 +435,7 @@ CASES: dict[str, Case] = {
     "wrapped signature, as a literal string": Case(partial(wrapped, literal=True), RANGE, pyhanko=True),
     "no contents": Case(partial(without_contents, b" null"), "cannot be validated"),
     "empty contents": Case(partial(without_contents, b"<>"), "cannot be validated"),
-    "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "stands behind it in its place", pyhanko=True),
+    "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "its placeholder contains data", pyhanko=True),
     "a line feed appended": Case(lambda: sealed() + b"\n", "1 byte", pyhanko=True),
     "text appended": Case(lambda: sealed() + b"You owe 10,000,000\n", "19 bytes", pyhanko=True),
     "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be parsed"),
