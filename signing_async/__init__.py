@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from .auth.token_stores import MemoryTokenStore as MemoryTokenStore
     from .auth.token_stores import TokenStore as TokenStore
     from .client import SigningClient as SigningClient
+    from .dispatch.journal import Claim as Claim
+    from .dispatch.journal import ClaimLost as ClaimLost
     from .dispatch.journal import Journal as Journal
     from .dispatch.journal import SqliteJournal as SqliteJournal
-    from .dispatch.package import NewRecipient as NewRecipient
     from .dispatch.package import SigningPackage as SigningPackage
     from .dispatch.run import DispatchResult as DispatchResult
-    from .documents.resource import Progress as Progress
-    from .documents.resource import SealedFile as SealedFile
+    from .documents.download import SealedFile as SealedFile
     from .documents.resource import UploadResult as UploadResult
     from .documents.source import PdfSource as PdfSource
+    from .documents.source import Source as Source
     from .models import Document as Document
     from .models import Language as Language
+    from .models import NewRecipient as NewRecipient
     from .models import Recipient as Recipient
     from .models import Signing as Signing
     from .models import SigningMethod as SigningMethod
@@ -49,16 +51,20 @@ if TYPE_CHECKING:
     from .transport.rate_limit import LocalRateLimiter as LocalRateLimiter
     from .transport.rate_limit import RateLimiter as RateLimiter
     from .transport.retry import RetryPolicy as RetryPolicy
+    from .worker_pool import Progress as Progress
+    from .worker_pool import Results as Results
 
 _NAMES = {
     "assumptions": ("Assumptions",),
     "client": ("SigningClient",),
     "dispatch.run": ("DispatchResult",),
-    "documents.resource": ("Progress", "SealedFile", "UploadResult"),
-    "dispatch.journal": ("Journal", "SqliteJournal"),
+    "documents.download": ("SealedFile",),
+    "documents.resource": ("UploadResult",),
+    "dispatch.journal": ("Claim", "ClaimLost", "Journal", "SqliteJournal"),
     "models": (
         "Document",
         "Language",
+        "NewRecipient",
         "Recipient",
         "Signing",
         "SigningMethod",
@@ -68,15 +74,16 @@ _NAMES = {
         "User",
     ),
     "auth.oauth": ("AuthorizationRequest", "OAuth"),
-    "dispatch.package": ("NewRecipient", "SigningPackage"),
+    "dispatch.package": ("SigningPackage",),
     "pagination": ("Page", "Pager"),
-    "documents.source": ("PdfSource",),
+    "documents.source": ("PdfSource", "Source"),
     "recipients": ("RemindResult",),
     "transport.retry": ("RetryPolicy",),
     "tenants": ("TenantApp", "Tenants"),
     "transport.rate_limit": ("Gate", "LocalGate", "LocalRateLimiter", "RateLimiter"),
     "auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
     "transport.call": ("Attempt", "Timeouts"),
+    "worker_pool": ("Progress", "Results"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -14,6 +14,7 @@ from .errors import ConfigurationError
 __all__ = [
     "Document",
     "Language",
+    "NewRecipient",
     "Recipient",
     "Signing",
     "SigningMethod",
@@ -190,3 +191,15 @@ class Token:
 
     def __deepcopy__(self, memo: object) -> Token:
         return self
+
+
+@attrs.frozen
+class NewRecipient:
+    """A recipient to add. ``extra`` holds fields that the specification does not name, such as a phone number."""
+
+    email: str
+    first_name: str | None = None
+    last_name: str | None = None
+    signing_method: SigningMethod | str = SigningMethod.EMAIL
+    order: int | None = None
+    extra: Mapping[str, Any] = attrs.field(factory=dict, hash=False)

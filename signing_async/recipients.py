@@ -1,16 +1,17 @@
-"""The recipients of a signing: add, list and remind them."""
+"""Add, list and remind the recipients of a signing."""
 
 from __future__ import annotations
 
 import builtins
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import attrs
 
+from . import _checks
 from .errors import InvalidRequest, SigningError
-from .models import Recipient, Signing, SigningMethod
+from .models import NewRecipient, Recipient, Signing, SigningMethod
 from .pagination import Pager
 from .reconcile import Creation, Read, RecipientMatch, Tracker
 from .signings import signing_path
@@ -28,7 +29,7 @@ _FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 
 @attrs.frozen
 class RemindResult:
-    """What came of reminding one recipient: ``error`` is None when the reminder was sent."""
+    """The result of reminding one recipient: ``error`` is None if the reminder was sent."""
 
     recipient: Recipient
     error: SigningError | None = None
@@ -41,6 +42,10 @@ class Recipients:
         self._transport = transport
         self._tracker = tracker
 
+    @overload
+    async def add(self, signing_id: str | Signing, recipient: NewRecipient) -> Recipient: ...
+
+    @overload
     async def add(
         self,
         signing_id: str | Signing,
@@ -51,27 +56,41 @@ class Recipients:
         signing_method: SigningMethod | str = SigningMethod.EMAIL,
         order: int | None = None,
         extra: Mapping[str, Any] = {},
-    ) -> Recipient:
-        """Add a recipient to a draft, once: before it is ever repeated, the recipients are read.
+    ) -> Recipient: ...
 
-        The recipient is recognized by the given fields, ignoring case and punctuation. Recipients that this client
-        added before do not count; if only ``extra`` differs, `OutcomeUnknown` is raised. Calls for one address take
-        turns.
-        ``extra`` holds the fields that the specification does not name, such as a phone number for BankID. ::
+    async def add(
+        self,
+        signing_id: str | Signing,
+        recipient: NewRecipient | None = None,
+        *,
+        email: str | None = None,
+        first_name: str | None = None,
+        last_name: str | None = None,
+        signing_method: SigningMethod | str = SigningMethod.EMAIL,
+        order: int | None = None,
+        extra: Mapping[str, Any] = {},
+    ) -> Recipient:
+        """Add a recipient to a draft, once: before the request is repeated, the recipients are read.
+
+        The recipient is recognized by its fields, ignoring case and punctuation. Recipients that this client added
+        before do not count. If only ``extra`` differs, `OutcomeUnknown` is raised. Calls for the same address run one
+        after another. ``extra`` holds fields that the specification lacks, such as a phone number for BankID. ::
 
             await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg",
                                         signing_method="bankid", order=1, extra={"phone": "+46701234567"})
+            await client.recipients.add(signing, NewRecipient("bo@example.com", "Bo", "Ek"))
         """
-        named = {
-            "email": email,
-            "first_name": first_name,
-            "last_name": last_name,
-            "signing_method": signing_method,
-            "order": order,
-        }
+        fields: Any = (email, first_name, last_name, signing_method, order, extra)
+        if recipient is None:
+            recipient = NewRecipient(*fields)
+        elif not isinstance(recipient, NewRecipient):
+            raise InvalidRequest(f"recipient: must be a NewRecipient, got {type(recipient).__name__}")
+        elif NewRecipient(*fields) != NewRecipient(None):  # type: ignore[arg-type]  # no field is given
+            raise InvalidRequest("recipient: pass a NewRecipient or its fields, not both")
+        named = {name: getattr(recipient, name) for name in _FIELDS}
+        extra = recipient.extra
         check_recipient(named, extra)
-        fields = {**{name: value for name, value in named.items() if value is not None}, **extra}
-        content = _encoded(fields)
+        content = _encode({name: value for name, value in named.items() if value is not None} | dict(extra))
         signing = self._tracker.signing(signing_path(signing_id))
 
         async def list_all(read: Read) -> tuple[Recipient, ...]:
@@ -90,21 +109,21 @@ class Recipients:
             body=lambda: wire.bytes_body(content, "application/json"),
         )
         async with creation:
-            recipient = await self._transport.call(operation, deadline)
-            creation.note_created(recipient)
-            return recipient
+            added = await self._transport.call(operation, deadline)
+            creation.note_created(added)
+            return added
 
     async def remind(self, signing_id: str | Signing, recipient_id: str | Recipient) -> None:
         """Send a reminder.
 
-        It is repeated after a 5xx, as the specification says, but not after an answer that was lost: that is
-        `OutcomeUnknown`, since a person would get it twice.
+        The request is repeated after a 5xx, as the specification says. After a lost response `OutcomeUnknown` is
+        raised instead: a repeated request could remind a person twice.
         """
         path = f"{_folder(signing_id)}/{wire.segment('recipient_id', recipient_id)}/remind"
         await self._transport.call(Operation("recipients.remind", "POST", path, Repeat.REMIND, body=wire.bytes_body))
 
     async def remind_pending(self, signing_id: str | Signing) -> builtins.list[RemindResult]:
-        """Remind everyone who has not finished, one after the other; one failure does not stop the rest."""
+        """Remind all recipients who have not finished, one after another. A failure does not stop the others."""
         results = []
         async for recipient in self.list(signing_id):
             if self._is_done(recipient):
@@ -118,7 +137,7 @@ class Recipients:
         return results
 
     def list(self, signing_id: str | Signing) -> Pager[Recipient]:
-        """The recipients of a signing; see `Pager`."""
+        """Return the recipients of a signing; see `Pager`."""
         return Pager(self._transport, _LIST, _folder(signing_id), Recipient)
 
     def _is_done(self, recipient: Recipient) -> bool:
@@ -132,27 +151,27 @@ def _folder(signing_id: str | Signing) -> str:
     return f"{signing_path(signing_id)}/recipients"
 
 
-def _encoded(fields: Mapping[str, Any]) -> bytes:
+def _encode(fields: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(fields, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"extra: cannot be sent as JSON: {error}") from None
+        raise InvalidRequest(f"extra: cannot encode as JSON: {error}") from None
 
 
 def check_recipient(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-    """Refuse what cannot be a recipient; all of it at once."""
+    """Raise one `InvalidRequest` with all problems of a new recipient."""
     problems = []
     email, order = named["email"], named["order"]
     if not isinstance(email, str) or "@" not in email.strip("@ \t\r\n"):
-        problems.append(f"email: must be an e-mail address, not {email!r}")
+        problems.append(f"email: must be an e-mail address, got {email!r}")
     for field in ("first_name", "last_name", "signing_method"):
-        if named[field] is not None and (not isinstance(named[field], str) or not named[field].strip()):
-            problems.append(f"{field}: must be a text that is not empty, not {named[field]!r}")
-    if order is not None and (isinstance(order, bool) or not isinstance(order, int) or order < 1):
-        problems.append(f"order: must be a whole number from 1, not {order!r}")
+        if named[field] is not None and not (_checks.is_text(named[field]) and named[field].strip()):
+            problems.append(f"{field}: must be a non-empty string, got {named[field]!r}")
+    if order is not None and not (_checks.is_integer(order) and order >= 1):
+        problems.append(f"order: must be an integer of at least 1, got {order!r}")
     if not isinstance(extra, Mapping) or not all(isinstance(field, str) for field in extra):
-        problems.append(f"extra: must map names to values, not {extra!r}")
+        problems.append(f"extra: must be a mapping with string keys, got {extra!r}")
     else:
-        problems += [f"extra: {field} is an argument of its own" for field in extra if field in _FIELDS]
+        problems += [f"extra: pass {field} as an argument of its own" for field in extra if field in _FIELDS]
     if problems:
         raise InvalidRequest("; ".join(problems), problems=problems)

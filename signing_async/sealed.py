@@ -1,6 +1,6 @@
-"""Judge a sealed PDF by pyHanko (extra `verify`): its signatures, what they cover, what came after, and whose they are.
+"""Judge a sealed PDF with pyHanko (extra `verify`): its signatures, what they cover, later changes, and the signers.
 
-The file is read in a worker process of its own, with limits of time and memory. It is no legal opinion.
+The file is read in a separate worker process with limits on time and memory. The result is not a legal opinion.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if find_spec("pyhanko") is None:
 
 __all__ = ["Report", "Seal", "SealedReport", "Trust", "inspect_sealed"]
 
-HEADER_WINDOW = 1024
-TIMEOUT = 60.0
+_HEADER_WINDOW = 1024
+_TIMEOUT = 60.0
 
 
 @attrs.frozen
@@ -34,55 +34,52 @@ class Seal:
 
     kind: Literal["signature", "timestamp"]
     field: str
-    """The name of its form field."""
+    """The name of the form field."""
     signer: str | None
-    """The common name in the signer's certificate, else the whole name; None where there is no certificate."""
+    """The common name in the signer's certificate, else the whole name; None without a certificate."""
     subject: str | None
     issuer: str | None
     signed_at: datetime | None
     time_source: Literal["timestamp", "signer"] | None
-    """Who says so: a timestamp service, or the signer."""
+    """The source of the time: a timestamp service, or the signer."""
     covers: int
-    """How many bytes it covers, from the file's first one on; 0 where that is not a beginning of the file."""
+    """The number of bytes it covers from the start of the file; 0 if it does not cover the start."""
     revision: int
-    """The last revision of the file that it covers, from 1; 0 where it cannot be told."""
+    """The last revision of the file that it covers, starting at 1; 0 if unknown."""
     digest_algorithm: str | None
     digest_right: bool | None
-    """Whether the covered bytes are as they were signed; None where that could not be told."""
+    """Whether the covered bytes are unchanged; None if unknown."""
     key_right: bool | None
-    """Whether the certificate's key made the signature; None where that could not be told."""
+    """Whether the certificate's key made the signature; None if unknown."""
     subfilter: str
-    """Its format, such as ``ETSI.CAdES.detached``."""
+    """The format, such as ``ETSI.CAdES.detached``."""
     level: Literal["B-B", "B-T", "B-LT", "B-LTA"] | None
-    """The PAdES level that it reaches by what the file carries; None for timestamps and other formats."""
+    """The PAdES level that the contents of the file reach; None for timestamps and other formats."""
     certification: Literal[1, 2, 3] | None
-    """What it permits, where it certifies: 1 nothing, 2 form filling and signatures, 3 annotations too."""
+    """What a certification permits: 1 nothing, 2 form filling and signatures, 3 annotations as well."""
     changes: tuple[str, ...]
-    """Sentences on what was added since, as far as that is allowed."""
+    """Sentences on the allowed changes since."""
     shown: bool | None
-    """Whether what it covers is what is shown now: nothing visible was added or changed. None where unknown."""
+    """Whether it covers what the document shows now: nothing visible was added or changed. None if unknown."""
     trusted: bool | None
-    """Whether its certificates lead to the given roots; None without roots."""
+    """Whether the certificates lead to the given roots; None without roots."""
     revocation: Literal["good", "revoked", "unknown"] | None
-    """What revocation data say of its certificates; None without roots."""
+    """The status of its certificates by revocation data; None without roots."""
     problems: tuple[str, ...]
     trust_problems: tuple[str, ...]
 
 
 @attrs.frozen
 class Report:
-    """What `inspect_sealed` found. It is no legal opinion."""
+    """The result of `inspect_sealed`. It is not a legal opinion."""
 
     size: int
     revisions: int
-    """How often the file was saved, each time behind what was there (a linearized file counts twice from the start).
-
-    0 where its structure cannot be followed.
-    """
+    """How often the file was saved by appending (a linearized file starts at 2); 0 if it cannot be parsed."""
     seals: tuple[Seal, ...]
-    """Its signatures, by how much they cover."""
+    """The signatures, in the order of the bytes they cover."""
     problems: tuple[str, ...]
-    """Sentences, each on one thing that is wrong with the file or with one of its signatures."""
+    """Sentences, each on one problem of the file or of a signature."""
     trusted: bool | None
     """Whether the file is sound and all its signatures and timestamps lead to the given roots; None without roots."""
     trust_problems: tuple[str, ...]
@@ -90,24 +87,24 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Signed, all signatures valid, and nothing after them but what is allowed."""
+        """Whether the file is signed, all signatures are valid, and only allowed changes follow them."""
         return not self.problems
 
     @property
     def bytes_after(self) -> int:
-        """How many bytes come behind what the last signature covers."""
+        """The number of bytes after those that the last signature covers."""
         return self.size - max((seal.covers for seal in self.seals), default=0)
 
     @property
     def signers(self) -> tuple[str, ...]:
-        """The names of those who signed, each once."""
+        """The names of the signers, without duplicates."""
         names = (seal.signer for seal in self.seals if seal.kind == "signature" and seal.signer)
         return tuple(dict.fromkeys(names))
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
-        told = attrs.asdict(self, value_serializer=lambda _, __, value: _plain(value))
-        return {"sound": self.sound, "signers": list(self.signers), "bytes_after": self.bytes_after, **told}
+        """Return the report as JSON-compatible values."""
+        fields = attrs.asdict(self, value_serializer=lambda _, __, value: _plain(value))
+        return {"sound": self.sound, "signers": list(self.signers), "bytes_after": self.bytes_after, **fields}
 
 
 SealedReport = Report
@@ -124,19 +121,19 @@ def inspect_sealed(
     trust: Trust | Iterable[Trust] | None = None,
     fetch: bool = False,
     form_filling: bool = True,
-    timeout: float = TIMEOUT,
+    timeout: float = _TIMEOUT,
     max_bytes: int = Assumptions().max_sealed_bytes,
 ) -> Report:
-    """Judge a sealed PDF: a path, or its bytes.
+    """Judge a sealed PDF, given as a path or as bytes.
 
-    With ``trust`` the report also says whether the certificates lead to these roots, and were not revoked by what the
-    file carries; with ``fetch`` the services that they name are asked as well. After a signature these may be added:
-    data for validation, timestamps, further signatures, document information, and, unless ``form_filling`` is False
-    or the document forbids it, values of form fields.
+    With ``trust`` the report also says whether the certificates lead to these roots and are not revoked according to
+    the revocation data in the file; with ``fetch`` the services that they name are asked, too. Allowed after a
+    signature are validation data, timestamps, further signatures, document information and, unless ``form_filling`` is
+    False or the document forbids it, values of form fields.
 
-    A file that cannot be read, or has more than ``max_bytes``, is an `InvalidRequest`, one that is no PDF a
-    `PdfRejected`. One that takes more than ``timeout`` seconds, or too much memory, is not sound. In a coroutine call
-    it as ``await asyncio.to_thread(inspect_sealed, path)``. ::
+    Raises `InvalidRequest` if the file cannot be read or is larger than ``max_bytes``, and `PdfRejected` if it is no
+    PDF. A file that takes more than ``timeout`` seconds, or too much memory, is not sound. In a coroutine, call
+    ``await asyncio.to_thread(inspect_sealed, path)``. ::
 
         report = inspect_sealed("archive/contract.pdf", trust="roots.pem")
         if not (report.sound and report.trusted):
@@ -152,18 +149,18 @@ def inspect_by_roots(
     *,
     fetch: bool = False,
     form_filling: bool = True,
-    timeout: float = TIMEOUT,
+    timeout: float = _TIMEOUT,
     max_bytes: int,
 ) -> Report:
-    """Do as `inspect_sealed`, with roots that `load_roots` gave."""
+    """Do the same as `inspect_sealed`, with the result of `load_roots`."""
     if isinstance(source, bytes):
         content, shown = source, "the file"
     elif isinstance(source, str | os.PathLike):
         content, shown = _read(source, max_bytes), repr(os.fspath(source))
     else:
-        raise InvalidRequest(f"source: must be a path or bytes, not {type(source).__name__}")
-    if b"%PDF-" not in content[:HEADER_WINDOW]:
-        raise PdfRejected(f"{shown}: it is not a PDF", reason="not_pdf", filename=shown)
+        raise InvalidRequest(f"source: must be a path or bytes, got {type(source).__name__}")
+    if b"%PDF-" not in content[:_HEADER_WINDOW]:
+        raise PdfRejected(f"{shown}: not a PDF", reason="not_pdf", filename=shown)
     settings = {"fetch": fetch, "form_filling": form_filling}
     found = run_worker(content, None if roots is None else [root.hex() for root in roots], settings, timeout)
     return _report(len(content), found, with_trust=roots is not None)
@@ -182,21 +179,20 @@ def _seal(found: Mapping[str, Any]) -> Seal:
     return Seal(**fields | {"signed_at": None if moment is None else datetime.fromisoformat(moment)})
 
 
-def _read(path: str | os.PathLike[str], most: int) -> bytes:
-    """The file as it is now."""
+def _read(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     shown = repr(os.fspath(path))
     try:
         number = open_regular(path)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequest(f"source: {shown} cannot be opened: {why}") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidRequest(f"source: cannot open {shown}: {reason}") from None
     if number is None:
-        raise InvalidRequest(f"source: {shown} is not a file")
+        raise InvalidRequest(f"source: {shown} is not a regular file")
     with os.fdopen(number, "rb") as file:
         try:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
         except OSError as error:
-            raise InvalidRequest(f"source: {shown} cannot be read: {error.strerror}") from None
-    if len(content) > most:
-        raise InvalidRequest(f"source: {shown} has more than {most} bytes (max_sealed_bytes)")
+            raise InvalidRequest(f"source: cannot read {shown}: {error.strerror}") from None
+    if len(content) > max_bytes:
+        raise InvalidRequest(f"source: {shown} is larger than {max_bytes} bytes (max_sealed_bytes)")
     return content

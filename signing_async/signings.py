@@ -1,4 +1,4 @@
-"""Signings: create drafts, read and list them, send them, wait for them to be completed."""
+"""Create drafts, read, list and send signings, wait until they are completed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import _checks
 from .errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
 from .models import Language, Signing, SigningOrder, SigningState
 from .pagination import Pager
@@ -27,17 +28,17 @@ __all__ = ["Signings", "check_signing", "reading", "signing_path"]
 T = TypeVar("T")
 
 _PATH = "/api/1.0/signings"
-_LONGEST_MESSAGE = 400
-_SLOWER = 1.5
+_MAX_MESSAGE_LENGTH = 400
+_POLL_GROWTH = 1.5
 
 
 def signing_path(signing_id: str | Signing) -> str:
-    """The path of one signing."""
+    """Return the path of a signing."""
     return f"{_PATH}/{wire.segment('signing_id', signing_id)}"
 
 
 def reading(path: str, decode: Callable[[Any, wire.Response], T]) -> Operation[T]:
-    """Reads the signing of this path, for whatever of it is wanted."""
+    """Return the operation that reads a signing and decodes what the caller needs of it."""
     return Operation("signings.get", "GET", path, Repeat.READ, decode=decode)
 
 
@@ -56,7 +57,7 @@ class Signings:
         signing_order: SigningOrder | str | None = None,
         message: str | None = None,
     ) -> Signing:
-        """Create a draft. After a lost answer it is created again: a spare draft may remain, which notifies nobody. ::
+        """Create a draft. After a lost response it is created again: a spare draft may remain and notifies nobody. ::
 
         signing = await client.signings.create(name="Lease 2031", language="EN", signing_order="parallel")
         """
@@ -73,7 +74,7 @@ class Signings:
         return signing
 
     async def get(self, signing_id: str | Signing) -> Signing:
-        """One signing with its documents."""
+        """Return a signing with its documents."""
         path = signing_path(signing_id)
         note = self._tracker.observe(path)
         signing = await self._transport.call(reading(path, self._decode))
@@ -81,15 +82,15 @@ class Signings:
         return signing
 
     def list(self, cursor: str | None = None, limit: int | None = None, *, read_ahead: bool = True) -> Pager[Signing]:
-        """All signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
+        """Return all signings, starting at ``cursor``, in pages of ``limit``; see `Pager`."""
         return Pager(
             self._transport, "signings.list", _PATH, Signing, cursor=cursor, limit=limit, read_ahead=read_ahead
         )
 
     async def send(self, signing_id: str | Signing) -> None:
-        """Send a draft to its recipients, once: before it is ever repeated, the signing is read.
+        """Send a draft to its recipients, once: before the request is repeated, the signing is read.
 
-        Raises `CannotBeSent` for one without documents or recipients, or that was sent before.
+        Raises `CannotBeSent` if it has no documents, has no recipients, or was sent before.
         """
         await self._transport.call(self._sending(signing_id))
 
@@ -135,43 +136,45 @@ class Signings:
     ) -> Signing:
         """Return the signing once everyone has signed.
 
-        It is read again and again, every ``poll`` seconds at first and every ``max_poll`` in the end. An outage on the
-        way is waited out. Raises `SigningCancelled`, and `WaitTimeout` after ``timeout`` seconds. With the ``wakeups``
-        of a webhook receiver it is also read when an event comes: completion is then seen at once, and an event that is
-        missed costs no more than the next poll. ::
+        The signing is polled at an interval that grows from ``poll`` to ``max_poll`` seconds. Transient errors are
+        waited out. Raises `SigningCancelled`, and `WaitTimeout` after ``timeout`` seconds. With the ``wakeups`` of a
+        webhook receiver it is also read when an event arrives: completion is seen at once, and a missed event costs no
+        more than the next poll. ::
 
             wakeups = Wakeups()
             receiver = Receiver(WebhookVerifier(secret), wakeups.publish)
             signing = await client.signings.wait_until_completed(signing_id, wakeups=wakeups)
         """
-        _check_waiting(timeout, poll, max_poll)
+        for argument, value in (("timeout", timeout), ("poll", poll), ("max_poll", max_poll)):
+            if value is not None or argument != "timeout":
+                _checks.number(argument, value, above=0, error=InvalidRequest)
         signing: Signing | None = None
         try:
             async with asyncio.timeout(timeout) as bound:
-                with _alarm(wakeups, _id(signing_id)) as woken:
+                with _sleeper(wakeups, _id(signing_id)) as sleep:
                     while True:
-                        signing = await self._look(signing_id, signing)
+                        signing = await self._poll(signing_id, signing)
                         if signing is not None and signing.state is SigningState.COMPLETED:
                             return signing
                         if signing is not None and signing.state is SigningState.CANCELLED:
                             break
-                        if not await woken(poll * random.uniform(0.75, 1.0)):
-                            poll = min(poll * _SLOWER, max_poll)
+                        if not await sleep(poll * random.uniform(0.75, 1.0)):
+                            poll = min(poll * _POLL_GROWTH, max_poll)
         except TimeoutError:
             if not bound.expired():
                 raise
             raise WaitTimeout(
-                f"the signing {_shown(signing_id)} was not completed within {timeout:g} s", signing=signing
+                f"signing {_shown(signing_id)} was not completed within {timeout:g} s", signing=signing
             ) from None
-        raise SigningCancelled(f"the signing {_shown(signing_id)} was cancelled", signing=signing)
+        raise SigningCancelled(f"signing {_shown(signing_id)} was cancelled", signing=signing)
 
-    async def _look(self, signing_id: str | Signing, last: Signing | None) -> Signing | None:
+    async def _poll(self, signing_id: str | Signing, last: Signing | None) -> Signing | None:
         try:
             return await self.get(signing_id)
         except SigningError as error:
             if not error.transient:
                 raise
-            log.warning("waiting for signing %s goes on: %s", _shown(signing_id), error)
+            log.warning("polling of signing %s continues after: %s", _shown(signing_id), error)
             return last
 
     def _decode(self, data: Any, response: wire.Response) -> Signing:
@@ -183,8 +186,8 @@ class Signings:
 
 
 @contextmanager
-def _alarm(wakeups: Wakeups | None, signing_id: str) -> Iterator[Callable[[float], Awaitable[object]]]:
-    """Waits for some seconds, or until a wake-up."""
+def _sleeper(wakeups: Wakeups | None, signing_id: str) -> Iterator[Callable[[float], Awaitable[object]]]:
+    """Return a function that waits for some seconds or until the signing has an event."""
     if wakeups is None:
         yield asyncio.sleep
         return
@@ -201,24 +204,19 @@ def _shown(signing_id: str | Signing) -> str:
 
 
 def check_signing(fields: Mapping[str, Any]) -> None:
-    """Refuse what the specification says is refused; all of it at once."""
+    """Raise one `InvalidRequest` with all problems of a new signing."""
     problems = []
     name, message = fields["name"], fields["message"]
-    if not isinstance(name, str) or not name.strip():
-        problems.append(f"name: must be a text that is not empty, not {name!r}")
+    if not _checks.is_text(name) or not name.strip():
+        problems.append(f"name: must be a non-empty string, got {name!r}")
     for field, allowed in (("language", Language), ("signing_order", SigningOrder)):
         listed = [member.value for member in allowed]
         if fields[field] not in listed and not (field == "signing_order" and fields[field] is None):
-            problems.append(f"{field}: must be {' or '.join(listed)}, not {fields[field]!r}")
+            problems.append(f"{field}: must be {' or '.join(listed)}, got {fields[field]!r}")
     if message is not None and not isinstance(message, str):
-        problems.append(f"message: must be a text, not {message!r}")
-    elif message is not None and len(message) > _LONGEST_MESSAGE:
-        problems.append(f"message: at most {_LONGEST_MESSAGE} characters, this has {len(message)}: {message[:40]!r}...")
+        problems.append(f"message: must be a string, got {message!r}")
+    elif message is not None and len(message) > _MAX_MESSAGE_LENGTH:
+        shown = f"{len(message)}: {message[:40]!r}..."
+        problems.append(f"message: must be at most {_MAX_MESSAGE_LENGTH} characters, got {shown}")
     if problems:
         raise InvalidRequest("; ".join(problems), problems=problems)
-
-
-def _check_waiting(timeout: float | None, poll: float, max_poll: float) -> None:
-    for name, value in (("timeout", timeout), ("poll", poll), ("max_poll", max_poll)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-            raise InvalidRequest(f"{name}: must be seconds above 0, not {value!r}")

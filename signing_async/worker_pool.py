@@ -1,19 +1,19 @@
-"""Much work with few hands: items are pulled as workers become free, results are given in the order of completion."""
+"""A bounded worker pool over a stream of items, and the progress reporter of bulk operations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from types import TracebackType
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
+from . import _checks
 from .errors import InvalidRequest
 
-__all__ = ["Progress", "Results", "Share", "Tally", "Teller"]
+__all__ = ["Deferred", "FileProgress", "Progress", "ProgressReporter", "Results"]
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -23,7 +23,7 @@ log: logging.Logger = logging.getLogger("signing_async")
 
 @attrs.frozen
 class Progress:
-    """How far a transfer has come; totals are None while they are unknown. A repeat takes its bytes back first."""
+    """The progress of a transfer. Totals are None while unknown. A retry first takes back the bytes it sends again."""
 
     files_done: int
     files_total: int | None
@@ -31,174 +31,205 @@ class Progress:
     bytes_total: int | None
 
 
-class Teller:
-    """Tells a listener of progress. One that fails is logged, and not called again: the work goes on without it."""
+class ProgressReporter:
+    """Adds up the progress of files and calls ``on_progress`` after each change.
 
-    def __init__(self, listener: Callable[[Progress], None] | None) -> None:
-        if listener is not None and not callable(listener):
-            raise InvalidRequest(f"on_progress: must be callable, not {listener!r}")
-        self._listener = listener
-
-    @property
-    def listening(self) -> bool:
-        return self._listener is not None
-
-    def tell(self, progress: Progress) -> None:
-        if self._listener is None:
-            return
-        try:
-            self._listener(progress)
-        except Exception:
-            log.exception("on_progress failed; the work goes on without it")
-            self._listener = None
-
-
-class Tally:
-    """Progress over many files, each of which is done once it has ended, well or not.
-
-    A file that failed counts as done with all of its bytes, as far as its size is known: counts reach their totals.
+    If ``on_progress`` raises, the error is logged and ``on_progress`` is not called again.
     """
 
-    def __init__(self, teller: Teller, files_total: int | None) -> None:
-        self._teller = teller
-        self._files_total = files_total
-        self._files = self._bytes = 0
-        self.bytes_total: int | None = None
+    def __init__(
+        self,
+        on_progress: Callable[[Progress], None] | None,
+        files_total: int | None = None,
+        bytes_total: int | None = None,
+    ) -> None:
+        if on_progress is not None and not callable(on_progress):
+            raise InvalidRequest(f"on_progress: must be callable, got {on_progress!r}")
+        self._on_progress = on_progress
+        self.files_total: int | None = files_total
+        self.bytes_total: int | None = bytes_total
+        self._files_done = self._bytes_done = 0
 
-    def share(self) -> Share:
-        """One file's part in it."""
-        return Share(self)
+    @property
+    def enabled(self) -> bool:
+        return self._on_progress is not None
 
     def add(self, files: int, size: int) -> None:
-        self._files += files
-        self._bytes += size
-        self._teller.tell(Progress(self._files, self._files_total, self._bytes, self.bytes_total))
+        """Count files and bytes, and report."""
+        self._files_done += files
+        self._bytes_done += size
+        if self._on_progress is None:
+            return
+        try:
+            self._on_progress(Progress(self._files_done, self.files_total, self._bytes_done, self.bytes_total))
+        except Exception:
+            log.exception("on_progress failed and is not called again")
+            self._on_progress = None
 
 
-class Share:
-    """What one file has added to a tally."""
+class FileProgress:
+    """The part of one file in a `ProgressReporter`; also an ``on_progress`` for the upload of that file."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-        self._sent = 0
-        self._size: int | None = None
+    def __init__(self, reporter: ProgressReporter) -> None:
+        self._reporter = reporter
+        self._files_done = self._bytes_done = 0
+        self.size: int | None = None
 
-    def listen(self, progress: Progress) -> None:
-        """The listener of this file's upload."""
-        self._size = progress.bytes_total
-        if not progress.files_done:
-            self._tally.add(0, progress.bytes_done - self._sent)
-            self._sent = progress.bytes_done
+    def __call__(self, progress: Progress) -> None:
+        self.size = progress.bytes_total
+        self._set(progress.files_done, progress.bytes_done)
 
-    def done(self, size: Callable[[], int | None]) -> None:
-        """The file has ended; ``size`` is asked where it was not told."""
-        whole = size() if self._size is None else self._size
-        self._tally.add(1, (whole or 0) - self._sent)
+    def restart(self) -> None:
+        """Take back all bytes: they are sent again."""
+        self._set(0, 0)
+
+    def add(self, size: int) -> None:
+        """Count bytes that were sent."""
+        self._set(0, self._bytes_done + size)
+
+    def finish(self, size: int | None) -> None:
+        """Count the file as done with all of its bytes; with the bytes sent so far if its size is unknown."""
+        self._set(1, self._bytes_done if size is None else size)
+
+    def _set(self, files: int, size: int) -> None:
+        more_files, more_bytes = files - self._files_done, size - self._bytes_done
+        if more_files or more_bytes:
+            self._files_done, self._bytes_done = files, size
+            self._reporter.add(more_files, more_bytes)
+
+
+@attrs.frozen
+class Deferred:
+    """Returned by ``work`` instead of a result: work on the item again after ``delay`` seconds."""
+
+    delay: float
 
 
 class Results(Generic[R]):
-    """The results of ``work`` on each of ``items``, as they come: an async iterator that is also a context manager.
+    """The results of ``work`` on each of ``items``, in completion order: an async iterator and a context manager.
 
-    Nothing happens before the first result is asked for. Then at most ``concurrency`` items are worked on at once, each
-    pulled when there is a worker for it: a plain iterable on the event loop, which stands still where that blocks. A
-    slow consumer slows the work down: no more than twice ``concurrency`` items are pulled ahead of what was taken.
+    Nothing happens before the first result is requested. Then up to ``concurrency`` items are worked on at once. An
+    item is pulled only when a worker is free for it, and no more than ``2 * concurrency`` items ahead of the results
+    taken: a slow consumer slows the work down. A plain iterable is iterated on the event loop and must not block.
 
-    What ``work`` can make a result of, it returns as one. An exception that it raises, or that ``items`` raises, stops
-    the pulling; what is under way is finished and its results are given before that exception is.
+    ``work`` returns errors of single items as results. If it raises, or ``items`` does, no more items are pulled; the
+    work in progress is finished, its results are returned, and then the exception is raised. If ``work`` returns
+    `Deferred`, its worker is free for another item until the delay is over. Up to ``4 * concurrency`` items wait in
+    this way; they are dropped if ``work`` raises.
 
-    Leaving early cancels the work: at the end of ``async with`` and in `aclose`, which wait for that; when the task
-    that takes the results is cancelled or fails; or when the object is dropped, as by ``break`` in ``async for result
-    in make_results()``. ``around`` is entered before the first item is pulled and left when all work has ended.
+    The work is cancelled by `aclose`, at the end of ``async with``, when the object is dropped (as by ``break`` in
+    ``async for result in make_results()``), and when the task that takes the results is cancelled or fails. After a
+    cancelled ``anext``, as by ``asyncio.wait_for(anext(results), 1)``, the next one raises a `RuntimeError` with the
+    number of unfinished items. To wait for a result with a timeout and go on, keep the ``anext`` in a task and call
+    ``asyncio.wait({task}, timeout=1)``.
+
+    ``around`` is entered before the first item is pulled and left when all work has ended.
     """
 
     def __init__(
         self,
         items: Iterable[S] | AsyncIterable[S],
-        work: Callable[[S], Awaitable[R]],
+        work: Callable[[S], Awaitable[R | Deferred]],
         concurrency: int,
         *,
         around: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidRequest(f"concurrency: must be a whole number from 1, not {concurrency!r}")
-        # What the workers hold is not this object, so that nothing keeps it once it is dropped.
-        self._run: _Run[Any, R] = _Run(items, work, concurrency, around or nullcontext())
+        _checks.integer("concurrency", concurrency, error=InvalidRequest)
+        # The workers hold the pool and not this object, so that it is collected when the caller drops it.
+        self._pool: _WorkerPool[Any, R] = _WorkerPool(items, work, concurrency, around or nullcontext())
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> R:
         try:
-            return await self._run.take()
+            return await self._pool.take()
         except BaseException as error:
-            run = self._run
-            # A traceback keeps this frame, and must not keep the object.
+            pool = self._pool
+            # The traceback keeps this frame, which must not keep the object.
             del self
             if isinstance(error, asyncio.CancelledError):
-                await run.close()
+                pool.cancel()
+                await pool.wait()
             raise
 
     async def aclose(self) -> None:
-        """Cancel what is under way, and return when it has come to its end."""
-        await self._run.close()
+        """Cancel the work in progress and wait until it has ended."""
+        self._pool.close()
+        await self._pool.wait()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
-        # A constructor that raised leaves nothing to cancel.
-        if hasattr(self, "_run"):
-            self._run.abandon()
+        # If the constructor raised, there is nothing to cancel.
+        if hasattr(self, "_pool"):
+            self._pool.abandon()
 
 
-class _Run(Generic[S, R]):
-    """The work under way, apart from the object that it is watched through."""
+class _WorkerPool(Generic[S, R]):
+    """The tasks behind a `Results`: one feeds items, and each item has one of its own."""
 
     def __init__(
         self,
         items: Iterable[S] | AsyncIterable[S],
-        work: Callable[[S], Awaitable[R]],
+        work: Callable[[S], Awaitable[R | Deferred]],
         concurrency: int,
         around: AbstractAsyncContextManager[object],
     ) -> None:
-        # Held here and by no frame, which a traceback may keep: a generator that is left early is closed at once.
+        # Kept here and in no frame: a traceback would keep the frame, and a generator left early would stay open.
         self._items: Iterable[S] | AsyncIterable[S] | None = items
-        self._following: Callable[[], Awaitable[S]] | None = None
+        self._pull: Callable[[], Awaitable[S]] | None = None
         self._work = work
-        self._concurrency = concurrency
         self._around = around
-        self._task: asyncio.Task[None] | None = None
-        self._consumer: asyncio.Task[object] | None = None
-        self._closed = False
-        self._exhausted = False
-        self._failure: BaseException | None = None
-        self._outbox: asyncio.Queue[tuple[R] | None] = asyncio.Queue()
-        """None is its end."""
         self._room = asyncio.Semaphore(2 * concurrency)
-        self._turn = asyncio.Lock()
+        self._workers = asyncio.Semaphore(concurrency)
+        self._pulled = asyncio.Semaphore(6 * concurrency)
+        self._task: asyncio.Task[None] | None = None
+        self._children: set[asyncio.Task[None]] = set()
+        self._idle: set[asyncio.Task[Any]] = set()
+        """The children that wait and do not work: a failure cancels them."""
+        self._consumer: asyncio.Task[Any] | None = None
+        self._outbox: asyncio.Queue[tuple[R] | None] = asyncio.Queue()
+        """Results; None marks the end."""
+        self._unfinished = 0
+        """The items that were pulled and whose results were not taken."""
+        self._failure: BaseException | None = None
+        self._stopped = self._closed = self._cancelled = False
 
     async def take(self) -> R:
-        if self._task is None or not self._task.done():
-            self._follow(asyncio.current_task())
+        """Return the next result."""
         if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._all(), name="signing_async bulk")
-        taken = await self._outbox.get()
-        if taken is not None and not self._closed:
+            self._task = asyncio.create_task(self._run(), name="signing_async worker pool")
+            self._task.add_done_callback(self._ended)
+        if self._is_running:
+            self._watch(asyncio.current_task())
+        result = await self._outbox.get()
+        if result is not None and not self._closed:
+            self._unfinished -= 1
             self._room.release()
-            return taken[0]
+            self._pulled.release()
+            return result[0]
         self._outbox.put_nowait(None)
         failure, self._failure = self._failure, None
-        if failure is None or self._closed:
+        if self._closed:
             raise StopAsyncIteration
-        raise failure
+        if self._cancelled:
+            raise RuntimeError(
+                "the result stream was cancelled because the task that took its results was cancelled or failed;"
+                f" items without a result: {self._unfinished}"
+            )
+        raise failure or StopAsyncIteration
 
-    def _follow(self, consumer: asyncio.Task[object] | None) -> None:
-        """Watch the task that takes the results; None ends that."""
+    @property
+    def _is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def _watch(self, consumer: asyncio.Task[Any] | None) -> None:
+        """Cancel the work if this task, which takes the results, is cancelled or fails."""
         if consumer is self._consumer:
             return
         if self._consumer is not None:
@@ -207,99 +238,143 @@ class _Run(Generic[S, R]):
         if consumer is not None:
             consumer.add_done_callback(self._consumer_ended)
 
-    def _consumer_ended(self, consumer: asyncio.Task[object]) -> None:
-        """Cancel the work if the task that took the last result was cancelled or failed."""
+    def _consumer_ended(self, consumer: asyncio.Task[Any]) -> None:
         self._consumer = None
-        if consumer.cancelled():
+        # A failed task has a traceback. `Task.exception` would count as retrieving its exception, which asyncio then
+        # does not log.
+        if consumer.cancelled() or consumer.get_stack(limit=1):
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the work because its consumer is gone; what has ended already is not affected."""
+        if self._is_running:
+            self._cancelled = True
             self._stop()
-        elif (error := consumer.exception()) is not None:
-            log.warning("the task that took the results failed (%s): the work left is cancelled", type(error).__name__)
+
+    def close(self) -> None:
+        """Cancel the work and give no more results."""
+        self._closed = True
+        self._items = None
+        self._outbox.put_nowait(None)
+        if self._task is not None:
             self._stop()
 
     def _stop(self) -> None:
-        if self._task is not None and not self._closed:
+        assert self._task is not None
+        if not self._task.cancelling():
             self._task.cancel()
-        self._closed = True
-        self._outbox.put_nowait(None)
 
-    async def close(self) -> None:
-        self._stop()
+    async def wait(self) -> None:
+        """Wait until all work has ended."""
         if self._task is not None:
             await asyncio.wait([self._task])
-        self._items = None
 
     def abandon(self) -> None:
-        """From whatever thread the garbage collector runs in."""
+        """Cancel the work, from any thread: the garbage collector may run in each of them."""
         task = self._task
-        if task is None or task.done() or self._closed:
+        if task is None or task.done() or task.cancelling():
             return
-        # A loop that is closed has nothing under way.
+        # A closed loop has no work in progress.
         with suppress(RuntimeError):
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-    async def _all(self) -> None:
-        try:
+    async def _run(self) -> None:
+        with self._failing():
             async with self._around:
-                await self._workers()
-        except BaseException as error:
-            self._fail(error)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._items = self._following = None
-            self._follow(None)
-            self._outbox.put_nowait(None)
+                await self._run_children()
 
-    async def _workers(self) -> None:
+    def _ended(self, _: object = None) -> None:
+        self._items = self._pull = None
+        self._idle.clear()
+        self._watch(None)
+        self._outbox.put_nowait(None)
+
+    async def _run_children(self) -> None:
+        self._idle.add(self._start(self._feed()))
+        try:
+            await self._join()
+        except asyncio.CancelledError:
+            for child in self._children:
+                child.cancel()
+            await self._join()
+            raise
+
+    async def _join(self) -> None:
+        while self._children:
+            await asyncio.wait(self._children)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        child = asyncio.create_task(coroutine)
+        self._children.add(child)
+        child.add_done_callback(self._children.discard)
+        return child
+
+    async def _feed(self) -> None:
+        """Pull items while there are workers for them."""
         assert self._items is not None
-        if isinstance(self._items, AsyncIterable):
-            self._following = aiter(self._items).__anext__
-        else:
-            self._following = _stepping(iter(self._items))
-        self._items = None
-        workers = [asyncio.create_task(self._worker()) for _ in range(self._concurrency)]
         try:
-            await asyncio.wait(workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.wait(workers)
-
-    async def _worker(self) -> None:
-        try:
+            if isinstance(self._items, AsyncIterable):
+                self._pull = aiter(self._items).__anext__
+            else:
+                self._pull = _as_async(iter(self._items))
+            self._items = None
             while True:
-                await self._room.acquire()
-                item = await self._pull()
-                if item is None:
+                await self._pulled.acquire()
+                await self._enter()
+                self._start(self._handle(await self._pull()))
+                self._unfinished += 1
+        except StopAsyncIteration:
+            self._leave()
+        except (Exception, asyncio.CancelledError) as error:
+            self._failure = self._failure or error
+            self._leave()
+
+    async def _enter(self) -> None:
+        """Wait for a free worker, and for room for the result."""
+        await self._room.acquire()
+        await self._workers.acquire()
+
+    def _leave(self) -> None:
+        self._room.release()
+        self._workers.release()
+
+    async def _handle(self, item: S) -> None:
+        """Work on one item until it has a result."""
+        with self._failing():
+            while isinstance(result := await self._work(item), Deferred):
+                if self._stopped:
                     return
-                self._outbox.put_nowait((await self._work(item[0]),))
-        except BaseException as error:
-            self._fail(error)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._exhausted = True
+                await self._wait_deferred(result.delay)
+            self._outbox.put_nowait((result,))
+            self._workers.release()
 
-    async def _pull(self) -> tuple[S] | None:
-        """The next item; None when there are no more. One at a time: an async generator cannot be asked twice."""
-        async with self._turn:
-            if self._exhausted or self._following is None:
-                return None
-            try:
-                return (await self._following(),)
-            except StopAsyncIteration:
-                return None
+    async def _wait_deferred(self, delay: float) -> None:
+        child = asyncio.current_task()
+        assert child is not None
+        self._idle.add(child)
+        self._leave()
+        await asyncio.sleep(delay)
+        await self._enter()
+        self._idle.discard(child)
 
-    def _fail(self, error: BaseException) -> None:
-        self._failure = self._failure or error
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Keep an error of the block for the consumer and begin nothing more. The tasks of the pool end without it."""
+        try:
+            yield
+        except (Exception, asyncio.CancelledError) as error:
+            self._failure = self._failure or error
+            self._stopped = True
+            for child in self._idle:
+                child.cancel()
 
 
-def _stepping(items: Iterator[S]) -> Callable[[], Awaitable[S]]:
-    """A plain iterator, asked as an async one is."""
+def _as_async(items: Iterator[S]) -> Callable[[], Awaitable[S]]:
+    """Return the ``__anext__`` of a plain iterator."""
 
-    async def following() -> S:
+    async def pull() -> S:
         for item in items:
             return item
         raise StopAsyncIteration
 
-    return following
+    return pull

@@ -205,16 +205,16 @@ def test_from_env_takes_the_constructors_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problems"),
     [
-        ({"name": ""}, ["name: must be a text that is not empty, not ''"]),
-        ({"name": 5}, ["name: must be a text that is not empty, not 5"]),
-        ({"language": "FI"}, ["language: must be EN or SV, not 'FI'"]),
-        ({"language": None}, ["language: must be EN or SV, not None"]),
-        ({"signing_order": "random"}, ["signing_order: must be sequential or parallel, not 'random'"]),
-        ({"message": 5}, ["message: must be a text, not 5"]),
-        ({"message": "x" * 401}, [f"message: at most 400 characters, this has 401: '{'x' * 40}'..."]),
+        ({"name": ""}, ["name: must be a non-empty string, got ''"]),
+        ({"name": 5}, ["name: must be a non-empty string, got 5"]),
+        ({"language": "FI"}, ["language: must be EN or SV, got 'FI'"]),
+        ({"language": None}, ["language: must be EN or SV, got None"]),
+        ({"signing_order": "random"}, ["signing_order: must be sequential or parallel, got 'random'"]),
+        ({"message": 5}, ["message: must be a string, got 5"]),
+        ({"message": "x" * 401}, [f"message: must be at most 400 characters, got 401: '{'x' * 40}'..."]),
         (
             {"name": " ", "language": "xx"},
-            ["name: must be a text that is not empty, not ' '", "language: must be EN or SV, not 'xx'"],
+            ["name: must be a non-empty string, got ' '", "language: must be EN or SV, got 'xx'"],
         ),
     ],
 )
@@ -235,18 +235,18 @@ async def test_message_of_exactly_400_characters_is_accepted(client: SigningClie
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"email": ""}, "email: must be an e-mail address, not ''"),
-        ({"email": "nobody"}, "email: must be an e-mail address, not 'nobody'"),
-        ({"email": None}, "email: must be an e-mail address, not None"),
-        ({"first_name": ""}, "first_name: must be a text that is not empty, not ''"),
-        ({"signing_method": 5}, "signing_method: must be a text that is not empty, not 5"),
-        ({"order": 0}, "order: must be a whole number from 1, not 0"),
-        ({"order": True}, "order: must be a whole number from 1, not True"),
-        ({"extra": {"email": "x"}}, "extra: email is an argument of its own"),
-        ({"extra": {1: 2}}, "extra: must map names to values, not {1: 2}"),
-        ({"extra": ["phone"]}, "extra: must map names to values, not ['phone']"),
-        ({"extra": {"phone": object}}, "extra: cannot be sent as JSON"),
-        ({"extra": {"phone": float("nan")}}, "extra: cannot be sent as JSON"),
+        ({"email": ""}, "email: must be an e-mail address, got ''"),
+        ({"email": "nobody"}, "email: must be an e-mail address, got 'nobody'"),
+        ({"email": None}, "email: must be an e-mail address, got None"),
+        ({"first_name": ""}, "first_name: must be a non-empty string, got ''"),
+        ({"signing_method": 5}, "signing_method: must be a non-empty string, got 5"),
+        ({"order": 0}, "order: must be an integer of at least 1, got 0"),
+        ({"order": True}, "order: must be an integer of at least 1, got True"),
+        ({"extra": {"email": "x"}}, "extra: pass email as an argument of its own"),
+        ({"extra": {1: 2}}, "extra: must be a mapping with string keys, got {1: 2}"),
+        ({"extra": ["phone"]}, "extra: must be a mapping with string keys, got ['phone']"),
+        ({"extra": {"phone": object}}, "extra: cannot encode as JSON"),
+        ({"extra": {"phone": float("nan")}}, "extra: cannot encode as JSON"),
     ],
 )
 async def test_invalid_recipient_is_refused_before_sending(
@@ -387,9 +387,9 @@ async def test_waiting_for_a_cancelled_signing_raises_it(sandbox: Sandbox, clien
 
 async def test_id_with_line_breaks_stays_on_one_line_of_error_and_log(caplog: pytest.LogCaptureFixture) -> None:
     async with SigningClient("http://127.0.0.1:1", "token", retry=RetryPolicy.none()) as client:
-        with pytest.raises(WaitTimeout, match=r"^the signing a b was not completed within 0.1 s$"):
+        with pytest.raises(WaitTimeout, match=r"^signing a b was not completed within 0.1 s$"):
             await client.signings.wait_until_completed("a\n\x1b[b".replace("[", ""), timeout=0.1, poll=0.02)
-    assert "waiting for signing a b goes on" in caplog.text
+    assert "polling of signing a b continues after" in caplog.text
 
 
 async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: SigningClient) -> None:
@@ -399,5 +399,5 @@ async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: Sig
     assert caught.value.signing.state is SigningState.DRAFT
     assert isinstance(caught.value, TimeoutError)
     for name in ("timeout", "poll", "max_poll"):
-        with pytest.raises(InvalidRequest, match=rf"^{name}: must be seconds above 0, not 0"):
+        with pytest.raises(InvalidRequest, match=rf"^{name}: must be a number above 0, got 0"):
             await client.signings.wait_until_completed(signing, **{name: 0})

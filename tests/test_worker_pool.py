@@ -1,4 +1,4 @@
-"""The pool of workers that bulk operations share: lazy, bounded, in order of completion, and gone when it is left."""
+"""The worker pool of bulk operations and its progress reporter."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from signing_async import InvalidRequest, Progress
-from signing_async.worker_pool import Results, Tally, Teller
+from signing_async.worker_pool import Deferred, FileProgress, ProgressReporter, Results
 
 
-class Counted:
-    """An endless source that knows how many were pulled, and whether it was closed."""
+class Source:
+    """An endless source that counts the items pulled and knows whether it was closed."""
 
     def __init__(self) -> None:
         self.pulled = 0
@@ -42,59 +42,57 @@ class Counted:
             self.closed = True
 
 
-class Hands:
-    """Work that counts how many are at it, and that ends when it is told to."""
+class Workers:
+    """Work that counts how often it runs concurrently."""
 
     def __init__(self) -> None:
-        self.at_once = self.most = self.cancelled = 0
+        self.running = self.most = self.cancelled = 0
 
     async def work(self, item: int) -> int:
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
+        self.running += 1
+        self.most = max(self.most, self.running)
         try:
             await asyncio.sleep(0.001 * (item % 3))
         except asyncio.CancelledError:
-            await asyncio.sleep(0)  # cleaning up takes its time
+            await asyncio.sleep(0)  # cleanup that awaits
             self.cancelled += 1
             raise
         finally:
-            self.at_once -= 1
+            self.running -= 1
         return item
 
     async def endless(self, item: int) -> int:
         return await self.work(item) if item < 3 else await self.hang(item)
 
     async def hang(self, item: int) -> int:
-        self.at_once += 1
+        self.running += 1
         try:
             return await asyncio.Future[int]()
         finally:
-            self.at_once -= 1
+            self.running -= 1
 
 
-def others() -> set[asyncio.Task[Any]]:
-    """Tasks other than the test's own."""
+def other_tasks() -> set[asyncio.Task[Any]]:
+    """Return the tasks other than the test's own."""
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def settled() -> None:
-    """Let what was cancelled come to its end."""
+async def settle() -> None:
+    """Let cancelled tasks end."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 100])
-async def test_each_item_has_its_result(concurrency: int) -> None:
-    """Once, with no more at work at a time than was asked for, and as many if there is work for them."""
-    hands = Hands()
-    results = [result async for result in Results(range(50), hands.work, concurrency)]
+async def test_every_item_has_one_result_and_concurrency_is_bounded(concurrency: int) -> None:
+    workers = Workers()
+    results = [result async for result in Results(range(50), workers.work, concurrency)]
     assert sorted(results) == list(range(50))
-    assert hands.most == min(concurrency, 50)
-    assert not others()
+    assert workers.most == min(concurrency, 50)
+    assert not other_tasks()
 
 
-async def test_results_come_as_they_complete() -> None:
-    """A slow one holds up no other."""
+async def test_results_arrive_in_completion_order() -> None:
     finish = asyncio.Event()
 
     async def work(item: int) -> int:
@@ -109,30 +107,28 @@ async def test_results_come_as_they_complete() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
-async def test_sources_are_pulled_as_there_is_room(kind: str) -> None:
-    """Nothing before the first result is asked for, and never far ahead of a consumer that takes its time."""
-    source, hands = Counted(), Hands()
-    results = Results(getattr(source, kind)(), hands.work, 4)
-    await settled()
+async def test_items_are_pulled_only_after_the_first_request_and_within_twice_the_concurrency(kind: str) -> None:
+    source, workers = Source(), Workers()
+    results = Results(getattr(source, kind)(), workers.work, 4)
+    await settle()
     assert source.pulled == 0
     for taken in range(1, 40):
         await anext(results)
         await asyncio.sleep(0.005)
         assert source.pulled <= taken + 2 * 4
-    assert hands.most == 4
+    assert workers.most == 4
     await results.aclose()
-    await settled()
+    await settle()
     assert source.closed
 
 
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
 @pytest.mark.parametrize("way", ["aclose", "with", "break", "drop", "raise", "cancel"])
-async def test_to_leave_early_is_to_cancel(kind: str, way: str) -> None:
-    """However the loop is left: no task goes on, nobody is at work, the source is let go of."""
-    source, hands = Counted(), Hands()
+async def test_leaving_early_cancels_the_work_and_closes_the_source(kind: str, way: str) -> None:
+    source, workers = Source(), Workers()
 
     def make() -> Results[int]:
-        return Results(getattr(source, kind)(), hands.work, 4)
+        return Results(getattr(source, kind)(), workers.work, 4)
 
     if way == "aclose":
         results = make()
@@ -145,7 +141,7 @@ async def test_to_leave_early_is_to_cancel(kind: str, way: str) -> None:
         async with make() as results:
             async for _ in results:
                 break
-        assert not hands.at_once
+        assert not workers.running
         del results
     elif way == "break":
         async for _ in make():
@@ -168,9 +164,9 @@ async def test_to_leave_early_is_to_cancel(kind: str, way: str) -> None:
         consumer.cancel()
         await asyncio.wait([consumer])
         assert consumer.cancelled()
-    await settled()
-    assert not others()
-    assert hands.at_once == 0
+    await settle()
+    assert not other_tasks()
+    assert workers.running == 0
     assert source.closed
 
 
@@ -188,9 +184,9 @@ async def take_into(taken: list[int], results: Results[int]) -> None:
         taken.append(result)
 
 
-async def test_who_gives_up_leaving_leaves_the_end_alone() -> None:
-    """What cleans up is not cancelled a second time when the object is dropped; nothing goes on without it."""
-    cleaning, clean, told = asyncio.Event(), asyncio.Event(), list[str]()
+async def test_cancelled_aclose_does_not_interrupt_cleanup() -> None:
+    """Dropping the object afterwards does not cancel the cleanup a second time."""
+    cleaning, clean, events = asyncio.Event(), asyncio.Event(), list[str]()
 
     async def work(item: int) -> int:
         try:
@@ -198,18 +194,18 @@ async def test_who_gives_up_leaving_leaves_the_end_alone() -> None:
         finally:
             cleaning.set()
             await clean.wait()
-            told.append("clean")
+            events.append("clean")
 
     @asynccontextmanager
     async def around() -> AsyncIterator[None]:
         try:
             yield
         finally:
-            told.append("left")
+            events.append("left")
 
     results = Results([1], work, 1, around=around())
     waiting = asyncio.create_task(anext(results))
-    await settled()
+    await settle()
     leaving = asyncio.create_task(results.aclose())
     await cleaning.wait()
     leaving.cancel()
@@ -217,48 +213,47 @@ async def test_who_gives_up_leaving_leaves_the_end_alone() -> None:
     assert leaving.cancelled()
     del results, waiting, leaving
     gc.collect()
-    await settled()
-    assert told == []
+    await settle()
+    assert events == []
     clean.set()
-    await settled()
-    assert told == ["clean", "left"]
-    assert not others()
+    await settle()
+    assert events == ["clean", "left"]
+    assert not other_tasks()
 
 
-async def test_what_is_dropped_in_another_thread_is_cancelled_in_its_loop() -> None:
-    """The garbage collector runs where it likes."""
-    # So the loop minds what another thread does with it.
+async def test_results_collected_in_another_thread_are_cancelled_in_their_loop() -> None:
+    """The garbage collector may run in any thread."""
+    # Debug mode refuses calls from other threads that are not thread-safe.
     asyncio.get_running_loop().set_debug(True)
-    hands = Hands()
-    held = [Results(Counted().plain(), hands.hang, 2)]
+    workers = Workers()
+    held = [Results(Source().plain(), workers.hang, 2)]
     waiting = asyncio.create_task(anext(held[0]))
-    await settled()
+    await settle()
     waiting.cancel()
     await asyncio.wait([waiting])
     del waiting
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    await settled()
-    assert not others()
-    assert hands.at_once == 0
+    await settle()
+    assert not other_tasks()
+    assert workers.running == 0
 
 
-def test_what_outlives_its_loop_is_dropped_in_silence() -> None:
-    """There is nothing left to cancel."""
+def test_results_that_outlive_their_loop_are_collected_without_error() -> None:
 
     async def main() -> Results[int]:
-        results = Results(Counted().plain(), Hands().work, 2)
+        results = Results(Source().plain(), Workers().work, 2)
         await anext(results)
         return results
 
     loop = asyncio.new_event_loop()
     results = loop.run_until_complete(main())
+    loop.run_until_complete(settle())
     tasks = asyncio.all_tasks(loop)
-    loop.run_until_complete(settled())
     loop.close()
     for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # that it was left behind is the test
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is left behind on purpose
     gone = weakref.ref(results)
     del results
     gc.collect()
@@ -266,16 +261,16 @@ def test_what_outlives_its_loop_is_dropped_in_silence() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
-async def test_an_error_of_the_source_comes_last(kind: str) -> None:
-    """What was pulled before is finished and given; nothing is pulled after."""
-    source, hands = Counted(), Hands()
+async def test_error_of_the_source_is_raised_after_the_results_pulled_before_it(kind: str) -> None:
+    """Nothing is pulled after it."""
+    source, workers = Source(), Workers()
 
     def plain() -> Iterator[int]:
         yield from range(5)
         raise OSError("the folder is gone")
 
     class Stubborn:
-        """Asked again after an error, it would go on."""
+        """An iterator that would continue after its error."""
 
         def __init__(self) -> None:
             self.items = iter([0, 1, 2, 3, 4, None, 5, 6])
@@ -290,18 +285,17 @@ async def test_an_error_of_the_source_comes_last(kind: str) -> None:
                 raise OSError("the folder is gone")
             return item
 
-    results = Results(plain() if kind == "plain" else Stubborn(), hands.work, 3)
+    results = Results(plain() if kind == "plain" else Stubborn(), workers.work, 3)
     taken = list[int]()
     with pytest.raises(OSError, match="the folder is gone"):
         await take_into(taken, results)
     assert sorted(taken) == list(range(5))
     assert [result async for result in results] == []
-    assert not others()
+    assert not other_tasks()
     assert source.pulled == 0
 
 
-async def test_an_error_of_the_work_comes_last() -> None:
-    """As one of the source's does: the others are finished first."""
+async def test_error_of_the_work_is_raised_after_the_work_in_progress_is_finished() -> None:
 
     async def work(item: int) -> int:
         await asyncio.sleep(0.001 * item)
@@ -314,11 +308,10 @@ async def test_an_error_of_the_work_comes_last() -> None:
         await take_into(taken, Results(range(100), work, 4))
     assert set(taken) <= set(range(10))
     assert {0, 2, 3} <= set(taken)
-    assert not others()
+    assert not other_tasks()
 
 
-async def test_work_that_cancels_itself_is_not_lost() -> None:
-    """It is no end of the loop like any other: the consumer is told."""
+async def test_work_that_raises_cancelled_error_raises_it_to_the_consumer() -> None:
 
     async def work(item: int) -> int:
         if item == 2:
@@ -329,24 +322,188 @@ async def test_work_that_cancels_itself_is_not_lost() -> None:
         await consume(Results(range(100), work, 1))
 
 
-async def test_waiting_for_a_result_that_is_cancelled_ends_the_work() -> None:
-    """As with an async generator: there are no more results afterwards."""
-    hands = Hands()
-    results = Results(range(3), hands.work, 1)
-    assert await anext(results) == 0
+async def test_next_result_after_a_cancelled_wait_is_an_error_that_counts_unfinished_items() -> None:
+    """The loop does not end as if all items were done."""
+    workers = Workers()
+    results = Results(range(20), workers.endless, 2)
+    taken = [await anext(results) for _ in range(3)]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(results), 0.01)
+    assert sorted(taken) == [0, 1, 2]
+    assert workers.running == 0
+    assert not other_tasks()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"the result stream was cancelled .*: 2$"):
+            await anext(results)
+    await results.aclose()
+    assert [result async for result in results] == []
+
+
+async def test_completed_results_are_returned_after_the_consumer_was_cancelled() -> None:
+    """Only then the stream says that items have no result."""
+    results = Results(range(9), Workers().endless, 3)
+    in_body = asyncio.Event()
+
+    async def consume_one() -> None:
+        async for _ in results:
+            in_body.set()
+            await asyncio.Event().wait()
+
+    consumer = asyncio.create_task(consume_one())
+    await in_body.wait()
+    while len(other_tasks()) > 5:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    consumer.cancel()
+    await asyncio.wait([consumer])
+    taken = list[int]()
+    with pytest.raises(RuntimeError, match=r"items without a result: 3$"):
+        await take_into(taken, results)
+    assert len(taken) == 2
+
+
+async def test_results_of_work_that_finishes_despite_its_cancellation_are_returned() -> None:
+    begun = asyncio.Event()
+
+    async def work(item: int) -> int:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return item
+
+    results = Results([1], work, 1)
     waiting = asyncio.create_task(anext(results))
-    await asyncio.sleep(0)
+    await begun.wait()
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert hands.at_once == 0
-    assert [result async for result in results] == []
+    assert await anext(results) == 1
+    with pytest.raises(RuntimeError, match=r"items without a result: 0$"):
+        await anext(results)
+
+
+async def test_all_results_remain_available_if_the_consumer_is_cancelled_after_the_work() -> None:
+    results = Results(range(4), Workers().work, 2)
+    first = list[int]()
+
+    async def consume_one() -> None:
+        first.append(await anext(results))
+        await asyncio.Event().wait()
+
+    consumer = asyncio.create_task(consume_one())
+    while other_tasks() != {consumer} or not first:
+        await asyncio.sleep(0)
+    consumer.cancel()
+    await asyncio.wait([consumer])
+    assert sorted(first + await consume(results)) == [0, 1, 2, 3]
+
+
+async def test_tasks_that_end_after_one_result_do_not_cancel_the_work() -> None:
+    """A result may be awaited in a task of its own, with a timeout that does not cancel it."""
+    results = Results(range(5), Workers().work, 2)
+    taken = []
+    while True:
+        task = asyncio.ensure_future(anext(results, None))
+        while not (await asyncio.wait({task}, timeout=0.0001))[0]:
+            pass
+        if task.result() is None:
+            break
+        taken.append(task.result())
+    assert sorted(taken) == list(range(5))
+
+
+async def test_exception_of_a_failed_consumer_is_still_logged_as_never_retrieved() -> None:
+    """The pool does not mark it as retrieved."""
+    unhandled: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context["exception"]))
+    consumer = asyncio.create_task(divide(Results(Source().plain(), Workers().work, 2)))
+    await asyncio.wait([consumer])
+    await settle()
+    del consumer
+    gc.collect()
+    await settle()
+    assert [type(error) for error in unhandled] == [ZeroDivisionError]
+    assert not other_tasks()
+
+
+# Deferred items
+
+
+async def test_deferred_item_is_worked_on_again_and_its_worker_is_free_meanwhile() -> None:
+    attempts = list[str]()
+
+    async def work(item: str) -> str | Deferred:
+        attempts.append(item)
+        return Deferred(0.01) if item == "busy" and attempts.count("busy") < 4 else item
+
+    assert [result async for result in Results(["busy", *"abc"], work, 1)] == [*"abc", "busy"]
+    assert attempts.count("busy") == 4
+
+
+async def test_deferred_items_are_retried_while_the_source_is_slow() -> None:
+    more = asyncio.Event()
+    attempts = 0
+
+    async def items() -> AsyncIterator[str]:
+        yield "busy"
+        await more.wait()
+        yield "late"
+
+    async def work(item: str) -> str | Deferred:
+        nonlocal attempts
+        attempts += 1
+        return Deferred(0.001) if attempts < 3 else item
+
+    results = Results(items(), work, 2)
+    assert await anext(results) == "busy"
+    more.set()
+    assert [result async for result in results] == ["late"]
+
+
+async def test_deferred_items_are_bounded() -> None:
+    """With too many of them, their workers wait and nothing more is pulled."""
+    source, free = Source(), asyncio.Event()
+
+    async def work(item: int) -> int | Deferred:
+        return item if free.is_set() else Deferred(0.001)
+
+    results = Results(source.plain(), work, 2)
+    waiting = asyncio.ensure_future(anext(results))
+    await asyncio.wait({waiting}, timeout=0.05)
+    assert source.pulled <= 4 * 2 + 2 * 2
+    free.set()
+    taken = {await waiting} | {await anext(results) for _ in range(20)}
+    assert len(taken) == 21
+    await results.aclose()
+    await settle()
+    assert not other_tasks()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_failure_ends_the_wait_of_deferred_items(late: bool) -> None:
+    """They are not worked on again, nor is an item that is deferred after the failure."""
+    failed = asyncio.Event()
+
+    async def work(item: int) -> int | Deferred:
+        if item == 0:
+            if late:
+                await failed.wait()
+            return Deferred(60)
+        await asyncio.sleep(0)
+        failed.set()
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await asyncio.wait_for(consume(Results([0, 1], work, 2)), 10)
+    assert not other_tasks()
 
 
 @pytest.mark.parametrize("place", ["next", "body"])
 @pytest.mark.parametrize("way", ["cancel", "raise"])
-async def test_work_ends_with_its_consumer_though_a_traceback_keeps_the_results(place: str, way: str) -> None:
-    """The consumer's exception keeps its frames, and they keep the results: nothing goes on all the same."""
-    hands, in_body = Hands(), asyncio.Event()
+async def test_work_is_cancelled_with_its_consumer_even_if_a_traceback_keeps_the_results(place: str, way: str) -> None:
+    """The consumer's exception keeps its frames alive, and with them the stream."""
+    workers, in_body = Workers(), asyncio.Event()
 
     async def look(results: Results[int]) -> None:
         async for _ in results:
@@ -356,81 +513,76 @@ async def test_work_ends_with_its_consumer_though_a_traceback_keeps_the_results(
                     raise ZeroDivisionError
                 await asyncio.Event().wait()
 
-    results = Results(Counted().plain(), hands.work if place == "body" else hands.hang, 4)
+    results = Results(Source().plain(), workers.work if place == "body" else workers.hang, 4)
     consumer = asyncio.create_task(look(results))
     del results
     if place == "body":
         await in_body.wait()
     else:
-        await settled()
-        assert hands.at_once
+        await settle()
+        assert workers.running
     if way == "cancel" or place == "next":
         consumer.cancel()
     await asyncio.wait([consumer])
     with pytest.raises((asyncio.CancelledError, ZeroDivisionError)) as kept:
         consumer.result()
-    await settled()
+    await settle()
     assert kept.value.__traceback__ is not None
-    assert hands.at_once == 0
-    assert not others()
+    assert workers.running == 0
+    assert not other_tasks()
 
 
-async def test_one_result_may_be_enough() -> None:
-    """Whoever asks for the first one gets it, and then the rest is cancelled."""
-    hands = Hands()
-    assert await anext(Results(range(10), hands.work, 1)) == 0
-    await settled()
-    assert not others()
+async def test_dropping_the_stream_after_one_result_cancels_the_rest() -> None:
+    workers = Workers()
+    assert await anext(Results(range(10), workers.work, 1)) == 0
+    await settle()
+    assert not other_tasks()
 
 
-async def test_consumers_may_share() -> None:
-    """Each result goes to one of them, and all of them come to the end."""
-    results = Results(range(20), Hands().work, 3)
+async def test_several_consumers_share_the_results() -> None:
+    results = Results(range(20), Workers().work, 3)
     taken = await asyncio.gather(consume(results), consume(results), consume(results))
     assert sorted(itertools.chain(*taken)) == list(range(20))
 
 
-async def test_nothing_to_do() -> None:
-    """No items, no results; one that is closed before it began does nothing."""
-    assert [result async for result in Results([], Hands().work, 3)] == []
-    results = Results([1, 2], Hands().work, 3)
+async def test_empty_source_and_closed_stream_have_no_results() -> None:
+    assert [result async for result in Results([], Workers().work, 3)] == []
+    results = Results([1, 2], Workers().work, 3)
     await results.aclose()
     assert [result async for result in results] == []
-    assert not others()
+    assert not other_tasks()
 
 
-async def test_closed_while_another_waits() -> None:
-    """Who waits for a result is told that there are no more."""
-    results = Results(Counted().plain(), Hands().hang, 2)
+async def test_aclose_ends_the_wait_of_another_consumer() -> None:
+    results = Results(Source().plain(), Workers().hang, 2)
     waiting = asyncio.create_task(consume(results))
-    await settled()
+    await settle()
     await results.aclose()
     await asyncio.wait_for(waiting, 10)
-    assert not others()
+    assert not other_tasks()
 
 
 @pytest.mark.parametrize("way", ["end", "leave", "fail"])
-async def test_what_is_around_it(way: str) -> None:
-    """It is entered before the first item is pulled, and left when nobody is at work any more."""
-    hands, told = Hands(), list[str]()
+async def test_around_is_entered_before_the_first_pull_and_left_after_the_last_work(way: str) -> None:
+    workers, events = Workers(), list[str]()
 
     @asynccontextmanager
     async def around() -> AsyncIterator[None]:
-        told.append("entered")
+        events.append("entered")
         try:
             yield
         finally:
-            assert hands.at_once == 0
-            told.append("left")
+            assert workers.running == 0
+            events.append("left")
 
     def items() -> Iterator[int]:
-        told.append("pulled")
+        events.append("pulled")
         yield from range(10)
         if way == "fail":
             raise OSError("no more")
 
-    results = Results(items(), hands.work, 2, around=around())
-    assert told == []
+    results = Results(items(), workers.work, 2, around=around())
+    assert events == []
     if way == "leave":
         async with results:
             await anext(results)
@@ -439,12 +591,11 @@ async def test_what_is_around_it(way: str) -> None:
             await consume(results)
     else:
         await consume(results)
-    assert told == ["entered", "pulled", "left"]
+    assert events == ["entered", "pulled", "left"]
 
 
 @pytest.mark.parametrize("when", ["entered", "left"])
-async def test_an_error_of_what_is_around_it(when: str) -> None:
-    """It is raised: before any result, or after all of them."""
+async def test_error_of_around_is_raised(when: str) -> None:
 
     @asynccontextmanager
     async def around() -> AsyncIterator[None]:
@@ -455,19 +606,17 @@ async def test_an_error_of_what_is_around_it(when: str) -> None:
 
     taken = list[int]()
     with pytest.raises(OSError, match="no journal"):
-        await take_into(taken, Results(range(5), Hands().work, 1, around=around()))
+        await take_into(taken, Results(range(5), Workers().work, 1, around=around()))
     assert taken == ([] if when == "entered" else list(range(5)))
 
 
 @pytest.mark.parametrize("concurrency", [0, -1, True, 1.0, "8", None])
-async def test_a_concurrency_that_is_none(concurrency: Any) -> None:
-    """It is said which value it was."""
-    with pytest.raises(InvalidRequest, match=r"concurrency: must be a whole number from 1, not "):
-        Results([1], Hands().work, concurrency)
+async def test_invalid_concurrency_is_rejected(concurrency: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"concurrency: must be an integer of at least 1, got "):
+        Results([1], Workers().work, concurrency)
 
 
-async def test_the_memory_does_not_grow_with_the_number() -> None:
-    """Results that were taken, and items that are done, are gone."""
+async def test_memory_does_not_grow_with_the_number_of_items() -> None:
     alive = weakref.WeakSet[Any]()
 
     class Item:
@@ -484,24 +633,24 @@ async def test_the_memory_does_not_grow_with_the_number() -> None:
     assert most <= 2 * 8 + 3
 
 
-# Progress over many files
+# Progress
 
 
-def test_a_tally_counts_to_its_totals() -> None:
-    """Bytes of a repeat are taken back; a file that failed counts as done, with all of its bytes."""
-    told: list[Progress] = []
-    tally = Tally(Teller(told.append), 3)
-    tally.bytes_total = 60
-    good, bad, unread = tally.share(), tally.share(), tally.share()
-    good.listen(Progress(0, 1, 8, 10))
-    bad.listen(Progress(0, 1, 15, 20))
-    good.listen(Progress(0, 1, 0, 10))
-    good.listen(Progress(0, 1, 10, 10))
-    good.listen(Progress(1, 1, 10, 10))
-    good.done(asked_in_vain)
-    bad.done(asked_in_vain)
-    unread.done(lambda: 30)
-    assert [(one.files_done, one.bytes_done) for one in told] == [
+def test_progress_of_many_files_adds_up_to_the_totals() -> None:
+    """A retry takes its bytes back; a failed file counts as done with all of its bytes."""
+    events: list[Progress] = []
+    reporter = ProgressReporter(events.append, 4, 60)
+    good, bad, unopened, unknown = (FileProgress(reporter) for _ in range(4))
+    good(Progress(0, 1, 8, 10))
+    bad(Progress(0, 1, 15, 20))
+    good(Progress(0, 1, 0, 10))
+    good(Progress(0, 1, 10, 10))
+    good(Progress(1, 1, 10, 10))
+    good.finish(good.size)
+    bad.finish(bad.size)
+    unopened.finish(30)
+    unknown.finish(None)
+    assert [(progress.files_done, progress.bytes_done) for progress in events] == [
         (0, 8),
         (0, 23),
         (0, 15),
@@ -509,45 +658,39 @@ def test_a_tally_counts_to_its_totals() -> None:
         (1, 25),
         (2, 30),
         (3, 60),
+        (4, 60),
     ]
-    assert {(one.files_total, one.bytes_total) for one in told} == {(3, 60)}
+    assert {(progress.files_total, progress.bytes_total) for progress in events} == {(4, 60)}
 
 
-def test_a_listener_that_fails_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, once."""
-    told: list[Progress] = []
+def test_progress_of_one_file_restarts_with_each_attempt_and_ends_with_all_bytes() -> None:
+    events: list[Progress] = []
+    progress = FileProgress(ProgressReporter(events.append, 1, 9))
+    progress.restart()
+    progress.add(4)
+    progress.restart()
+    progress.add(4)
+    progress.finish(9)
+    assert [(event.files_done, event.bytes_done) for event in events] == [(0, 4), (0, 0), (0, 4), (1, 9)]
+
+
+def test_on_progress_that_raises_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[Progress] = []
 
     def fail(progress: Progress) -> None:
-        told.append(progress)
+        events.append(progress)
         raise LookupError("no such bar")
 
-    teller = Teller(fail)
-    teller.tell(Progress(0, 1, 0, 1))
-    teller.tell(Progress(1, 1, 1, 1))
-    assert len(told) == 1
-    assert [record.getMessage() for record in caplog.records] == ["on_progress failed; the work goes on without it"]
+    reporter = ProgressReporter(fail)
+    assert reporter.enabled
+    reporter.add(0, 1)
+    reporter.add(1, 0)
+    assert len(events) == 1
+    assert not reporter.enabled
+    assert [record.getMessage() for record in caplog.records] == ["on_progress failed and is not called again"]
 
 
-def asked_in_vain() -> int:
-    raise AssertionError("the size is known")
-
-
-def test_a_file_of_unknown_size_counts_for_what_was_sent() -> None:
-    """And for none of it when it failed before it was opened."""
-    told: list[Progress] = []
-    Tally(Teller(told.append), None).share().done(lambda: None)
-    assert told == [Progress(1, None, 0, None)]
-
-
-@pytest.mark.parametrize("listener", [5, "print"])
-def test_a_listener_that_is_none(listener: Any) -> None:
-    """It is said at once."""
-    with pytest.raises(InvalidRequest, match="on_progress: must be callable, not "):
-        Teller(listener)
-
-
-def test_nobody_listens() -> None:
-    """Then nothing is told."""
-    teller = Teller(None)
-    assert not teller.listening
-    teller.tell(Progress(0, 0, 0, 0))
+@pytest.mark.parametrize("on_progress", [5, "print"])
+def test_on_progress_that_is_not_callable_is_rejected(on_progress: Any) -> None:
+    with pytest.raises(InvalidRequest, match="on_progress: must be callable, got "):
+        ProgressReporter(on_progress)

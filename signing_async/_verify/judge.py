@@ -1,8 +1,7 @@
-"""Judge the signatures of a PDF with pyHanko, and with the checks that it does not make.
+"""Judge the signatures of a PDF with pyHanko and with checks that pyHanko lacks.
 
-These are: that a byte range leaves out nothing but the signature's own hexadecimal digits, that nothing follows the
-signature in its place, that no signature is passed over for its format, that a field which shows something is signed,
-and that nothing stands behind the last revision.
+These are: a byte range excludes only the hexadecimal digits of its signature; a placeholder contains only its
+signature; no signature is ignored because of its format; visible fields are signed; nothing follows the last revision.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _PERMITTED = {1: "no changes", 2: "form filling and signatures only", 3: "form f
 
 
 async def judge(data: bytes, options: Options) -> dict[str, Any]:
-    """Return the fields of a `sealed.Report` on the file, whatever the file holds.
+    """Return the fields of a `sealed.Report` for any file.
 
-    A file that departs from the format is read a second time, more tolerantly, as its readers do. What was appended to
-    such a file cannot be told for sure, so one signature has to cover all of it.
+    A file that violates the format is read a second time, as tolerantly as PDF readers do. What was appended to such a
+    file cannot be determined, so one signature must cover all of it.
     """
     for strict in (True, False):
         try:
@@ -41,14 +40,14 @@ async def judge(data: bytes, options: Options) -> dict[str, Any]:
                 return await _Judge(data, reader, options).report()
         except MemoryError:
             raise
-        except Exception as error:  # pyHanko meets a hostile or broken file with many types, and none is a promise
+        except Exception as error:  # pyHanko raises many types for hostile or broken files and documents none
             reason = str(error) or type(error).__name__
-    problem = f"its structure cannot be followed: it is damaged, cut short, or made to mislead ({plain(reason)})"
+    problem = f"its structure cannot be parsed: the file is damaged, truncated or misleading ({plain(reason)})"
     return {"revisions": 0, "seals": [], "problems": [problem], "trust_problems": []}
 
 
 class _Judge:
-    """The judgement on one file."""
+    """The verification of one file."""
 
     def __init__(self, data: bytes, reader: PdfFileReader, options: Options) -> None:
         self._data = data
@@ -66,23 +65,23 @@ class _Judge:
         await self._validator.judge_trust(signatures)
         for signature in signatures:
             await self._validator.judge_level(signature, signatures)
-        problems = [f"{_called(each, signatures)}: {text}" for each in signatures for text in each.problems]
+        problems = [f"{_label(each, signatures)}: {text}" for each in signatures for text in each.problems]
         if not signatures:
             rights = entry(self._reader.root, "/Perms", {}).keys() & {"/UR", "/UR3"}
-            problems.append("it carries usage rights, and no signature" if rights else "it is not signed")
-        elif behind := self._bytes_behind(signatures):
-            problems.append(f"{several(behind)} stand behind its last revision, and no signature covers them")
+            problems.append("it has usage rights but no signature" if rights else "it is not signed")
+        elif trailing := self._bytes_after(signatures):
+            problems.append(f"{several(trailing)} after its last revision, not covered by any signature")
         return {
             "revisions": self._reader.xrefs.total_revisions,
             "seals": [signature.as_dict() for signature in signatures],
             "problems": problems,
             "trust_problems": [
-                f"{_called(each, signatures)}: {text}" for each in signatures for text in each.trust_problems
+                f"{_label(each, signatures)}: {text}" for each in signatures for text in each.trust_problems
             ],
         }
 
     def _fields(self) -> Iterator[tuple[str, Any, Any]]:
-        """The filled signature fields, whatever is in them: names, values, and the fields themselves."""
+        """Yield the names, values and fields of all filled signature fields."""
         for name, value, field in enumerate_sig_fields(self._reader, filled_status=True):
             found = value.get_object()
             if isinstance(found, DictionaryObject):
@@ -98,34 +97,34 @@ class _Judge:
             _check_status(signature)
         except (MemoryError, PdfStrictReadError):
             raise
-        except Exception as error:  # as above: whatever is wrong with one signature is said of that signature
+        except Exception as error:  # as above; it becomes a problem of this signature
             signature.problems.append(f"it cannot be validated: {plain(str(error) or type(error).__name__)}")
             signature.status = None
         return signature
 
     def _check_range(self, signature: Signature) -> None:
-        """Check that its byte range is all of the file up to some end, but the signature in hexadecimal digits.
+        """Check that the byte range covers the file up to some end, except the hexadecimal digits of the signature.
 
-        pyHanko compares lengths only where the range ends with the file, and reads shorter spellings of the same
-        signature as well: the bytes that these save could hold anything.
+        pyHanko compares lengths only if the range ends with the file. It also accepts shorter spellings of the
+        signature, which leave room for unsigned bytes.
         """
         numbers = [int(number) for number in signature.embedded.byte_range]
         contents = signature.embedded.pkcs7_content
         if len(numbers) != 4 or numbers[0] != 0 or min(numbers) < 0:
-            signature.problems.append(f"its byte range makes no sense: {plain(str(numbers))}")
+            signature.problems.append(f"its byte range is invalid: {plain(str(numbers))}")
             return
         start, end, covers = numbers[1], numbers[2], numbers[2] + numbers[3]
         if self._data[start:end].lower() != b"<%b>" % contents.hex().encode():
-            signature.problems.append("its byte range leaves out more, or other, bytes than the signature itself")
+            signature.problems.append("its byte range excludes more or other bytes than the signature itself")
         elif covers > len(self._data):
             signature.problems.append(f"its byte range ends {several(covers - len(self._data))} past the file's end")
         else:
             signature.covers = covers
         if contents[parser.peek(contents) :].strip(b"\0"):
-            signature.problems.append("something else stands behind it in its place, and no signature covers that")
+            signature.problems.append("its placeholder contains data after the signature, not covered by any signature")
 
     def _check_changes(self, signature: Signature, signatures: Sequence[Signature]) -> None:
-        """Name what was changed since, and tell whether it shows."""
+        """Record the changes after the signature and whether they are visible."""
         status, embedded = signature.status, signature.embedded
         result, level = status.diff_result, status.modification_level
         signature.shown = signature.is_valid and signature.covers > 0 and isinstance(result, DiffResult)
@@ -133,9 +132,9 @@ class _Judge:
             signature.problems.append(f"it was followed by changes that are not allowed: {plain(str(result))}")
             return
         if not self._reader.strict and status.coverage != SignatureCoverageLevel.ENTIRE_FILE:
-            signature.problems.append("the file departs from the format, so that later changes cannot be told for sure")
+            signature.problems.append("the file violates the PDF format, so later changes cannot be determined")
         if self._has_newer_store(embedded.signed_revision):
-            signature.changes.append("data for validation were added")
+            signature.changes.append("validation data was added")
         stamps = [other for other in signatures if other.kind == "timestamp" and other.covers > signature.covers]
         signature.changes += [
             f"a document timestamp was added in the field {plain(each.field_name)!r}" for each in stamps
@@ -147,10 +146,10 @@ class _Judge:
             signature.changes.append("document information was changed")
         if getattr(status, "docmdp_ok", None) is False:
             permitted = _PERMITTED[embedded.docmdp_level.value]
-            signature.problems.append(f"it permits {permitted}, and more was changed: {'; '.join(signature.changes)}")
+            signature.problems.append(f"it permits {permitted}, but more was changed: {'; '.join(signature.changes)}")
 
     def _name_fields(self, signature: Signature, names: Sequence[str]) -> list[str]:
-        """Name the changed form fields, and return those that are filled in with something else than a signature."""
+        """Record the changed form fields, and return those filled in with something other than a signature."""
         filled = []
         signed = {name: (value, field) for name, value, field in enumerate_sig_fields(self._reader)}
         for name in names:
@@ -163,7 +162,7 @@ class _Judge:
                 signature.changes.append(f"a signature was added in the field {shown}")
                 continue
             elif value is None:
-                signature.problems.append(f"the field {shown} was added after it, shows something, and is not signed")
+                signature.problems.append(f"the visible field {shown} was added after it and is not signed")
             else:
                 signature.changes.append(f"a visible signature was added in the field {shown}")
             signature.shown = False
@@ -179,17 +178,17 @@ class _Judge:
             return
         signature.certification = certification.permission and certification.permission.value
         if any(other.covers < signature.covers for other in signatures if other.kind == "signature"):
-            signature.problems.append("it certifies the document, and is not its first signature")
+            signature.problems.append("it certifies the document but is not its first signature")
 
-    def _bytes_behind(self, signatures: Sequence[Signature]) -> int:
-        """Count the bytes behind the last revision; white space counts behind a signature that is to be the end."""
+    def _bytes_after(self, signatures: Sequence[Signature]) -> int:
+        """Count the bytes after the last revision; white space counts only after a signature that covers the end."""
         end = self._data.find(b"%%EOF", self._data.rfind(b"startxref")) + len(b"%%EOF")
         covers = signatures[-1].covers
         return len(self._data) - covers if covers >= end else len(self._data[end:].strip(b"\0\t\n\f\r "))
 
 
 class _DirectValue:
-    """Stands in for the reference to a signature that is written into its field."""
+    """A stand-in for the reference to a signature that is written directly into its field."""
 
     def __init__(self, value: Any, reference: Any) -> None:
         self._value = value
@@ -200,7 +199,7 @@ class _DirectValue:
 
 
 def _with_reference(field: Any) -> Any:
-    """Return the field, with a value that pyHanko can take for a reference."""
+    """Return the field with a value that pyHanko accepts as a reference."""
     value = field.raw_get("/V")
     if isinstance(value, IndirectObject):
         return field
@@ -210,31 +209,31 @@ def _with_reference(field: Any) -> Any:
 
 
 def _check_status(signature: Signature) -> None:
-    """Name what is wrong with the signature itself, by pyHanko's judgement."""
+    """Record the problems that pyHanko found in the signature itself, and its time."""
     status, problems = signature.status, signature.problems
     if not status.intact:
-        problems.append("what it covers is not what was signed: its digest is wrong")
+        problems.append("its digest is wrong: the signed content was changed")
     if not status.valid:
-        problems.append("the key of its certificate did not make it")
+        problems.append("its signature does not match the key of its certificate")
     if indication(status) == "CERTIFICATE_CHAIN_GENERAL_FAILURE":
         problems.append("a certificate in it cannot be read")
     if indication(status).startswith("CRYPTO_CONSTRAINTS"):
-        problems.append(f"it is made with {status.md_algorithm} and {status.pkcs7_signature_mechanism}, too weak")
+        problems.append(f"its algorithms are too weak: {status.md_algorithm} and {status.pkcs7_signature_mechanism}")
     if signature.kind == "timestamp":
         signature.time, signature.time_source = status.timestamp, "timestamp"
         return
     signature.time, signature.time_source = signature.embedded.self_reported_timestamp, "signer"
     for token in (status.timestamp_validity, status.content_timestamp_validity):
         if token is not None and not (token.intact and token.valid):
-            problems.append("its timestamp was changed, or is of something else")
+            problems.append("its timestamp was changed or belongs to other data")
     if status.timestamp_validity is not None:
         signature.time, signature.time_source = status.timestamp_validity.timestamp, "timestamp"
     if not status.seed_value_ok:
-        problems.append(f"it is not what its field asks for: {plain(str(status.seed_value_constraint_error))}")
+        problems.append(f"it violates the constraints of its field: {plain(str(status.seed_value_constraint_error))}")
 
 
 def _is_visible(field: Any) -> bool:
-    """Return whether the field, or a widget of it, takes up space on a page."""
+    """Return whether the field or one of its widgets has an area on a page."""
     for widget in (field, *(kid.get_object() for kid in entry(field, "/Kids", ()))):
         left, bottom, right, top = entry(widget, "/Rect", (0, 0, 0, 0))
         if left != right and bottom != top:
@@ -242,5 +241,5 @@ def _is_visible(field: Any) -> bool:
     return False
 
 
-def _called(signature: Signature, signatures: Sequence[Signature]) -> str:
+def _label(signature: Signature, signatures: Sequence[Signature]) -> str:
     return f"its {signature.kind}" if len(signatures) == 1 else f"{signature.kind} {signatures.index(signature) + 1}"

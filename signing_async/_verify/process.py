@@ -1,4 +1,4 @@
-"""Run the worker process, with limits of time and memory."""
+"""Run the worker process with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START = (
 
 
 def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, bool], timeout: float) -> dict[str, Any]:
-    """Return the fields of a `sealed.Report`, which a worker process finds; one that cannot be judged is not sound."""
+    """Return the fields of a `sealed.Report` from a worker process. A file that exceeds the limits is not sound."""
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
     path = json.dumps([os.path.abspath(each) for each in sys.path])  # noqa: PTH100  # an empty entry is this folder
@@ -30,17 +30,17 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     try:
         done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # it is this interpreter
     except subprocess.TimeoutExpired:
-        return _unjudged(f"to judge it takes more than {timeout:g} seconds")
+        return _not_verified(f"verification took more than {timeout:g} seconds")
     if done.returncode == 0:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
     if done.returncode == OUT_OF_MEMORY:
-        return _unjudged(f"to judge it takes more than {memory >> 20} MiB of memory")
+        return _not_verified(f"verification took more than {memory >> 20} MiB of memory")
     if done.returncode < 0:
-        return _unjudged(f"the process that judged it was ended by {signal.Signals(-done.returncode).name}")
+        return _not_verified(f"the verifying process was ended by {signal.Signals(-done.returncode).name}")
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    raise RuntimeError(f"signing_async.sealed: its worker process failed: {lines[-1] if lines else done.returncode}")
+    raise RuntimeError(f"signing_async.sealed: worker process failed: {lines[-1] if lines else done.returncode}")
 
 
-def _unjudged(problem: str) -> dict[str, Any]:
+def _not_verified(problem: str) -> dict[str, Any]:
     return {"revisions": 0, "seals": [], "problems": [problem], "trust_problems": []}

@@ -13,16 +13,16 @@ from ..errors import InvalidRequest
 __all__ = ["Trust", "load_roots"]
 
 Trust: TypeAlias = str | os.PathLike[str] | bytes
-"""Certificates to trust: a file of PEM or DER, a folder of those, their bytes, or "system" for the system's."""
+"""Certificates to trust: a PEM or DER file, a folder of such files, their bytes, or "system" for the system's."""
 
 SUFFIXES = frozenset({".pem", ".crt", ".cer", ".der"})
 
 
 def load_roots(trust: Trust | Iterable[Trust]) -> list[bytes]:
-    """Return the certificates of authorities among those given, in DER.
+    """Return the authorities' certificates among those given, in DER.
 
-    A certificate that neither is an authority's nor signed by itself is no root: it is left out, as in the sandbox's
-    file, which holds both. Where nothing else is given, that is an `InvalidRequest`.
+    A certificate that is neither an authority's nor self-signed is no root and is ignored: the sandbox's file, for
+    example, contains one. Raise `InvalidRequest` if there is no other.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -37,12 +37,12 @@ def load_roots(trust: Trust | Iterable[Trust]) -> list[bytes]:
             found = x509.load_pem_x509_certificates(content) if is_pem else [x509.load_der_x509_certificate(content)]
             authorities = [each for each in found if each.issuer == each.subject or _is_authority(each)]
         except ValueError as error:
-            raise InvalidRequest(f"trust: {shown} holds no certificate that can be read: {error}") from None
+            raise InvalidRequest(f"trust: no readable certificate in {shown}: {error}") from None
         if not authorities:
-            raise InvalidRequest(f"trust: {shown} holds no authority's certificate: give that of the issuer")
+            raise InvalidRequest(f"trust: no authority's certificate in {shown}; pass that of the issuer")
         roots += [each.public_bytes(Encoding.DER) for each in authorities]
     if not roots:
-        raise InvalidRequest("trust: there is no certificate in what was given")
+        raise InvalidRequest("trust: no certificate given")
     return roots
 
 
@@ -56,11 +56,11 @@ def _is_authority(certificate: Any) -> bool:
 def _contents(trust: Iterable[Trust]) -> Iterator[tuple[str, bytes]]:
     for each in trust:
         if isinstance(each, bytes):
-            yield "what was given", each
+            yield "the given bytes", each
         elif isinstance(each, str | os.PathLike):
             yield from _files(Path(each))
         else:
-            raise InvalidRequest(f"trust: must be paths or bytes, not {type(each).__name__}")
+            raise InvalidRequest(f"trust: must be paths or bytes, got {type(each).__name__}")
 
 
 def _files(path: Path) -> list[tuple[str, bytes]]:
@@ -69,4 +69,4 @@ def _files(path: Path) -> list[tuple[str, bytes]]:
         return [(repr(str(file)), file.read_bytes()) for file in files]
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequest(f"trust: {str(path)!r} cannot be read: {why}") from None
+        raise InvalidRequest(f"trust: cannot read {str(path)!r}: {why}") from None

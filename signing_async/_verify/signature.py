@@ -1,4 +1,4 @@
-"""One signature while it is judged, and the texts that are said of it."""
+"""The findings on one signature, and the text helpers for its report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["Options", "Signature", "entry", "indication", "plain", "several"]
 
 LONGEST = 400
-"""Characters of a foreign text that are shown."""
+"""The number of characters shown of a text from the file."""
 
 _REFERENCE = re.compile(r"(?:Reference\(idnum=|IndirectObject\()([0-9]+)[^)]*\)")
 
@@ -20,24 +20,24 @@ _SHORT = {"common_name": "CN", "organization_name": "O", "organizational_unit_na
 
 @dataclass(frozen=True)
 class Options:
-    """How to judge a file."""
+    """How to verify a file."""
 
     roots: Sequence[bytes] | None = None
-    """Trusted certificates, in DER; None leaves trust out."""
+    """Trusted certificates in DER; None skips the trust checks."""
     fetch: bool = False
     form_filling: bool = True
 
 
 @dataclass
 class Signature:
-    """One signature while it is judged."""
+    """The findings on one signature, filled in step by step."""
 
     kind: str
     field_name: str
     value: Any
     embedded: Any = None
     status: Any = None
-    """pyHanko's own judgement, without roots; None where it cannot be validated."""
+    """pyHanko's verdict without roots; None if the signature cannot be validated."""
     covers: int = 0
     problems: list[str] = field(default_factory=list)
     trust_problems: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Signature:
         }
 
     def _names(self) -> dict[str, str | None]:
-        """Return the names in the signer's certificate, once it is known to belong to the signature."""
+        """Return the names in the signer's certificate if it is known to belong to the signature."""
         if self.status is None:
             return {"signer": None, "subject": None, "issuer": None}
         certificate = self.status.signing_cert
@@ -90,13 +90,13 @@ class Signature:
 
 
 def _parts(name: Any) -> list[tuple[str, str]]:
-    """Return the parts of a certificate's name: pairs of a kind, such as CN, and a text."""
+    """Return the parts of a certificate's name as pairs, such as ``("CN", "Anna Berg")``."""
     pairs = [pair for group in name.chosen for pair in group]
     return [(_SHORT.get(pair["type"].native, pair["type"].native), str(pair["value"].native)) for pair in pairs]
 
 
 def entry(entries: Any, key: str, default: Any = None) -> Any:
-    """Return a dictionary's entry itself: pyHanko's `get` may return a reference to it."""
+    """Return an entry of a dictionary. pyHanko's `get` may return a reference to it instead."""
     try:
         return entries[key]
     except KeyError:
@@ -104,16 +104,16 @@ def entry(entries: Any, key: str, default: Any = None) -> Any:
 
 
 def indication(status: Any) -> str:
-    """Return the name that ETSI EN 319 102-1 has for why a certificate is not trusted; empty if it is."""
+    """Return the ETSI EN 319 102-1 name of the reason why a certificate is not trusted; empty if it is trusted."""
     return "" if status.trust_problem_indic is None else str(status.trust_problem_indic.standard_name)
 
 
 def plain(text: str) -> str:
-    """Return a foreign text in one line of printable characters, cut to a length."""
+    """Return a text from the file as one line of printable characters of limited length."""
     text = _REFERENCE.sub(r"object \1", text[: 4 * LONGEST])
     return "".join(each if each.isprintable() else " " for each in text[:LONGEST])
 
 
 def several(count: int) -> str:
-    """Return a number of bytes as text."""
+    """Return a byte count as text."""
     return f"{count} byte{'s' * (count != 1)}"

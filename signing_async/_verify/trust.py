@@ -1,4 +1,4 @@
-"""Validate signatures with pyHanko: by the roots that are given, by revocation data, and how long that will last."""
+"""Validate signatures with pyHanko: against roots, by revocation data, and for their PAdES level."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Validator"]
 
 _IF_ANY = RevocationCheckingPolicy.from_legacy("soft-fail")
 _FOR_ALL = RevocationCheckingPolicy.from_legacy("require")
-_EXPIRED = "has expired or was not valid yet, or an issuer's"
+_EXPIRED = "has expired or is not yet valid, or that of an issuer"
 _UNTRUSTED = {
     "NO_CERTIFICATE_CHAIN_FOUND": "does not lead to a trusted root",
-    "CHAIN_CONSTRAINTS_FAILURE": "is not made for this use, or an issuer's is not",
+    "CHAIN_CONSTRAINTS_FAILURE": "is not valid for this use, or that of an issuer is not",
     "EXPIRED": _EXPIRED,
     "OUT_OF_BOUNDS_NO_POE": _EXPIRED,
     "NOT_YET_VALID": _EXPIRED,
@@ -47,12 +47,12 @@ class Validator:
         self._fetched: dict[str, list[Any]] = {"ocsps": [], "crls": [], "other_certs": []}
 
     async def check_integrity(self, signature: Signature) -> Any:
-        """Return pyHanko's judgement without roots, the only one that looks at what came after the signature."""
+        """Return pyHanko's verdict without roots; only this one examines what came after the signature."""
         context = self._context((), signature, CertRevTrustPolicy(_IF_ANY))
         return await self._validate(signature, context, skip_diff=False)
 
     async def judge_trust(self, signatures: Sequence[Signature]) -> None:
-        """Judge from the newest on: what a trusted document timestamp covers is judged as of its time."""
+        """Judge the newest first: what a trusted document timestamp covers is judged as of its time."""
         if self._roots is None:
             return
         moment = None
@@ -61,7 +61,7 @@ class Validator:
             if signature.status is None:
                 continue
             if self._fetch:
-                await self._ask(signature)
+                await self._fetch_revocation(signature)
             at = moment
             if getattr(signature.status, "timestamp_validity", None) is not None:
                 token, _ = await self._judge(signature, moment, lambda status: status.timestamp_validity)
@@ -81,9 +81,9 @@ class Validator:
     async def _judge(
         self, signature: Signature, moment: datetime | None, part: Callable[[Any], Any]
     ) -> tuple[Any, Literal["good", "revoked", "unknown"]]:
-        """Validate with the roots; with revocation data for every certificate, else with what there is.
+        """Validate with the roots, first requiring revocation data for every certificate, then using what there is.
 
-        What the file carries counts whatever its age: without a network there is nothing newer.
+        Revocation data in the file counts at any age: without a network there is nothing newer.
         """
         assert self._roots is not None
         for checking in (_FOR_ALL, _IF_ANY):
@@ -100,8 +100,8 @@ class Validator:
                 return status, "good"
         return status, "unknown"
 
-    async def _ask(self, signature: Signature) -> None:
-        """Ask the services that the certificates name, and keep what they say."""
+    async def _fetch_revocation(self, signature: Signature) -> None:
+        """Fetch revocation data from the services named in the certificates, and keep it."""
         backend = AIOHttpFetcherBackend()
         settings = {"fetcher_backend": backend, "allow_fetching": True}
         try:
@@ -114,7 +114,7 @@ class Validator:
         self._fetched["other_certs"] += context.certificate_registry
 
     async def judge_level(self, signature: Signature, signatures: Sequence[Signature]) -> None:
-        """Judge which PAdES level it reaches by what the file carries (ETSI EN 319 142-1)."""
+        """Determine the PAdES level that the contents of the file reach (ETSI EN 319 142-1)."""
         if not signature.is_valid or entry(signature.value, "/SubFilter") != SigSeedSubFilter.PADES.value:
             return
         if get_signing_cert_attr(signature.embedded.signer_info["signed_attrs"]) is None:
@@ -139,7 +139,7 @@ class Validator:
                 signature.level = "B-LTA"
 
     async def _is_complete(self, signature: Signature, moment: datetime, revision: Any) -> bool:
-        """Whether it can be validated without a network, up to the topmost issuer that came along or is trusted."""
+        """Return whether the file contains all that validation needs, up to the topmost included or trusted issuer."""
         policy = CertRevTrustPolicy(_FOR_ALL, retroactive_revinfo=True)
         registry = self._context((), signature, policy, revision).certificate_registry
         issuers = [each for each in (*registry, *signature.embedded.other_embedded_certs) if each.ca]
@@ -163,7 +163,7 @@ class Validator:
         revision: Any = None,
         **settings: Any,
     ) -> ValidationContext:
-        """A context with all revocation data of the signature itself, and of the file as of a revision."""
+        """Return a context with the revocation data of the signature, and of the file as of a revision."""
         known = {name: list(found) for name, found in self._fetched.items()}
         known["ocsps"] += _archived(signature, "ocsp")
         known["crls"] += _archived(signature, "crl")
@@ -176,7 +176,7 @@ class Validator:
 
 
 def _archived(signature: Signature, kind: str) -> list[Any]:
-    """Return the revocation data in the signature itself, where Adobe's programs put them."""
+    """Return the revocation data inside the signature, where Adobe's programs put it."""
     attributes = signature.embedded.signer_info["signed_attrs"]
     try:
         return list(find_unique_cms_attribute(attributes, "adobe_revocation_info_archival")[kind])

@@ -1,6 +1,6 @@
-"""The worker process of `sealed`: limits of time and memory, one file in, one report out.
+"""The worker process of `sealed`: one file in, one report out, with limits on time and memory.
 
-It is given a line of JSON and the file's bytes on standard input, and writes one object of JSON on standard output.
+It reads a line of JSON and the bytes of the file from standard input, and writes a JSON object to standard output.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ OUT_OF_MEMORY = 3
 
 
 def main() -> None:
-    """Judge one file, and write the report."""
+    """Verify one file and write the report."""
     settings = json.loads(sys.stdin.buffer.readline())
     _limit(settings["seconds"], settings["memory"])
     logging.disable()
-    out, sys.stdout = sys.stdout, sys.stderr  # a library that prints must not spoil the report
+    out, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with the report
     try:
         json.dump(_judge(sys.stdin.buffer.read(), settings), out)
         out.flush()
@@ -37,12 +37,12 @@ def _judge(data: bytes, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit(seconds: int, memory: int) -> None:
-    """Let the system end the process when it has used up its time or its memory, where the system can."""
+    """Limit the CPU time and the memory of this process, where the system can."""
     try:
         import resource
     except ModuleNotFoundError:
         return
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # macOS counts what is only reserved, and cannot do with less
+    if sys.platform == "linux":  # macOS also counts memory that is only reserved
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

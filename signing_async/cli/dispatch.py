@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -242,10 +241,10 @@ async def _check(state: State, manifest: Manifest) -> Checked:
     """Find all that is wrong with a manifest and its PDFs; it ends with an error if anything is."""
     checked = Checked()
     most = state.settings.assumptions.max_pdf_bytes
-    with Meter(state.out, "Checking", None) as meter:
+    with ProgressDisplay(state.out, "Checking", None) as display:
         for entry in manifest.entries():
             await _check_entry(entry, checked, most)
-            meter.advance()
+            display.advance()
             # Many small files are read without a pause, and Ctrl-C has to be heard.
             await asyncio.sleep(0)
     if not checked.packages and not checked.wrong:
@@ -353,13 +352,13 @@ class Run:
 
     async def carry_out(self, client: Any, journal: Journal) -> None:
         """Send them all, or as many as there are before Ctrl-C."""
-        meter = Meter(self._state.out, "Sending", self._checked.packages)
-        with self._stop, told_once(), meter:
+        display = ProgressDisplay(self._state.out, "Sending", self._checked.packages)
+        with self._stop, told_once(), display:
             try:
                 async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
                     async for result in results:
                         self._take(result)
-                        meter.advance(failed=result.error is not None)
+                        display.advance(failed=result.error is not None)
             except asyncio.CancelledError:
                 if not self._stop.at_once:
                     raise
@@ -455,9 +454,7 @@ class Stop:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._hear)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
@@ -470,15 +467,15 @@ class Stop:
         self._out.say("Stopping: what is under way is finished first. Ctrl-C again does not wait for it.")
 
 
-class Meter:
-    """How far it is: a bar with rate and time left on a terminal, a line now and then anywhere else."""
+class ProgressDisplay:
+    """The number of packages done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
 
     def __init__(self, out: Output, what: str, total: int | None) -> None:
         self._out = out
         self._what = what
         self._total = total
         self._done = self._failed = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         self._bar: Any = None
 
     def __enter__(self) -> Self:
@@ -488,14 +485,12 @@ class Meter:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     def advance(self, *, failed: bool = False) -> None:
-        """One more is done."""
+        """Count one package as done."""
         self._done += 1
         self._failed += failed
         now = time.monotonic()
@@ -503,11 +498,11 @@ class Meter:
         if self._bar is not None:
             words = f"{self._failed} failed" if self._failed else ""
             self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f}/s", failed=words)
-        elif now - self._told >= SECONDS_BETWEEN_LINES:
-            self._told = now
-            self._say(rate)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._print_line(rate)
 
-    def _say(self, rate: float) -> None:
+    def _print_line(self, rate: float) -> None:
         facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
         words = f"{self._what}: {self._done}"
         if self._total is not None:

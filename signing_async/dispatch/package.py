@@ -16,7 +16,7 @@ import attrs
 from .. import _checks
 from ..documents.source import OpenPdf, PdfSource, Source
 from ..errors import InvalidRequest
-from ..models import Language, SigningMethod, SigningOrder
+from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
 from ..signings import check_signing
 
@@ -49,18 +49,6 @@ def _shown(documents: object) -> str:
         return repr(documents)
     in_memory = bytes | bytearray | memoryview
     return f"[{', '.join(f'<{len(one)} bytes>' if isinstance(one, in_memory) else repr(one) for one in documents)}]"
-
-
-@attrs.frozen
-class NewRecipient:
-    """Somebody who is to sign. ``extra`` holds what the specification does not name, such as a phone number."""
-
-    email: str
-    first_name: str | None = None
-    last_name: str | None = None
-    signing_method: SigningMethod | str = SigningMethod.EMAIL
-    order: int | None = None
-    extra: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
 
 @attrs.frozen

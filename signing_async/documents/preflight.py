@@ -1,7 +1,7 @@
-"""Find, before anything is sent, the PDFs that the service is sure to refuse: without a dependency, in bounded work.
+"""Find PDFs that the service is sure to refuse, before anything is sent: in bounded work, without a dependency.
 
-What counts is the trailer (`/Encrypt`), the catalog and its form (signature fields with a value), as `pdf_reader` finds
-them. A file that exhausts the budget, or that cannot be followed, is left to the service to judge.
+The checks are on the trailer (`/Encrypt`), the catalog and its form (signature fields with a value). A file that
+exhausts the budget, or that cannot be parsed, is left to the service.
 """
 
 from __future__ import annotations
@@ -11,42 +11,28 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
-from .pdf_objects import (
-    HEADER_WINDOW,
-    OBJECT,
-    ROW,
-    SPACE,
-    START,
-    STEP,
-    TAIL_WINDOW,
-    WINDOW,
-    Budget,
-    Dict,
-    Document,
-    Read,
-    Ref,
-    Text,
-    UnreadablePdf,
-    Value,
-    signature_values,
-)
+from .pdf_objects import START, TAIL_WINDOW, Document, signature_values
+from .pdf_syntax import OBJECT, ROW, SPACE, STEP, WINDOW, Budget, Dict, Read, Ref, Text, UnreadablePdf, Value
 
 __all__ = ["Verdict", "glance", "preflight"]
 
 Verdict: TypeAlias = Literal["not_pdf", "protected", "already_signed"]
 
 BUDGET: Final = 2 * 2**20
-"""What one file may cost."""
+"""The budget of one file."""
+
+HEADER_WINDOW: Final = 1024
+"""Readers look for `%PDF-` in this many bytes at the start."""
 
 GLANCE_BUDGET: Final = 128 * 2**10
-"""What a glance may cost, which is two milliseconds at the most: it is taken where others wait."""
+"""The budget of `glance`, about two milliseconds: it runs on the event loop."""
 
 _HEADER = b"%PDF-"
 _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 
-# What the simplest files are made of, each read by one pattern: dictionaries that hold nothing nested but flat arrays
-# and dictionaries, and none of whose keys is escaped. What else there may be is left to the reader.
+# The parts of the simplest files, each parsed by one pattern: dictionaries with unescaped keys that contain only flat
+# arrays and dictionaries. All else is left to `Document`.
 _PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
 _NAME = rb"/%b*+" % _PLAIN
 _REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R" % (SPACE, SPACE)
@@ -58,7 +44,7 @@ _TABLE = re.compile(
     rb"%b{0,64}+xref%b{1,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE, SPACE)
 )
 _OTHER = rb"(?:(?!/Root|/Encrypt|/XRefStm)%b)*+" % _ENTRY
-# At the start of a line, where whoever rebuilds a damaged file finds it too.
+# At the start of a line, where programs that repair a damaged file find it too.
 _PLAIN_TRAILER = re.compile(
     rb"%b{1,65}+(?<=[\r\n])trailer%b*+<<%b*+%b/Root%b++([0-9]{1,10})%b{1,9}+([0-9]{1,5})%b{1,9}+R%b%b>>"
     % (SPACE, SPACE, SPACE, _OTHER, SPACE, SPACE, SPACE, _GAP, _OTHER)
@@ -69,11 +55,11 @@ _PLAIN_CATALOG = re.compile(
 
 
 def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | None:
-    """Why the service is sure to refuse this file, or None.
+    """Return why the service is sure to refuse this file, or None.
 
-    "not_pdf": no header, or nothing that could be an object. "protected": encrypted, with whatever password.
+    "not_pdf": no header, or nothing that could be an object. "protected": encrypted, with any password.
     "already_signed": a signature field has a signature; empty fields and Adobe's usage rights do not count.
-    None promises nothing: what cannot be told cheaply and surely is left to the service. The size is not judged.
+    None promises nothing: what cannot be determined cheaply and surely is left to the service. The size is not checked.
 
     >>> preflight(b"Dear Sir or Madam")
     'not_pdf'
@@ -88,9 +74,9 @@ def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | Non
 
 
 def glance(read: Read, size: int) -> bool:
-    """Whether a look at a few places of a file finds all in order, so that `preflight` would have nothing against it.
+    """Return whether a few places of a file show that `preflight` would accept it.
 
-    False says nothing: then `preflight` has to see the whole file.
+    If False, `preflight` has to see the whole file.
     """
     if _is_plain(read, size):
         return True
@@ -105,14 +91,14 @@ def glance(read: Read, size: int) -> bool:
 
 
 def _is_plain(read: Read, size: int) -> bool:
-    """Whether it is a file as simple programs write it, and a few steps show that nothing in it is to be refused.
+    """Return whether the file is simple and has no reason to be refused.
 
-    Its newest cross-reference is one table, with a trailer without `/Encrypt`; its catalog has no form.
+    Its newest cross-reference is one table, its trailer has no `/Encrypt`, and its catalog has no form.
     """
     tail_at = max(0, size - TAIL_WINDOW)
     tail = bytes(read(tail_at, size - tail_at))
 
-    def part(at: int) -> bytes:
+    def window(at: int) -> bytes:
         if at >= tail_at:
             return tail[at - tail_at :]
         return bytes(read(at, min(WINDOW, size - at)))
@@ -121,39 +107,39 @@ def _is_plain(read: Read, size: int) -> bool:
     if not start or bytes(read(0, min(size, len(_HEADER)))) != _HEADER:
         return False
     table_at = int(start[1])
-    table = _TABLE.match(part(table_at))
+    table = _TABLE.match(window(table_at))
     if not table:
         return False
     first, count, rows_at = int(table[1]), int(table[2]), table_at + table.end()
-    trailer = _PLAIN_TRAILER.match(part(rows_at + 20 * count - 1))  # from the last row's end
+    trailer = _PLAIN_TRAILER.match(window(rows_at + 20 * count - 1))  # from the last row's end
     if not trailer:
         return False
     number, generation = int(trailer[1]), int(trailer[2])
-    row = ROW.match(part(rows_at + 20 * (number - first))) if first <= number < first + count else None
+    row = ROW.match(window(rows_at + 20 * (number - first))) if first <= number < first + count else None
     if not row or row[3] != b"n" or int(row[2]) != generation:
         return False
-    catalog = _PLAIN_CATALOG.match(part(int(row[1])))
+    catalog = _PLAIN_CATALOG.match(window(int(row[1])))
     return catalog is not None and (int(catalog[1]), int(catalog[2])) == (number, generation)
 
 
 def _look_closely(view: memoryview, header: int) -> Verdict | None:
-    """The verdict on a file that has its header at this offset."""
+    """Return the verdict on a file with its header at this offset."""
     budget = Budget(BUDGET)
-    for start in sorted({0, header}, reverse=True):  # offsets count from the header, or in sloppy files from 0
+    for start in sorted({0, header}, reverse=True):  # offsets count from the header; in sloppy files from 0
         with view[start:] as data_from_start:
             try:
                 return _judge(Document(Text(data_from_start, budget)))
             except UnreadablePdf:
                 continue
-    return _judge_wreck(Text(view, budget))
+    return _judge_damaged(Text(view, budget))
 
 
 def _judge(document: Document) -> Verdict | None:
-    """The verdict on a file whose newest trailer can be read; raises when it cannot."""
+    """Return the verdict on a file whose newest trailer can be read."""
     try:
         verdict = _verdict(document)
         if verdict:
-            document.verify()  # a reader that rebuilds a damaged file may come to see another document
+            document.verify()  # a reader that repairs a damaged file may see another document
     except UnreadablePdf:
         return None
     return verdict
@@ -178,16 +164,16 @@ def _is_signature(value: Value) -> bool:
     return isinstance(value, dict) and b"/ByteRange" in value and b"/Contents" in value
 
 
-def _judge_wreck(text: Text) -> Verdict | None:
-    """The verdict on a file that readers must rebuild: protected when every trailer in it says so and can mean it."""
+def _judge_damaged(text: Text) -> Verdict | None:
+    """Return the verdict on a damaged file: protected if every trailer says so and its references can be resolved."""
     if not _OBJ.search(text.data) and not _TRAILER.search(text.data):
         return "not_pdf"
     try:
         trailers = [trailer for trailer in _trailers(text) if b"/Root" in trailer]
-        meant = [_is_defined(text, trailer[key]) for trailer in trailers for key in (b"/Root", b"/Encrypt")]
+        defined = [_is_defined(text, trailer[key]) for trailer in trailers for key in (b"/Root", b"/Encrypt")]
     except (UnreadablePdf, KeyError):
         return None
-    return "protected" if meant and all(meant) else None
+    return "protected" if defined and all(defined) else None
 
 
 def _trailers(text: Text) -> Iterator[Dict]:
@@ -200,7 +186,7 @@ def _trailers(text: Text) -> Iterator[Dict]:
 
 
 def _is_defined(text: Text, entry: Value) -> bool:
-    """Whether an entry is a reference to a dictionary that the file defines exactly once, found by its number."""
+    """Return whether an entry refers to a dictionary that the file defines exactly once."""
     if not isinstance(entry, Ref):
         return False
     text.budget.spend(len(text.data) // 16)

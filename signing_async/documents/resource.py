@@ -1,51 +1,30 @@
-"""The documents of a signing: upload PDFs, download the sealed ones."""
+"""Upload PDFs to a signing, download its sealed PDFs."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import hashlib
 import os
 import reprlib
-import secrets
-import stat
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-    Sized,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import attrs
 
-from .._files import sync_folder
-from ..errors import (
-    DecodeError,
-    InvalidRequest,
-    NotSound,
-    NotYetSigned,
-    RequestTimeout,
-    SigningError,
-    TransportError,
-)
+from ..errors import InvalidRequest, NotYetSigned, RequestTimeout, SigningError
 from ..models import Document, Signing
 from ..reconcile import Creation, DocumentMatch, Listed, Tracker
 from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport
-from ..transport.decode import Unreadable, structure
-from ..transport.error_response import record, request_id
+from ..transport.decode import structure
+from ..transport.error_response import record
 from ..transport.retry import Repeat
-from ..worker_pool import Progress, Results, Tally, Teller
+from ..worker_pool import FileProgress, Progress, ProgressReporter, Results
+from .download import DOWNLOAD, Download, SealedFile, check_target, checked_chunks, load_verifier, stream, target_exists
 from .source import OpenPdf, PdfSource, Source
 
 if TYPE_CHECKING:
@@ -59,31 +38,17 @@ OneSource = TypeVar("OneSource", bound=Source | PdfSource)
 Pair = TypeVar("Pair", bound=tuple[str | Signing, Source | PdfSource])
 
 _UPLOAD = "documents.upload"
-_DOWNLOAD = "documents.download_signed"
-_HEAD = b"%PDF-"
-_END = b"%%EOF"
-_END_WITHIN = 1024
-_AT_ONCE = 1024 * 1024
 
 
 @attrs.frozen
 class UploadResult(Generic[S]):
-    """What came of one source of `Documents.upload_many`: a document, or an error."""
+    """The result of uploading one source: a document or an error."""
 
     source: S = attrs.field(repr=reprlib.repr)
-    """The object that was given, a pair where pairs were."""
+    """The item as given: a source, or a pair of signing and source."""
     document: Document | None
     error: Exception | None
-    """A `SigningError`, or what a source of the caller's own raised while it was read."""
-
-
-@attrs.frozen
-class SealedFile:
-    """A sealed PDF on disk, checked and complete."""
-
-    path: Path
-    size: int
-    sha256: str
+    """A `SigningError`, or whatever the caller's own file or iterator raised while it was read."""
 
 
 class Documents:
@@ -102,33 +67,34 @@ class Documents:
         *,
         preflight: bool = True,
     ) -> Document:
-        """Upload one PDF to a draft, and return its record.
+        """Upload one PDF to a draft and return its record.
 
-        After a 5xx or a lost response the signing is read before the file is sent again; if that cannot tell whether
-        the document arrived, `OutcomeUnknown` is raised. Uploads of one name to one signing take turns. A document that
-        another host uploads to the signing at that moment is told apart by its name, and by its size and sha256 where
-        the service reports them: if all of these are equal, or only the name is known, it counts as this upload's.
-        ``preflight=False`` leaves the check of the file to the service. ::
+        After a 5xx or a lost response, the signing is read before the file is sent again. If that does not show
+        whether the document arrived, `OutcomeUnknown` is raised. Uploads of the same name to the same signing run one
+        after another. A document that another host uploads to the signing at that moment is told apart by its name, and
+        by its size and SHA-256 if the service reports them: if all of these are equal, or only the name is known, it
+        counts as this upload's. ``preflight=False`` skips the local check of the file. ::
 
             document = await client.documents.upload(signing, "contract.pdf")
         """
         path = signing_path(signing_id)
-        teller = Teller(on_progress)
-        transport, most = self._transport, self._transport.options.assumptions.max_pdf_bytes
-        deadline = transport.deadline(transfer=True)
+        reporter = ProgressReporter(on_progress, files_total=1)
+        max_bytes = self._transport.options.assumptions.max_pdf_bytes
+        deadline = self._transport.deadline(transfer=True)
         try:
             async with asyncio.timeout_at(deadline) as preparing:
-                with await PdfSource(source, filename).open(most if preflight else None) as pdf:
+                with await PdfSource(source, filename).open(max_bytes if preflight else None) as pdf:
                     if preparing.expired():
                         raise TimeoutError  # the source swallowed its cancellation
-                    # From here on the call keeps the deadline itself, and its errors say what was sent.
+                    # From here on the call keeps the deadline itself: its errors say what was sent.
                     preparing.reschedule(None)
-                    return await self._send(path, pdf, _Sending(pdf, teller), deadline)
+                    reporter.bytes_total = pdf.size
+                    return await self._send(path, pdf, FileProgress(reporter), deadline)
         except TimeoutError:
             if not preparing.expired():
                 raise
-        # Out here the exception that ended the wait, with all that it has seen, is not the context of this one.
-        raise RequestTimeout(f"{_UPLOAD}: its deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
+        # Raised outside of the handler, so that the expired wait is not its context.
+        raise RequestTimeout(f"{_UPLOAD}: deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
 
     @overload
     def upload_many(
@@ -161,23 +127,23 @@ class Documents:
         *,
         preflight: bool = True,
     ) -> Results[UploadResult[Any]]:
-        """Upload many PDFs, ``concurrency`` at a time, and give each one's result as it is there. ::
+        """Upload many PDFs, ``concurrency`` at a time, and return their results in completion order; see `Results`. ::
 
             async for result in client.documents.upload_many(signing, Path("leases").glob("*.pdf")):
                 print(result.source, result.error or result.document)
 
-        ``sources`` is any iterable or async iterable of what `upload` takes, pulled as there is room: 100,000 of them
-        cost no memory. A plain one is pulled on the event loop, which stands still where it blocks. With
-        ``signing_id=None`` they are pairs ``(signing_id, source)``; name a file by `PdfSource`.
+        ``sources`` is an iterable or async iterable of what `upload` accepts, and is pulled as workers become free:
+        100,000 items cost no memory. With ``signing_id=None`` the items are pairs ``(signing_id, source)``. Use
+        `PdfSource` to name a file.
 
-        Whatever one file raises is the ``error`` of its result, and sinks nothing else; what ``sources`` itself raises
-        comes after the results of all that was pulled before. Once no upload can succeed any more (the client was
-        closed, the token rejected for good) all that is left gets that error, and nothing is sent for it.
+        An error of one file is the ``error`` of its result and does not affect the others. An error raised by
+        ``sources`` itself is raised after the results of the items before it. If no upload can succeed any more (the
+        client is closed, the token is rejected for good), every remaining item gets that error and nothing is sent.
 
-        ``on_progress`` is told of all files together: their number where ``sources`` has a length, their bytes where it
-        is a list or a tuple of paths or bytes. A file that failed counts as done.
+        ``on_progress`` is called with the progress of all files together. The number of files is known if ``sources``
+        has a length, the number of bytes if it is a sequence of paths or bytes. A failed file counts as done.
 
-        To stop early, leave the loop: what is under way is cancelled. ``async with`` around it waits for that. ::
+        Leaving the loop cancels the uploads in progress; ``async with`` waits until they have ended. ::
 
             async with client.documents.upload_many(signing, sources) as results:
                 async for result in results:
@@ -187,13 +153,16 @@ class Documents:
         if signing_id is not None:
             signing_path(signing_id)
         _check_sources(sources)
-        teller = Teller(on_progress)
-        tally = Tally(teller, len(sources) if isinstance(sources, Sized) else None) if teller.listening else None
-        many = _Many(self, signing_id, tally, preflight)
-        measuring = many.measuring(sources) if tally is not None and isinstance(sources, Sequence) else None
-        return Results(sources, many.upload, concurrency, around=measuring)
+        reporter = ProgressReporter(on_progress, files_total=len(sources) if isinstance(sources, Sized) else None)
+        uploads = _BulkUpload(self, signing_id, reporter, preflight)
+        measured = uploads.measured(sources) if reporter.enabled and isinstance(sources, Sequence) else None
+        return Results(sources, uploads.upload, concurrency, around=measured)
 
-    async def _send(self, path: str, pdf: OpenPdf, sending: _Sending, deadline: float) -> Document:
+    async def _send(self, path: str, pdf: OpenPdf, progress: FileProgress, deadline: float) -> Document:
+        def body() -> wire.Body:
+            progress.restart()
+            return pdf.body(progress.add)
+
         signing = self._tracker.signing(path)
         creation = Creation(
             _UPLOAD,
@@ -202,8 +171,8 @@ class Documents:
             signing,
             signing.documents,
             DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions),
-            lambda read: read(self._listing(path)),
-            lambda: self._transport.call(self._listing(path), deadline),
+            lambda read: read(self._list(path)),
+            lambda: self._transport.call(self._list(path), deadline),
         )
         operation = Operation(
             _UPLOAD,
@@ -212,13 +181,13 @@ class Documents:
             Repeat.RECONCILED,
             decode=self._decode,
             effect=creation,
-            body=sending.body,
+            body=body,
             transfer=True,
         )
         async with creation:
             document = await self._transport.call(operation, deadline)
             creation.note_created(document)
-        sending.done()
+        progress.finish(pdf.size)
         return document
 
     async def download_signed(
@@ -233,92 +202,68 @@ class Documents:
     ) -> SealedFile:
         """Download a sealed PDF to ``path``, which is replaced only by a complete, checked file.
 
-        With ``overwrite=False`` a file that exists, or that appears during the download, is never replaced: that is an
-        `InvalidRequest`. With ``verify`` (extra ``verify``) the file is also judged by
-        `signing_async.sealed.inspect_sealed`, and with ``trust`` it has to lead to these roots. Raises `NotSound` if it
-        is not sound or not trusted, `NotYetSigned` until the document is fully signed, and an `OSError` if the disk
-        fails. ::
+        With ``overwrite=False`` an existing file, even one that appears during the download, is not replaced:
+        `InvalidRequest` is raised. With ``verify`` (extra ``verify``) the file is also judged by
+        `signing_async.sealed.inspect_sealed`; with ``trust`` its certificates must lead to these roots. Raises
+        `NotSound` if the file is not sound or not trusted, `NotYetSigned` until the document is fully signed, and
+        `OSError` if the disk fails. ::
 
             sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
         """
-        target = _target(path)
+        target = check_target(path)
         if not overwrite and os.path.lexists(target):
-            raise _exists(target)
-        check = _verifier(trust, self._most) if verify or trust is not None else None
+            raise target_exists(target)
+        verifier = load_verifier(trust, self._max_bytes) if verify or trust is not None else None
 
         async def receive(response: wire.Response) -> SealedFile:
-            return await _save(response, _Part(target, overwrite=overwrite, check=check), self._most)
+            download = Download(target, overwrite=overwrite, verify=verifier)
+            return await download.receive(checked_chunks(response, self._max_bytes))
 
-        return await self._transport.call(self._sealed(signing_id, document_id, receive))
+        return await self._transport.call(self._download(signing_id, document_id, receive))
 
     async def read_signed(self, signing_id: str | Signing, document_id: str | Document) -> bytes:
-        """A sealed PDF, in memory."""
+        """Return a sealed PDF as bytes."""
 
         async def receive(response: wire.Response) -> bytes:
-            parts = [chunk async for chunk in _checked(response, self._most)]
-            return b"".join(parts)
+            return b"".join([chunk async for chunk in checked_chunks(response, self._max_bytes)])
 
-        return await self._transport.call(self._sealed(signing_id, document_id, receive))
+        return await self._transport.call(self._download(signing_id, document_id, receive))
 
     @asynccontextmanager
     async def stream_signed(
         self, signing_id: str | Signing, document_id: str | Document
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """A sealed PDF as it arrives, for another place than a file. ::
+        """Stream a sealed PDF to somewhere else than a file. ::
 
             async with client.documents.stream_signed(signing, document) as chunks:
                 async for chunk in chunks:
                     await bucket.write(chunk)
 
-        It is repeated until it begins to arrive, not after that: whoever takes chunks has some of them already. One
-        that is cut short, or is no PDF, ends in an error. The time that is spent waiting for chunks, and not the time
-        between them, is bounded by ``Timeouts.transfer``.
+        The request is retried until the first chunk arrives, and not afterwards. A truncated response, or one that is
+        no PDF, raises an error at its end. ``Timeouts.transfer`` limits the time spent waiting for chunks, not the time
+        between them.
         """
 
         async def receive(response: wire.Response) -> wire.Response:
             return response.detach()
 
-        response = await self._transport.call(self._sealed(signing_id, document_id, receive))
+        response = await self._transport.call(self._download(signing_id, document_id, receive))
         try:
-            async with aclosing(self._streamed(response)) as chunks:
+            async with aclosing(stream(response, self._transport)) as chunks:
                 yield chunks
         finally:
             response.close()
 
-    async def _streamed(self, response: wire.Response) -> AsyncGenerator[bytes, None]:
-        left = self._transport.options.timeouts.transfer
-        loop = asyncio.get_running_loop()
-        try:
-            async with aclosing(_checked(response, self._most)) as chunks:
-                while True:
-                    began = loop.time()
-                    async with asyncio.timeout(left):
-                        chunk = await anext(chunks, None)
-                    if chunk is None:
-                        return
-                    left -= loop.time() - began
-                    yield chunk
-        except wire.BrokenResponse as broken:
-            kind: type[TransportError | DecodeError] = TransportError
-            problem = broken.failure.message
-        except Unreadable as unreadable:
-            kind, problem = DecodeError, f"the response cannot be read: {unreadable}"
-        except TimeoutError:
-            kind, problem = RequestTimeout, "it did not arrive in time"
-        found = request_id(response.headers, None, self._transport.options.assumptions)
-        identity = None if found is None else self._transport.redacted(found)
-        raise kind(f"{_DOWNLOAD}: {problem}", operation=_DOWNLOAD, status=response.status, request_id=identity)
-
     @property
-    def _most(self) -> int:
+    def _max_bytes(self) -> int:
         return self._transport.options.assumptions.max_sealed_bytes
 
-    def _sealed(
+    def _download(
         self, signing_id: Any, document_id: Any, receive: Callable[[wire.Response], Awaitable[T]]
     ) -> Operation[T]:
         path = f"{signing_path(signing_id)}/documents/{wire.segment('document_id', document_id)}/download-signed"
         return Operation(
-            _DOWNLOAD,
+            DOWNLOAD,
             "GET",
             path,
             Repeat.READ,
@@ -328,14 +273,14 @@ class Documents:
             accept=self._transport.options.assumptions.download_accept,
         )
 
-    def _listing(self, path: str) -> Operation[Listed]:
-        """Reads which documents a signing has; None where the answer does not list them."""
+    def _list(self, path: str) -> Operation[Listed]:
+        """Return the operation that lists the documents of a signing, or None if the response has no such list."""
         assumptions = self._transport.options.assumptions
 
         def decode(data: Any, response: wire.Response) -> Listed:
             found = record(data, assumptions)
-            listed = isinstance(found, dict) and isinstance(found.get("documents"), list)
-            return structure(found, Signing).documents if listed else None
+            has_list = isinstance(found, dict) and isinstance(found.get("documents"), list)
+            return structure(found, Signing).documents if has_list else None
 
         return reading(path, decode)
 
@@ -343,269 +288,87 @@ class Documents:
         return structure(record(data, self._transport.options.assumptions), Document)
 
 
-def _target(path: str | os.PathLike[str]) -> Path:
-    """Where a download may go: a place for a file, or a file. Anything else, say a device, is not to be replaced."""
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise InvalidRequest(f"path: must be a path, not {type(path).__name__}")
-    target = Path(path)
-    try:
-        kind = stat.S_IFMT(target.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        kind = stat.S_IFREG
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"path: {str(target)!r} cannot be written: {why}") from None
-    if kind != stat.S_IFREG:
-        raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if kind == stat.S_IFDIR else 'not a file'}")
-    if not target.parent.is_dir():
-        raise InvalidRequest(f"path: {str(target)!r}: there is no folder {str(target.parent)!r}")
-    return target
-
-
-def _exists(target: Path) -> InvalidRequest:
-    return InvalidRequest(f"path: {str(target)!r} exists already, and was not replaced")
-
-
-class _Many:
-    """The uploads of `Documents.upload_many`, one by one."""
+class _BulkUpload:
+    """The uploads of one `Documents.upload_many`."""
 
     def __init__(
-        self, documents: Documents, signing_id: str | Signing | None, tally: Tally | None, preflight: bool
+        self, documents: Documents, signing_id: str | Signing | None, reporter: ProgressReporter, preflight: bool
     ) -> None:
         self._documents = documents
         self._signing_id = signing_id
-        self._tally = tally
+        self._reporter = reporter
         self._preflight = preflight
         self._fatal: Exception | None = None
 
     async def upload(self, item: Any) -> UploadResult[Any]:
-        share = self._tally.share() if self._tally is not None else None
+        progress = FileProgress(self._reporter)
         document, error = None, self._fatal
         if error is None:
             try:
-                document = await self._upload(item, share.listen if share is not None else None)
+                signing_id, source = self._split(item)
+                document = await self._documents.upload(
+                    signing_id, source, on_progress=progress, preflight=self._preflight
+                )
             except Exception as raised:
                 error = raised
                 if isinstance(raised, SigningError) and raised.client_wide and not raised.transient:
                     self._fatal = raised
         else:
-            # Each gets one to itself: raised in many places, one object would gather all their tracebacks.
+            # One copy per result: a shared exception would collect the tracebacks of all that raise it.
             error = copy.copy(error)
-        if share is not None:
-            share.done(lambda: _cheap_size(self._source(item)))
+        progress.finish(self._size(item) if progress.size is None else progress.size)
         return UploadResult(item, document, error)
 
-    async def _upload(self, item: Any, on_progress: Callable[[Progress], None] | None) -> Document:
-        signing_id = self._signing_id
-        if signing_id is None:
-            if not isinstance(item, tuple) or len(item) != 2:
-                shown = reprlib.repr(item)
-                raise InvalidRequest(
-                    f"sources: without signing_id each must be a pair (signing_id, source), not {shown}"
-                )
-            signing_id = item[0]
-        source = self._source(item)
-        return await self._documents.upload(
-            cast("str | Signing", signing_id), source, on_progress=on_progress, preflight=self._preflight
+    def _split(self, item: Any) -> tuple[Any, Any]:
+        """Return the signing and the source of an item."""
+        if self._signing_id is not None:
+            return self._signing_id, item
+        if isinstance(item, tuple) and len(item) == 2:
+            return item
+        raise InvalidRequest(
+            f"sources: without signing_id each item must be a pair (signing_id, source), got {reprlib.repr(item)}"
         )
 
-    def _source(self, item: Any) -> Any:
-        pair = self._signing_id is None and isinstance(item, tuple) and len(item) == 2
-        return item[1] if pair else item
+    def _size(self, item: Any) -> int | None:
+        """Return the size of an item's source if it is known without reading the source; 0 if it cannot be read."""
+        try:
+            _, source = self._split(item)
+            source = source.source if isinstance(source, PdfSource) else source
+            if isinstance(source, bytes | bytearray | memoryview):
+                return memoryview(source).nbytes
+            return Path(source).stat().st_size if isinstance(source, str | os.PathLike) else None
+        except Exception:
+            # A path of the caller's own class may raise anything. Its upload fails too and sends nothing.
+            return 0
 
     @asynccontextmanager
-    async def measuring(self, sources: Sequence[Any]) -> AsyncIterator[None]:
-        """Find out how many bytes there are in a thread, and meanwhile begin."""
-        assert self._tally is not None
-        tally, left = self._tally, threading.Event()
+    async def measured(self, sources: Sequence[Any]) -> AsyncIterator[None]:
+        """Add up the sizes in a thread while the uploads begin."""
+        stopped = threading.Event()
 
-        def total() -> int | None:
-            size = 0
+        def add_up() -> int | None:
+            total = 0
             for item in sources:
-                one = None if left.is_set() else _cheap_size(self._source(item))
-                if one is None:
+                size = None if stopped.is_set() else self._size(item)
+                if size is None:
                     return None
-                size += one
-            return size
+                total += size
+            return total
 
-        def found(future: asyncio.Future[int | None]) -> None:
+        def set_total(future: asyncio.Future[int | None]) -> None:
             if not future.cancelled() and future.exception() is None:
-                tally.bytes_total = future.result()
+                self._reporter.bytes_total = future.result()
 
-        measured = asyncio.get_running_loop().run_in_executor(None, total)
-        measured.add_done_callback(found)
+        measuring = asyncio.get_running_loop().run_in_executor(None, add_up)
+        measuring.add_done_callback(set_total)
         try:
             yield
         finally:
-            left.set()
-            measured.cancel()
+            stopped.set()
+            measuring.cancel()
 
 
 def _check_sources(sources: Any) -> None:
-    one = isinstance(sources, str | bytes | bytearray | memoryview | os.PathLike | PdfSource) or hasattr(
-        sources, "read"
-    )
-    if one or isinstance(sources, Mapping) or not isinstance(sources, Iterable | AsyncIterable):
-        raise InvalidRequest(f"sources: must be an iterable of sources, not {type(sources).__name__}")
-
-
-def _cheap_size(source: Any) -> int | None:
-    """The size of a source that is had without reading it; None where there is no way to it."""
-    if isinstance(source, PdfSource):
-        source = source.source
-    if isinstance(source, bytes | bytearray | memoryview):
-        return memoryview(source).nbytes
-    if not isinstance(source, str | os.PathLike):
-        return None
-    try:
-        return Path(source).stat().st_size
-    except Exception:
-        # A path of the caller's own class may raise anything. It will fail as well, and counts for nothing.
-        return 0
-
-
-class _Sending:
-    """The body of an upload, anew for each attempt, and what its listener is told of it."""
-
-    def __init__(self, pdf: OpenPdf, teller: Teller) -> None:
-        self._pdf = pdf
-        self._teller = teller
-        self._sent = 0
-
-    def body(self) -> wire.Body:
-        if self._sent:
-            self._sent = 0
-            self._tell(files=0)
-        return self._pdf.body(self._add)
-
-    def done(self) -> None:
-        self._sent = self._pdf.size
-        self._tell(files=1)
-
-    def _add(self, size: int) -> None:
-        self._sent += size
-        self._tell(files=0)
-
-    def _tell(self, files: int) -> None:
-        if self._teller.listening:
-            self._teller.tell(Progress(files, 1, self._sent, self._pdf.size))
-
-
-async def _checked(response: wire.Response, most: int) -> AsyncGenerator[bytes, None]:
-    """The chunks of a download; `Unreadable` where it is not a PDF from its beginning to its end."""
-    size, head, tail = 0, b"", b""
-    async for chunk in response.chunks():
-        size += len(chunk)
-        if size > most:
-            raise Unreadable(f"the sealed file is larger than {most} bytes")
-        if len(head) < len(_HEAD):
-            head += chunk[: len(_HEAD)]
-            if not (head.startswith(_HEAD) or _HEAD.startswith(head)):
-                raise Unreadable("what came is not a PDF")
-        tail = (tail + chunk[-_END_WITHIN:])[-_END_WITHIN:]
-        yield chunk
-    if not head.startswith(_HEAD):
-        raise Unreadable("what came is not a PDF")
-    if _END not in tail:
-        raise Unreadable("the sealed file has no end: it was cut short")
-
-
-def _verifier(trust: Trust | Iterable[Trust] | None, most: int) -> Callable[[Path], None]:
-    """Return a check of a file; that it can be made, and the roots be read, is seen before anything is downloaded."""
-    from .._verify.roots import load_roots
-    from ..sealed import inspect_by_roots
-
-    roots = None if trust is None else load_roots(trust)
-
-    def check(path: Path) -> None:
-        report = inspect_by_roots(path, roots, max_bytes=most)
-        problems = report.problems + report.trust_problems
-        if problems:
-            verdict = "trusted" if report.sound else "sound"
-            raise NotSound(f"{_DOWNLOAD}: the sealed file is not {verdict}: {'; '.join(problems)}", problems=problems)
-
-    return check
-
-
-async def _save(response: wire.Response, part: _Part, most: int) -> SealedFile:
-    """Write a download beside its target, and put it in the target's place when it is complete."""
-    chunks: list[bytes] = []
-    waiting = 0
-    try:
-        async for chunk in _checked(response, most):
-            chunks.append(chunk)
-            waiting += len(chunk)
-            if waiting >= _AT_ONCE:
-                await asyncio.to_thread(part.add, chunks)
-                chunks, waiting = [], 0
-        return await asyncio.to_thread(part.finish, chunks)
-    except BaseException:
-        part.remove()
-        raise
-
-
-class _Part:
-    """A file beside its target, until it is complete. All that may wait for the disk is done in a thread.
-
-    A thread may outlive a download that was cancelled. So the file is open only inside of one call, and a call that
-    comes too late cleans up behind itself.
-    """
-
-    def __init__(self, target: Path, *, overwrite: bool, check: Callable[[Path], None] | None = None) -> None:
-        self._target = target
-        self._overwrite = overwrite
-        self._check = check
-        self._path = target.with_name(f".{secrets.token_hex(8)}.part")
-        self._mode = "xb"
-        self._digest = hashlib.sha256()
-        self._size = 0
-        self._given_up = False
-
-    def add(self, chunks: Iterable[bytes], *, last: bool = False) -> None:
-        try:
-            with self._path.open(self._mode) as file:
-                self._mode = "ab"
-                for chunk in chunks:
-                    self._digest.update(chunk)
-                    self._size += file.write(chunk)
-                file.flush()
-                if last:
-                    os.fsync(file.fileno())
-        except OSError as error:
-            if self._mode == "xb":
-                raise InvalidRequest(f"path: {str(self._target)!r} cannot be written: {error.strerror}") from None
-            raise OSError(error.errno, error.strerror, str(self._target)) from None
-        finally:
-            if self._given_up:
-                self.remove()
-
-    def finish(self, chunks: Iterable[bytes]) -> SealedFile:
-        self.add(chunks, last=True)
-        if self._check is not None:
-            self._check(self._path)
-        if not self._given_up:
-            if self._overwrite:
-                self._path.replace(self._target)
-            else:
-                self._link()
-            sync_folder(self._target.parent)
-        return SealedFile(self._target, self._size, self._digest.hexdigest())
-
-    def _link(self) -> None:
-        """Give the file its name, unless that is taken."""
-        try:
-            try:
-                os.link(self._path, self._target)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without hard links: take the name first
-                self._target.open("xb").close()
-                self._path.replace(self._target)
-            else:
-                self._path.unlink()
-        except FileExistsError:
-            raise _exists(self._target) from None
-
-    def remove(self) -> None:
-        self._given_up = True
-        self._path.unlink(missing_ok=True)
+    is_one = isinstance(sources, str | bytes | bytearray | memoryview | os.PathLike | PdfSource | Mapping)
+    if is_one or hasattr(sources, "read") or not isinstance(sources, Iterable | AsyncIterable):
+        raise InvalidRequest(f"sources: must be an iterable of sources, got {type(sources).__name__}")

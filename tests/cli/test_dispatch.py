@@ -135,10 +135,10 @@ def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: O
         rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
     told = [
         "leases.csv, line 4, key: 'lease-0' is the key of line 2 as well",
-        "leases.csv, line 5, language: must be EN or SV, not 'DE'",
-        "leases.csv, line 5, recipient1_email: must be an e-mail address, not 'nobody'",
-        f"leases.csv, line 5, documents: '{tmp_path}/none.pdf' cannot be opened: No such file or directory",
-        "leases.csv, line 5, documents: notes.pdf: it is not a PDF",
+        "leases.csv, line 5, language: must be EN or SV, got 'DE'",
+        "leases.csv, line 5, recipient1_email: must be an e-mail address, got 'nobody'",
+        f"leases.csv, line 5, documents: cannot open '{tmp_path}/none.pdf': No such file or directory",
+        "leases.csv, line 5, documents: notes.pdf: not a PDF",
         "leases.csv, line 6: cell 6, 'surplus', has no column",
         "leases.csv, line 8: is the same package as line 7: if both are meant, give them keys of their own",
     ]

@@ -55,7 +55,7 @@ def test_failed_upload_does_not_stop_the_others_and_sets_the_exit_code(
     ran = run("upload", signing, "none.pdf", "notes.txt", "lease.pdf")
     assert ran.code == 1
     assert ran.out.endswith("  lease.pdf\n")
-    assert "Error: 'none.pdf' cannot be opened" in ran.err
+    assert "Error: cannot open 'none.pdf'" in ran.err
     assert "Error: notes.txt: " in ran.err
     assert ran.err.endswith("2 of 3 files were not uploaded.\n")
     assert len(service.do(service.sandbox.documents, signing)) == 1
@@ -173,7 +173,7 @@ def test_upload_shows_a_progress_bar_that_leaves_only_the_results(service: Servi
     dumb = {**service.environment, "TERM": "dumb"}
     assert b"\x1b" not in screen("upload", service.draft(), str(path), environment=dumb).raw
     shown = screen("upload", service.draft(), "none.pdf", environment=service.environment)
-    assert shown.lines[0] == "Error: 'none.pdf' cannot be opened: No such file or directory"
+    assert shown.lines[0] == "Error: cannot open 'none.pdf': No such file or directory"
     assert not "".join(shown.lines[1:])
 
 

@@ -218,20 +218,20 @@ def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(
     (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,,b@example.com,x,1"))
     found = entry.with_problems(
         [
-            "language: must be EN or SV, not 'DE'",
-            "recipients[0].email: must be an e-mail address, not 'b'",
+            "language: must be EN or SV, got 'DE'",
+            "recipients[0].email: must be an e-mail address, got 'b'",
             "recipients[0].order: is missing, while other recipients have one",
             "recipients[0].extra: cannot be sent",
-            "documents[0]: a.pdf: it is not a PDF",
+            "documents[0]: a.pdf: not a PDF",
             "recipients: there is none, and at least one is needed",
         ]
     )
     assert [str(problem) for problem in found] == [
         "line 2, recipient3_order: must be an integer, got 'x'",
-        "line 2, language: must be EN or SV, not 'DE'",
-        "line 2, recipient3_email: must be an e-mail address, not 'b'",
+        "line 2, language: must be EN or SV, got 'DE'",
+        "line 2, recipient3_email: must be an e-mail address, got 'b'",
         "line 2, recipient3_extra: cannot be sent",
-        "line 2, documents: a.pdf: it is not a PDF",
+        "line 2, documents: a.pdf: not a PDF",
         "line 2, recipient1_email: there is none, and at least one is needed",
     ]
     (entry,) = read(written('{"documents": [5], "recipients": 7}', "x.jsonl"))

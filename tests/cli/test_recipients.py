@@ -34,12 +34,12 @@ def test_add_recipient_refuses_bad_input_before_sending_anything(run: Run, servi
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "broken.json").write_text("{")
     for arguments, message in (
-        (["nobody"], "email: must be an e-mail address, not 'nobody'"),
-        (["a@b", "--order", "0"], "order: must be a whole number from 1"),
+        (["nobody"], "email: must be an e-mail address, got 'nobody'"),
+        (["a@b", "--order", "0"], "order: must be an integer of at least 1"),
         (["a@b", "--order", "x"], "'x' is not a valid integer"),
         (["a@b", "--field", "x"], "must have the form NAME=VALUE, got 'x'"),
         (["a@b", "--field", "=x"], "must have the form NAME=VALUE, got '=x'"),
-        (["a@b", "--field", "order=1"], "extra: order is an argument of its own"),
+        (["a@b", "--field", "order=1"], "extra: pass order as an argument of its own"),
         (["a@b", "--fields", "list.json"], "list.json does not contain a JSON object"),
         (["a@b", "--fields", "broken.json"], "broken.json does not contain a JSON object"),
         (["a@b", "--fields", "none.json"], "could not read none.json"),

@@ -152,8 +152,8 @@ def test_create_refuses_bad_input_before_sending_anything(run: Run, service: Ser
         (["x", "--message-file", "none"], "could not read none: No such file"),
         (["x", "--message-file", "binary"], "could not read binary: not UTF-8"),
         (["x", "--language", "FI"], "'FI' is not one of"),
-        (["x", "--message", "a" * 401], "at most 400 characters, this has 401"),
-        ([" "], "name: must be a text"),
+        (["x", "--message", "a" * 401], "at most 400 characters, got 401"),
+        ([" "], "name: must be a non-empty string"),
     ]
     for arguments, message in wrong:
         ran = run("create", *arguments)

@@ -50,10 +50,10 @@ TRUST = ["--trust", "roots.pem"]
     [
         (["changed.pdf"], 7, "changed.pdf: NOT SOUND\n  problem: its signature: it was followed by changes", ""),
         (["unsigned.pdf"], 7, "unsigned.pdf: NOT SOUND\n  problem: it is not signed\n", ""),
-        (["letter.txt"], 2, "", "Error: 'letter.txt': it is not a PDF\n"),
-        (["none.pdf"], 2, "", "Error: 'none.pdf' cannot be opened: No such file or directory\n"),
-        (["lease-signed.pdf", "letter.txt"], 2, "lease-signed.pdf: sound\n", "it is not a PDF"),
-        (["changed.pdf", "letter.txt", "lease-signed.pdf"], 7, "NOT SOUND", "it is not a PDF"),
+        (["letter.txt"], 2, "", "Error: 'letter.txt': not a PDF\n"),
+        (["none.pdf"], 2, "", "Error: cannot open 'none.pdf': No such file or directory\n"),
+        (["lease-signed.pdf", "letter.txt"], 2, "lease-signed.pdf: sound\n", "not a PDF"),
+        (["changed.pdf", "letter.txt", "lease-signed.pdf"], 7, "NOT SOUND", "not a PDF"),
         (
             ["lease-signed.pdf", *TRUST],
             0,
@@ -67,7 +67,7 @@ TRUST = ["--trust", "roots.pem"]
             "",
         ),
         (["changed.pdf", "lease-signed.pdf", "--trust", "system"], 7, "changed.pdf: NOT SOUND\n", ""),
-        (["lease-signed.pdf", "--trust", "none.pem"], 2, "", "trust: 'none.pem' cannot be read"),
+        (["lease-signed.pdf", "--trust", "none.pem"], 2, "", "trust: cannot read 'none.pem'"),
         (["lease-signed.pdf", "--fetch"], 2, "", "--fetch requires --trust"),
         (["lease-signed.pdf", "--fetch", *TRUST], 0, "sound, trusted\n", "and the services that they name"),
         (
@@ -99,7 +99,7 @@ def test_file_over_max_sealed_bytes_is_refused(
     (folder / "tenant.toml").write_text("max_sealed_bytes = 100")
     monkeypatch.setenv("SIGNING_ASSUMPTIONS", "tenant.toml")
     assert cli.run(["verify-sealed", "changed.pdf"]) == 2
-    assert "Error: 'changed.pdf' has more than 100 bytes (max_sealed_bytes)\n" in capsys.readouterr().err
+    assert "Error: 'changed.pdf' is larger than 100 bytes (max_sealed_bytes)\n" in capsys.readouterr().err
 
 
 def test_details_of_unverifiable_signatures_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,7 +303,7 @@ async def test_arguments(client: SigningClient, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="packages: must be an iterable of SigningPackage, not SigningPackage"):
         many(packages[0], tmp_path / "journal")
     for concurrency in (0, -1, True, "8", None):
-        with pytest.raises(InvalidRequest, match="concurrency: must be a whole number from 1"):
+        with pytest.raises(InvalidRequest, match="concurrency: must be an integer of at least 1"):
             many(packages, tmp_path / "journal", concurrency=concurrency)
     half = type("Half", (), {"claim": print, "write": print})()
     for journal in (None, 5, object(), half):

@@ -1,4 +1,4 @@
-"""Downloads of sealed PDFs: to a file, into memory, as a stream; complete, checked, or not at all."""
+"""Downloads of sealed PDFs: to a file, to memory, as a stream; complete and checked, or not at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from signing_async import (
     Timeouts,
     TransportError,
 )
-from signing_async.documents import resource
+from signing_async.documents import download
 from signing_async.sandbox import Sandbox
 from tests.documents.test_source import LARGE, open_files
 from tests.pdfs import make_pdf
@@ -66,28 +66,28 @@ WAYS = [to_file, to_memory, streamed]
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A file that is there already."""
+    """The path of an existing file."""
     path = tmp_path / "sealed.pdf"
     path.write_bytes(OLD)
     return path
 
 
 def untouched(target: Path) -> bool:
-    """The target is what it was, and nothing else is beside it."""
+    """Return whether the target is unchanged and no other file is beside it."""
     return target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
 
 
 def sending(data: bytes, **headers: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         return web.Response(body=data, content_type="application/pdf", headers=headers)
 
-    return answer
+    return respond
 
 
 def sending_part(data: bytes, missing: int = 100) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Announces more than it sends, and hangs up."""
+    """Announce more bytes than are sent, then close the connection."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": str(len(data) + missing)})
         await response.prepare(request)
         await response.write(data)
@@ -95,14 +95,16 @@ def sending_part(data: bytes, missing: int = 100) -> Callable[[web.Request], Awa
         request.transport.close()
         return response
 
-    return answer
+    return respond
 
 
 # Complete
 
 
-async def test_the_whole_way(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Not yet signed: `NotYetSigned`. Signed by all: the sealed file, the same by every way, with its SHA-256."""
+async def test_download_raises_not_yet_signed_and_then_returns_the_sealed_file(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """All ways return the same bytes."""
     signing = await client.signings.create(name="Lease", language="EN")
     document = await client.documents.upload(signing, make_pdf())
     await client.recipients.add(signing, email="ada@example.com")
@@ -131,8 +133,7 @@ async def test_the_whole_way(sandbox: Sandbox, client: SigningClient, tmp_path: 
 
 @pytest.mark.parametrize("size", [1000, LARGE, 2**20, 5 * 2**20 + 1])
 @pytest.mark.parametrize("read", WAYS)
-async def test_every_size(target: Path, read: Read, size: int) -> None:
-    """What arrives in one piece or in many is the same; a file that was there is replaced."""
+async def test_files_of_every_size_replace_the_target(target: Path, read: Read, size: int) -> None:
     data = make_pdf(size)
     async with serving(sending(data)) as server, SigningClient(server.origin, "token") as client:
         result = await read(client, target)
@@ -144,12 +145,12 @@ async def test_every_size(target: Path, read: Read, size: int) -> None:
         assert result == data
 
 
-async def test_a_file_that_exists_is_left_alone_without_overwrite(target: Path) -> None:
-    """Nothing is sent for it; a link to nowhere is a file too."""
+async def test_existing_file_is_not_replaced_without_overwrite(target: Path) -> None:
+    """Nothing is requested. A dangling link counts as a file."""
     (link := target.with_name("link.pdf")).symlink_to("nowhere")
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         for path in (target, link):
-            with pytest.raises(InvalidRequest, match=rf"^path: '.*{path.name}' exists already"):
+            with pytest.raises(InvalidRequest, match=rf"^path: '.*{path.name}' already exists"):
                 await client.documents.download_signed("s1", "d1", path, overwrite=False)
         assert server.requests == []
     link.unlink()
@@ -158,13 +159,13 @@ async def test_a_file_that_exists_is_left_alone_without_overwrite(target: Path) 
 
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("appears", [True, False])
-async def test_a_file_that_appears_meanwhile_is_left_alone_without_overwrite(
+async def test_file_that_appears_during_the_download_is_not_replaced_without_overwrite(
     appears: bool, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the file system has no hard links; nothing else is left beside it."""
+    """Also on file systems without hard links."""
     target = tmp_path / "sealed.pdf"
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         if appears:
             target.write_bytes(OLD)
         return await sending(make_pdf())(request)
@@ -174,10 +175,10 @@ async def test_a_file_that_appears_meanwhile_is_left_alone_without_overwrite(
 
     if not links:
         monkeypatch.setattr(os, "link", unsupported)
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
         download = client.documents.download_signed("s1", "d1", target, overwrite=False)
         if appears:
-            with pytest.raises(InvalidRequest, match=r"^path: '.*sealed\.pdf' exists already"):
+            with pytest.raises(InvalidRequest, match=r"^path: '.*sealed\.pdf' already exists"):
                 await download
             assert untouched(target)
         else:
@@ -187,16 +188,16 @@ async def test_a_file_that_appears_meanwhile_is_left_alone_without_overwrite(
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_a_download_accepts_a_pdf_and_errors_in_json(read: Read, target: Path) -> None:
-    """A service that negotiates strictly has a PDF, or an error in JSON; what is accepted is an assumption."""
+async def test_accept_header_allows_a_pdf_and_errors_in_json(read: Read, target: Path) -> None:
+    """Its value is an assumption."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         if "application/pdf" not in request.headers["Accept"]:
             return web.json_response({}, status=406)
         return await sending(make_pdf())(request)
 
     own = Assumptions(download_accept="*/*;q=0.5, application/pdf")
-    async with serving(answer) as server:
+    async with serving(respond) as server:
         for settings in ({}, {"assumptions": own}):
             async with SigningClient(server.origin, "token", **settings) as client:
                 await read(client, target)
@@ -207,8 +208,7 @@ async def test_a_download_accepts_a_pdf_and_errors_in_json(read: Read, target: P
     assert accepted == ["application/pdf, application/json", own.download_accept, "application/json"]
 
 
-async def test_the_path_may_be_text(tmp_path: Path) -> None:
-    """And it may be relative; what comes back is a `Path`."""
+async def test_path_may_be_a_relative_string(tmp_path: Path) -> None:
     before = Path.cwd()
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         os.chdir(tmp_path)
@@ -220,8 +220,7 @@ async def test_the_path_may_be_text(tmp_path: Path) -> None:
     assert (tmp_path / "a.pdf").read_bytes() == make_pdf()
 
 
-async def test_a_name_from_the_server_makes_no_path(tmp_path: Path) -> None:
-    """Whatever file name the answer suggests, only the given path is written."""
+async def test_file_name_from_the_server_is_ignored(tmp_path: Path) -> None:
     evil = {"Content-Disposition": 'attachment; filename="../../evil.pdf"'}
     async with serving(sending(make_pdf(), **evil)) as server, SigningClient(server.origin, "token") as client:
         await client.documents.download_signed("s1", "../../etc", tmp_path / "a.pdf")
@@ -230,8 +229,7 @@ async def test_a_name_from_the_server_makes_no_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-async def test_the_mode_honours_the_umask(tmp_path: Path, umask: int) -> None:
-    """As any new file of this process."""
+async def test_file_mode_honours_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
@@ -242,8 +240,7 @@ async def test_the_mode_honours_the_umask(tmp_path: Path, umask: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["契" * 80 + ".pdf", "å" * 125 + ".pdf", ".hidden", "a b\n.pdf"])
-async def test_any_name_that_a_file_may_have(tmp_path: Path, name: str) -> None:
-    """Up to the longest that the file system takes."""
+async def test_target_may_have_the_longest_name_of_the_file_system(tmp_path: Path, name: str) -> None:
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         sealed = await client.documents.download_signed("s1", "d1", tmp_path / name)
     assert sealed.path.read_bytes() == make_pdf()
@@ -251,8 +248,7 @@ async def test_any_name_that_a_file_may_have(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_compressed_answers(target: Path, read: Read) -> None:
-    """A proxy that compresses changes nothing: size and hash are those of the PDF."""
+async def test_size_and_hash_of_a_compressed_response_are_those_of_the_pdf(target: Path, read: Read) -> None:
     data = make_pdf(LARGE)
     packed = sending(gzip.compress(data), **{"Content-Encoding": "gzip"})
     async with serving(packed) as server, SigningClient(server.origin, "token") as client:
@@ -262,11 +258,10 @@ async def test_compressed_answers(target: Path, read: Read) -> None:
         assert (result.size, result.sha256) == (LARGE, hashlib.sha256(data).hexdigest())
 
 
-async def test_chunks_of_any_size(target: Path) -> None:
-    """Begin and end are found wherever the pieces are cut."""
+async def test_start_and_end_are_found_in_chunks_of_any_size(target: Path) -> None:
     data = make_pdf(1200) + b"\n" * 900
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for at in range(len(data)):
@@ -275,31 +270,33 @@ async def test_chunks_of_any_size(target: Path) -> None:
                 await asyncio.sleep(0)
         return response
 
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
         for read in WAYS:
             result = await read(client, target)
             assert (target.read_bytes() if read is to_file else result) == data
 
 
-# Not complete, or not a PDF
+# Incomplete, or not a PDF
 
 
 @pytest.mark.parametrize("read", WAYS)
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "expected"),
     [
-        (b"<html><body>Please sign in</body></html>", "what came is not a PDF"),
-        (b"", "what came is not a PDF"),
-        (b"%PD", "what came is not a PDF"),
-        (b"x" + make_pdf(), "what came is not a PDF"),
-        (make_pdf(LARGE)[:-100], "the sealed file has no end: it was cut short"),
-        (make_pdf() + b" " * 1024, "the sealed file has no end: it was cut short"),
+        (b"<html><body>Please sign in</body></html>", "the response is not a PDF"),
+        (b"", "the response is not a PDF"),
+        (b"%PD", "the response is not a PDF"),
+        (b"x" + make_pdf(), "the response is not a PDF"),
+        (make_pdf(LARGE)[:-100], "the sealed file is truncated: no %%EOF at its end"),
+        (make_pdf() + b" " * 1024, "the sealed file is truncated: no %%EOF at its end"),
         (make_pdf(LARGE + 1), f"the sealed file is larger than {LARGE} bytes"),
     ],
     ids=["html", "empty", "short", "junk before", "cut", "junk behind", "large"],
 )
-async def test_what_is_no_sealed_pdf(target: Path, read: Read, data: bytes, said: str) -> None:
-    """A `DecodeError` with status and request id, and the target stays as it was; it is not asked for again."""
+async def test_response_that_is_no_complete_pdf_raises_decode_error_and_keeps_the_target(
+    target: Path, read: Read, data: bytes, expected: str
+) -> None:
+    """With status and request id, and without a retry."""
     assumptions = Assumptions(max_sealed_bytes=LARGE)
     async with (
         serving(sending(data, **{"X-Request-Id": "r-77"})) as server,
@@ -308,15 +305,14 @@ async def test_what_is_no_sealed_pdf(target: Path, read: Read, data: bytes, said
         with pytest.raises(DecodeError) as caught:
             await read(client, target)
         assert len(server.requests) == 1
-    assert said in str(caught.value)
-    assert str(caught.value).startswith("documents.download_signed: the response cannot be read: ")
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("documents.download_signed: ")
     assert (caught.value.status, caught.value.request_id) == (200, "r-77")
     assert caught.value.operation == "documents.download_signed"
     assert untouched(target)
 
 
-async def test_a_stream_gives_nothing_of_what_is_no_pdf() -> None:
-    """Not a byte of an error page reaches whoever takes the chunks, however long the page is."""
+async def test_stream_yields_no_byte_of_an_error_page() -> None:
     page = b"<html>" + b"please sign in " * 100_000
     taken: list[bytes] = []
 
@@ -326,14 +322,13 @@ async def test_a_stream_gives_nothing_of_what_is_no_pdf() -> None:
                 taken.append(chunk)
 
     async with serving(sending(page)) as server, SigningClient(server.origin, "token") as client:
-        with pytest.raises(DecodeError, match="what came is not a PDF"):
+        with pytest.raises(DecodeError, match="the response is not a PDF"):
             await take(client)
     assert taken == []
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_the_largest_size_is_exact(target: Path, read: Read) -> None:
-    """A file of just `max_sealed_bytes` is taken."""
+async def test_max_sealed_bytes_is_exact(target: Path, read: Read) -> None:
     assumptions = Assumptions(max_sealed_bytes=LARGE)
     async with (
         serving(sending(make_pdf(LARGE))) as server,
@@ -343,8 +338,8 @@ async def test_the_largest_size_is_exact(target: Path, read: Read) -> None:
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_a_small_answer_that_unpacks_to_a_huge_one(target: Path, read: Read) -> None:
-    """The limit counts what comes out of the compression, and little more than it is ever unpacked."""
+async def test_max_sealed_bytes_limits_decompressed_bytes(target: Path, read: Read) -> None:
+    """Little more than the limit is ever decompressed."""
     bomb = gzip.compress(b"%PDF-1.7\n" + bytes(50 * 2**20), 9)
     assumptions = Assumptions(max_sealed_bytes=2**20)
     async with (
@@ -363,8 +358,7 @@ async def test_a_small_answer_that_unpacks_to_a_huge_one(target: Path, read: Rea
 
 @pytest.mark.parametrize("read", WAYS)
 @pytest.mark.parametrize("length", [1000, LARGE + 1000])
-async def test_a_length_that_lies(target: Path, read: Read, length: int) -> None:
-    """An answer that is longer or shorter than it says is not taken for a whole one."""
+async def test_response_with_a_wrong_length_is_not_accepted(target: Path, read: Read, length: int) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/pdf\r\nContent-Length: %d\r\n\r\n" % length
     async with (
         answering(head + make_pdf(LARGE)) as origin,
@@ -377,18 +371,17 @@ async def test_a_length_that_lies(target: Path, read: Read, length: int) -> None
 
 @pytest.mark.parametrize("read", [to_file, to_memory])
 @pytest.mark.parametrize("sent", [0, 3, 1000, LARGE - 1])
-async def test_a_drop_in_the_middle_is_repeated(target: Path, read: Read, sent: int) -> None:
-    """The second attempt gives the file, from its beginning, and the right hash."""
+async def test_dropped_download_is_retried_from_the_start(target: Path, read: Read, sent: int) -> None:
     data = make_pdf(LARGE)
     requests = []
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         requests.append(request)
         if len(requests) == 1:
             return await sending_part(data[:sent], LARGE - sent)(request)
         return await sending(data)(request)
 
-    async with serving(answer) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+    async with serving(respond) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
         result = await read(client, target)
     assert len(requests) == 2
     if read is to_file:
@@ -398,13 +391,14 @@ async def test_a_drop_in_the_middle_is_repeated(target: Path, read: Read, sent: 
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_a_drop_every_time(target: Path, read: Read) -> None:
-    """In the end a `TransportError` with what is known, and the target as it was."""
+async def test_download_that_drops_every_time_raises_transport_error_and_keeps_the_target(
+    target: Path, read: Read
+) -> None:
     async with (
         serving(sending_part(make_pdf(LARGE), 1)) as server,
         SigningClient(server.origin, "token", retry=RetryPolicy(max_attempts=3, base_delay=0.01)) as client,
     ):
-        with pytest.raises(TransportError, match="the response was cut off") as caught:
+        with pytest.raises(TransportError) as caught:
             await read(client, target)
         assert len(server.requests) == (1 if read is streamed else 3)
     assert caught.value.status == 200
@@ -413,19 +407,17 @@ async def test_a_drop_every_time(target: Path, read: Read) -> None:
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_errors_of_the_service(target: Path, read: Read) -> None:
-    """A 503 is repeated, by every way; an error that stays is raised, and the target is as it was."""
-
+async def test_503_is_retried_and_a_lasting_error_is_raised(target: Path, read: Read) -> None:
     def failing(times: int) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         left = [None] * times
 
-        async def answer(request: web.Request) -> web.StreamResponse:
+        async def respond(request: web.Request) -> web.StreamResponse:
             if left:
                 left.pop()
                 return web.json_response({"message": "later"}, status=503)
             return await sending(make_pdf())(request)
 
-        return answer
+        return respond
 
     async with serving(failing(1000)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
         with pytest.raises(ServerError, match="later"):
@@ -438,33 +430,33 @@ async def test_errors_of_the_service(target: Path, read: Read) -> None:
 # Paths
 
 
-async def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error names the path and what is wrong with it, before anything is asked of the service."""
+async def test_error_of_an_unwritable_path_names_it_before_any_request(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         paths: list[tuple[Any, str]] = [
             (tmp_path, f"path: {str(tmp_path)!r} is a folder"),
             ("", "path: '.' is a folder"),
-            (tmp_path / "pipe", f"path: {str(tmp_path / 'pipe')!r} is not a file"),
-            (tmp_path / "a" / "b", f"there is no folder {str(tmp_path / 'a')!r}"),
-            (tmp_path / "file" / "b", f"there is no folder {str(tmp_path / 'file')!r}"),
-            (tmp_path / ("a" * 256), "cannot be written: File name too long"),
-            ("a\0b", r"path: 'a\x00b' cannot be written: "),
-            (None, "path: must be a path, not NoneType"),
-            (5, "path: must be a path, not int"),
-            (b"a.pdf", "path: must be a path, not bytes"),
+            (tmp_path / "pipe", f"path: {str(tmp_path / 'pipe')!r} is not a regular file"),
+            (tmp_path / "a" / "b", f"folder {str(tmp_path / 'a')!r} does not exist"),
+            (tmp_path / "file" / "b", f"folder {str(tmp_path / 'file')!r} does not exist"),
+            (tmp_path / ("a" * 256), f"path: cannot write {str(tmp_path / ('a' * 256))!r}: File name too long"),
+            ("a\0b", r"path: cannot write 'a\x00b': "),
+            (None, "path: must be a path, got NoneType"),
+            (5, "path: must be a path, got int"),
+            (b"a.pdf", "path: must be a path, got bytes"),
         ]
-        for path, said in paths:
+        for path, expected in paths:
             with pytest.raises(InvalidRequest) as caught:
                 await client.documents.download_signed("s1", "d1", path)
-            assert said in str(caught.value)
+            assert expected in str(caught.value)
         assert server.requests == []
         assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
-async def test_a_folder_that_cannot_be_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the path, not the temporary file."""
+async def test_error_of_an_unwritable_folder_names_the_target_and_not_the_temporary_file(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Path.open
 
     def refuse(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
@@ -476,15 +468,15 @@ async def test_a_folder_that_cannot_be_written(target: Path, monkeypatch: pytest
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         with pytest.raises(InvalidRequest) as caught:
             await client.documents.download_signed("s1", "d1", target)
-    assert str(caught.value) == f"path: {str(target)!r} cannot be written: Permission denied"
+    assert str(caught.value) == f"path: cannot write {str(target)!r}: Permission denied"
     assert untouched(target)
 
 
 @pytest.mark.parametrize("size", [1000, 3 * 2**20])
 @pytest.mark.parametrize("where", ["fsync", "write"])
-async def test_a_full_disk(target: Path, monkeypatch: pytest.MonkeyPatch, size: int, where: str) -> None:
-    """The system's own error, for the path that was given; the target is as it was, and nothing is left behind."""
-
+async def test_full_disk_raises_the_error_of_the_system_and_keeps_the_target(
+    target: Path, monkeypatch: pytest.MonkeyPatch, size: int, where: str
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -511,10 +503,9 @@ async def test_a_full_disk(target: Path, monkeypatch: pytest.MonkeyPatch, size: 
 
 
 @pytest.mark.parametrize("size", [1000, LARGE])
-async def test_it_is_on_the_disk_before_it_has_its_name(
+async def test_file_is_synced_before_it_replaces_the_target_and_the_folder_afterwards(
     target: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """What takes the target's place was flushed to the disk, whole, and so is its name afterwards."""
     events: list[str] = []
     real_fsync, real_replace = os.fsync, Path.replace
 
@@ -534,11 +525,10 @@ async def test_it_is_on_the_disk_before_it_has_its_name(
     assert events == [f"file of {size}", "name", "folder"]
 
 
-async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing, flushing and renaming happen in other threads than the event loop's, and so does the hash."""
+async def test_disk_is_not_accessed_on_the_event_loop(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, seen, calls = threading.get_ident(), [], []
-    for name in ("add", "finish"):
-        real = getattr(resource._Part, name)
+    for name in ("write", "finish"):
+        real = getattr(download.Download, name)
 
         def call(*arguments: Any, real: Any = real, name: str = name, **options: Any) -> Any:
             calls.append(name)
@@ -546,21 +536,21 @@ async def test_the_event_loop_leaves_the_disk_to_threads(target: Path, monkeypat
                 seen.append(name)
             return real(*arguments, **options)
 
-        monkeypatch.setattr(resource._Part, name, call)
+        monkeypatch.setattr(download.Download, name, call)
     async with serving(sending(make_pdf(3 * 2**20))) as server, SigningClient(server.origin, "token") as client:
         await client.documents.download_signed("s1", "d1", target)
     assert len(calls) >= 3
     assert seen == []
 
 
-# Left early
+# Leaving early
 
 
 @contextlib.asynccontextmanager
 async def slowly(data: bytes, piece: int = 50_000) -> AsyncIterator[Web]:
-    """A server that sends a file in pieces, giving way between them."""
+    """Serve a file in pieces, yielding to the event loop between them."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": str(len(data))})
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
@@ -569,13 +559,14 @@ async def slowly(data: bytes, piece: int = 50_000) -> AsyncIterator[Web]:
                 await asyncio.sleep(0)
         return response
 
-    async with serving(answer) as server:
+    async with serving(respond) as server:
         yield server
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_cancelled_at_any_moment(target: Path, read: Read) -> None:
-    """The target is what it was or the whole new file; nothing is left beside it, open, or connected."""
+async def test_cancellation_at_any_moment_leaves_the_old_or_the_new_file_and_nothing_else(
+    target: Path, read: Read
+) -> None:
     data = make_pdf(2 * LARGE)
     before = open_files()
     async with slowly(data) as server, aiohttp.ClientSession() as session:
@@ -592,7 +583,7 @@ async def test_cancelled_at_any_moment(target: Path, read: Read) -> None:
             outcomes.add(task.cancelled())
             assert session.connector is not None
             assert not session.connector._acquired
-            for _ in range(200):  # a thread that was left behind
+            for _ in range(200):  # a thread of the cancelled download
                 if list(target.parent.iterdir()) == [target]:
                     break
                 await asyncio.sleep(0.005)
@@ -603,11 +594,12 @@ async def test_cancelled_at_any_moment(target: Path, read: Read) -> None:
     assert open_files() == before
 
 
-@pytest.mark.parametrize("late", ["add", "finish"])
-async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
-    """A download that was cancelled while its thread waited for the disk leaves no file, and replaces none."""
+@pytest.mark.parametrize("late", ["write", "finish"])
+async def test_thread_that_outlives_a_cancelled_download_leaves_no_file(
+    target: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
     go, arrived, gone = threading.Event(), threading.Event(), threading.Event()
-    real = getattr(resource._Part, late)
+    real = getattr(download.Download, late)
 
     def wait(part: Any, *arguments: Any, **options: Any) -> Any:
         arrived.set()
@@ -617,8 +609,8 @@ async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch:
         finally:
             gone.set()
 
-    monkeypatch.setattr(resource._Part, late, wait)
-    size = 3 * 2**20 if late == "add" else LARGE
+    monkeypatch.setattr(download.Download, late, wait)
+    size = 3 * 2**20 if late == "write" else LARGE
     async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token") as client:
         task = asyncio.create_task(to_file(client, target))
         await asyncio.to_thread(arrived.wait, 10)
@@ -631,26 +623,23 @@ async def test_a_thread_that_comes_too_late_cleans_up(target: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_a_file_that_stalls(target: Path, read: Read) -> None:
-    """A server that stops in the middle is not waited for longer than the call may take."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
+async def test_stalled_download_ends_at_its_deadline(target: Path, read: Read) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": str(LARGE)})
         await response.prepare(request)
         await response.write(make_pdf(LARGE)[:1000])
         await asyncio.sleep(5)
         return response
 
-    # Silence is given longer than the transfer has, so that it is the deadline that ends it.
+    # The idle timeout is longer than the deadline, so the deadline ends the download.
     timeouts = Timeouts(call=5, transfer=0.3)
-    async with serving(answer) as server, SigningClient(server.origin, "token", timeout=timeouts) as client:
+    async with serving(respond) as server, SigningClient(server.origin, "token", timeout=timeouts) as client:
         with pytest.raises(RequestTimeout):
             await read(client, target)
     assert untouched(target)
 
 
-async def test_a_stream_that_is_left_early(target: Path) -> None:
-    """Its connection is closed, since the rest of the file would still come; none leaks."""
+async def test_leaving_a_stream_early_closes_its_connection(target: Path) -> None:
     async with slowly(make_pdf(5_000_000)) as server, aiohttp.ClientSession() as session:
         client = SigningClient(server.origin, "token", session=session)
         assert isinstance(session.connector, aiohttp.TCPConnector)
@@ -667,16 +656,14 @@ async def test_a_stream_that_is_left_early(target: Path) -> None:
             assert not session.connector._conns
 
 
-async def test_a_stream_cannot_be_read_afterwards() -> None:
-    """Outside of its block there is nothing more to get."""
+async def test_stream_cannot_be_read_after_its_block() -> None:
     async with slowly(make_pdf(5_000_000)) as server, SigningClient(server.origin, "token") as client:
         async with client.documents.stream_signed("s1", "d1") as chunks:
             await anext(chunks)
         assert [chunk async for chunk in chunks] == []
 
 
-async def test_a_stream_read_to_its_end_gives_its_connection_back() -> None:
-    """And so do the other ways: the next call uses the same one."""
+async def test_connection_is_reused_after_a_complete_download() -> None:
     async with serving(sending(make_pdf(LARGE))) as server, aiohttp.ClientSession() as session:
         client = SigningClient(server.origin, "token", session=session)
         for _ in range(3):
@@ -685,12 +672,11 @@ async def test_a_stream_read_to_its_end_gives_its_connection_back() -> None:
         assert len({id(request.transport) for request in server.requests}) == 1
 
 
-async def test_the_consumer_sets_the_pace() -> None:
-    """A stream that nobody reads from is not taken into memory."""
+async def test_stream_without_a_reader_is_not_buffered() -> None:
     data = make_pdf(20 * 2**20)
     sent = 0
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         nonlocal sent
         response = web.StreamResponse(headers={"Content-Length": str(len(data))})
         await response.prepare(request)
@@ -700,7 +686,7 @@ async def test_the_consumer_sets_the_pace() -> None:
                 sent = at
         return response
 
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
         async with client.documents.stream_signed("s1", "d1") as chunks:
             size = len(await anext(chunks))
             await asyncio.sleep(0.2)
@@ -710,17 +696,16 @@ async def test_the_consumer_sets_the_pace() -> None:
         assert size == len(data)
 
 
-# Verified
+# Verification
 
 
 @pytest.fixture
 def sealed_pdf() -> bytes:
-    """A file as the sandbox seals it, which takes an event loop of its own."""
+    """A file sealed by the sandbox, in an event loop of its own."""
     return sealed_by_sandbox()
 
 
-async def test_a_verified_download(target: Path, sealed_pdf: bytes) -> None:
-    """A sound file is kept; with roots it has to lead to them."""
+async def test_verified_download_keeps_a_sound_and_trusted_file(target: Path, sealed_pdf: bytes) -> None:
     async with serving(sending(sealed_pdf)) as server, SigningClient(server.origin, "token") as client:
         for settings in ({"verify": True}, {"trust": sandbox_authority().certificate_pem}):
             await client.documents.download_signed("s1", "d1", target, **settings)
@@ -734,33 +719,31 @@ async def test_a_verified_download(target: Path, sealed_pdf: bytes) -> None:
     assert untouched(target)
 
 
-async def test_what_is_not_sound_is_not_kept(target: Path, sealed_pdf: bytes) -> None:
-    """It is said why, the file that was there stays, and it is not asked for again."""
+async def test_unsound_file_raises_not_sound_and_keeps_the_target(target: Path, sealed_pdf: bytes) -> None:
+    """It is not requested again."""
     asked = 0
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         nonlocal asked
         asked += 1
         return web.Response(body=sealed_pdf + b"\n", content_type="application/pdf")
 
-    async with serving(answer) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(NotSound, match=r"the sealed file is not sound: 1 byte stand") as caught:
+    async with serving(respond) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(NotSound, match=r"the sealed file is not sound: 1 byte after") as caught:
             await client.documents.download_signed("s1", "d1", target, verify=True)
     assert (len(caught.value.problems), asked) == (1, 1)
     assert untouched(target)
 
 
-async def test_roots_that_are_none_are_told_before_anything_is_downloaded(target: Path) -> None:
-    """As an `InvalidRequest`."""
+async def test_unreadable_roots_are_refused_before_the_download(target: Path) -> None:
     async with SigningClient("http://127.0.0.1:9", "token") as client:
-        with pytest.raises(InvalidRequest, match=r"trust: 'none\.pem' cannot be read"):
+        with pytest.raises(InvalidRequest, match=r"trust: cannot read 'none\.pem'"):
             await client.documents.download_signed("s1", "d1", target, trust="none.pem")
     assert untouched(target)
 
 
 @pytest.mark.parametrize("level", ["B-B", "B-T", "B-LT", "B-LTA"])
-async def test_the_sandbox_seals_at_the_level_that_it_is_told(level: Any, tmp_path: Path) -> None:
-    """From the first one to the last; a verified download leads to its authority."""
+async def test_verified_download_of_each_seal_level(level: Any, tmp_path: Path) -> None:
     from signing_async.sealed import inspect_sealed
 
     path = tmp_path / "sealed.pdf"
@@ -775,7 +758,6 @@ async def test_the_sandbox_seals_at_the_level_that_it_is_told(level: Any, tmp_pa
     assert (report.sound, report.seals[0].level) == (True, level)
 
 
-def test_the_sandbox_knows_its_levels() -> None:
-    """Another one is refused, with those that there are."""
+def test_sandbox_refuses_an_unknown_seal_level() -> None:
     with pytest.raises(ValueError, match="seal_level must be one of B-B, B-T, B-LT, B-LTA, not 'B-X'"):
         Sandbox(seal_level="B-X")  # type: ignore[arg-type]  # it is wrong on purpose

@@ -1,4 +1,4 @@
-"""The preflight refuses what the sandbox's own judge refuses, never anything else, and never does much work."""
+"""The preflight refuses only what the sandbox's own judge refuses, and does bounded work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signing_async.documents import pdf_objects
+from signing_async.documents import pdf_objects, pdf_syntax
 from signing_async.documents import preflight as module
-from signing_async.documents.pdf_objects import STEP
+from signing_async.documents.pdf_syntax import STEP
 from signing_async.documents.preflight import BUDGET, GLANCE_BUDGET, glance, preflight
 from signing_async.sandbox.inspection import inspect
 from tests import pdfs
@@ -25,7 +25,7 @@ SIGNED_VALUE = b"/V 7 0 R"
 
 
 def judge(data: bytes) -> str | None:
-    """The sandbox's verdict on these bytes."""
+    """Return the sandbox's verdict on these bytes."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "upload.pdf")
         path.write_bytes(data)
@@ -34,7 +34,7 @@ def judge(data: bytes) -> str | None:
 
 
 def same_places(data: bytes, old: bytes, new: bytes) -> bytes:
-    """`data` with a first `old` replaced by `new`, padded so that all offsets stay right."""
+    """Replace the first `old` by `new`, padded so that all offsets stay right."""
     assert old in data
     assert len(new) <= len(old)
     return data.replace(old, new.ljust(len(old)), 1)
@@ -42,7 +42,7 @@ def same_places(data: bytes, old: bytes, new: bytes) -> bytes:
 
 @cache
 def accepted() -> dict[str, bytes]:
-    """Documents that have to pass."""
+    """Documents that must pass."""
     report = pdfs.by_reportlab()
     return {
         "small": pdfs.make_pdf(),
@@ -71,7 +71,7 @@ def accepted() -> dict[str, bytes]:
 
 @cache
 def refused() -> dict[str, tuple[str, bytes]]:
-    """Ordinary documents that have to be caught, with the verdict."""
+    """Ordinary documents that must be refused, with their verdicts."""
     report = pdfs.by_reportlab()
     protected = {
         f"{method}, password {user!r}, object streams {packed}": pdfs.encrypted(
@@ -123,23 +123,20 @@ def refused() -> dict[str, tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("name", accepted())
-def test_passes_what_the_service_accepts(name: str) -> None:
-    """A document that the sandbox accepts is not refused locally."""
+def test_document_that_the_sandbox_accepts_passes(name: str) -> None:
     assert judge(accepted()[name]) is None
     assert preflight(accepted()[name]) is None
 
 
 @pytest.mark.parametrize("name", refused())
-def test_catches_what_the_service_refuses(name: str) -> None:
-    """Protected and signed documents are caught before they are sent, with the verdict that the sandbox gives."""
+def test_protected_and_signed_documents_get_the_verdict_of_the_sandbox(name: str) -> None:
     verdict, data = refused()[name]
     assert judge(data) == verdict
     assert preflight(data) == verdict
 
 
 @pytest.mark.skipif(not pdfs.have("pdfsig", "certutil", "mutool"), reason="needs poppler, libnss3 and mupdf tools")
-def test_catches_what_other_tools_signed(tmp_path: Path) -> None:
-    """Documents signed by Poppler and MuPDF are caught."""
+def test_documents_signed_by_poppler_and_mupdf_are_already_signed(tmp_path: Path) -> None:
     for name in ("poppler", "mupdf"):
         (tmp_path / name).mkdir()
     assert preflight(pdfs.signed_by_pdfsig(pdfs.by_reportlab(), tmp_path / "poppler")) == "already_signed"
@@ -147,20 +144,18 @@ def test_catches_what_other_tools_signed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", pdfs.not_pdfs())
-def test_never_calls_a_broken_file_anything_worse(name: str) -> None:
-    """What has no header, or nothing in it, is no PDF; the subtler wrecks are left to the service."""
+def test_broken_file_is_not_pdf_or_passes(name: str) -> None:
+    """Subtle damage is left to the service."""
     assert preflight(pdfs.not_pdfs()[name]) in ("not_pdf", None)
 
 
 @pytest.mark.parametrize("name", ["nothing", "text", "html", "zip", "png", "only a header", "a header too late"])
-def test_catches_what_is_no_pdf(name: str) -> None:
-    """Files of other kinds are caught."""
+def test_files_of_other_kinds_are_not_pdf(name: str) -> None:
     assert preflight(pdfs.not_pdfs()[name]) == "not_pdf"
 
 
 @pytest.mark.parametrize("name", pdfs.hostile())
-def test_never_refuses_a_hostile_file_that_the_service_accepts(name: str) -> None:
-    """Files made to mislead or exhaust a parser are refused only where the sandbox refuses them."""
+def test_hostile_file_is_refused_only_if_the_sandbox_refuses_it(name: str) -> None:
     data = pdfs.hostile()[name]
     assert preflight(data) in (None, judge(data))
 
@@ -174,14 +169,14 @@ WORDS = [
 
 @cache
 def seeds() -> list[bytes]:
-    """What is mutated: the refused documents above all, and those that come close."""
+    """Documents to mutate: mostly refused ones and those that come close."""
     close = ["empty field", "usage rights in a field", "signature taken back", "words in a content stream"]
     return [data for _, data in refused().values() if len(data) < 50_000] + [accepted()[name] for name in close]
 
 
 @st.composite
 def mutated(draw: st.DrawFn, pool: Callable[[], list[bytes]] = seeds) -> bytes:
-    """A document with a few small wounds, most of them at words that matter."""
+    """Return a document with a few small changes, most of them at words that matter."""
     data = bytearray(draw(st.sampled_from(pool())))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
@@ -195,24 +190,22 @@ def mutated(draw: st.DrawFn, pool: Callable[[], list[bytes]] = seeds) -> bytes:
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(mutated())
-def test_never_refuses_a_damaged_file_that_the_service_accepts(data: bytes) -> None:
-    """Whatever happened to a document, a local refusal is one that the sandbox confirms."""
+def test_damaged_file_is_refused_only_if_the_sandbox_refuses_it(data: bytes) -> None:
     if verdict := preflight(data):
         assert judge(data) is not None, verdict
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300))
-def test_no_bytes_make_it_raise(inner: bytes, tail: bytes) -> None:
-    """Any bytes in any place of a file get an answer."""
+def test_arbitrary_bytes_never_raise(inner: bytes, tail: bytes) -> None:
     preflight(b"%PDF-1.7\n" + inner + b"\nxref\n" + tail)
     preflight(b"%PDF-1.7\n1 0 obj" + inner + b"startxref\n9\n%%EOF")
     preflight(inner + tail)
 
 
 @pytest.mark.parametrize("name", ["pyHanko", "AES-256, password '', object streams True"])
-def test_takes_every_kind_of_buffer(name: str, tmp_path: Path) -> None:
-    """Bytes, bytearrays, memoryviews of any item size and maps get the same verdict, and are let go of afterwards."""
+def test_buffers_of_every_kind_get_the_same_verdict_and_are_released(name: str, tmp_path: Path) -> None:
+    """Bytes, bytearrays, memoryviews with items of any size, and maps."""
     verdict, data = refused()[name]
     data += b"\n" * (-len(data) % 8)
     path = tmp_path / "a.pdf"
@@ -227,7 +220,7 @@ def test_takes_every_kind_of_buffer(name: str, tmp_path: Path) -> None:
 
 
 class Reader:
-    """Reads bytes as a file is read, and says how much."""
+    """A file that counts the bytes read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -240,14 +233,13 @@ class Reader:
 
 
 def glanced(data: bytes) -> bool:
-    """Whether a glance passes the file; then there is nothing against it."""
+    """Return whether `glance` passes a file. Then `preflight` passes it, too."""
     passed = glance(Reader(data), len(data))
     assert not (passed and preflight(data))
     return passed
 
 
-def test_a_glance_passes_what_is_ordinary() -> None:
-    """All that programs write, whatever its form; only what is damaged, or hides something, is looked at whole."""
+def test_glance_passes_ordinary_files_of_all_programs() -> None:
     doubtful = [name for name, data in accepted().items() if not glanced(data)]
     assert set(doubtful) <= {
         *pdfs.decoys(),
@@ -259,24 +251,21 @@ def test_a_glance_passes_what_is_ordinary() -> None:
 
 
 @pytest.mark.parametrize("name", refused())
-def test_a_glance_passes_nothing_that_is_refused(name: str) -> None:
-    """It has no verdict of its own: what it does not pass is looked at whole."""
+def test_glance_passes_no_file_that_is_refused(name: str) -> None:
     assert not glanced(refused()[name][1])
 
 
 @pytest.mark.parametrize("name", [*pdfs.hostile(), *pdfs.not_pdfs()])
-def test_a_glance_at_a_hostile_file_is_short(name: str) -> None:
-    """It reads little, and gives up soon."""
+def test_glance_reads_little_of_a_hostile_file(name: str) -> None:
     data = (pdfs.hostile() | pdfs.not_pdfs())[name]
     reader = Reader(data)
     assert not (glance(reader, len(data)) and preflight(data))
     assert sum(reader.reads) < 4 * GLANCE_BUDGET
     assert len(reader.reads) < GLANCE_BUDGET // STEP
-    takes_short_way(data)
+    passes_by_patterns(data)
 
 
-def test_a_glance_reads_little_of_a_large_file() -> None:
-    """Some kilobytes in a few reads, of ten megabytes."""
+def test_glance_reads_a_few_kilobytes_of_a_large_file() -> None:
     data = pdfs.make_pdf(10 * 2**20)
     reader = Reader(data)
     assert glance(reader, len(data))
@@ -287,9 +276,8 @@ def test_a_glance_reads_little_of_a_large_file() -> None:
 @pytest.mark.parametrize(
     "filler", [b" ", b"%comment\n", b"(x)", b"/N" + b"a" * 90 + b" 1 "], ids=["space", "comment", "string", "name"]
 )
-@pytest.mark.parametrize("bytes_before", range(pdf_objects.WINDOW - 12, pdf_objects.WINDOW + 4))
-def test_a_glance_sees_across_the_edge_of_its_window(filler: bytes, bytes_before: int) -> None:
-    """A name, a reference or a string that the window cuts in two is read whole."""
+@pytest.mark.parametrize("bytes_before", range(pdf_syntax.WINDOW - 12, pdf_syntax.WINDOW + 4))
+def test_glance_reads_tokens_across_the_edge_of_its_window(filler: bytes, bytes_before: int) -> None:
     one = (filler * bytes_before)[:bytes_before] if len(filler) == 1 else filler * (bytes_before // len(filler))
     pairs = one if filler in (b" ", b"%comment\n") else b"/Z[" + one + b"]"
     for last, signed in ((b"/AcroForm<</Fields[6 0 R]>>", True), (b"/AcroFormX<</Fields[6 0 R]>>", False)):
@@ -300,23 +288,22 @@ def test_a_glance_sees_across_the_edge_of_its_window(filler: bytes, bytes_before
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(mutated())
-def test_a_glance_agrees_with_the_whole_look(data: bytes) -> None:
-    """Whatever happened to a document."""
+def test_glance_agrees_with_the_preflight_on_mutated_files(data: bytes) -> None:
     glanced(data)
 
 
 def simple(trailer: bytes = b"", catalog: bytes = b"") -> bytes:
-    """A file as the simplest programs write it, with an encryption (8) and a signed field (6) that nothing leads to."""
+    """Return a file as the simplest programs write it, with an unused encryption (8) and signed field (6)."""
     more = {6: pdfs.FIELD + b"/V 7 0 R>>", 7: pdfs.SIGNATURE, 8: b"<</Filter/Standard/V 1>>"}
     return pdfs.in_one_table(pdfs.with_catalog(catalog, more, trailer=trailer))
 
 
-def takes_short_way(data: bytes) -> bool:
-    """Whether a file passes by the patterns alone; then a close look has nothing against it either."""
+def passes_by_patterns(data: bytes) -> bool:
+    """Return whether a file passes by the patterns alone. Then the reader passes it, too."""
     reader = Reader(data)
     passes = module._is_plain(reader, len(data))
     assert len(reader.reads) <= 6
-    assert sum(reader.reads) <= pdf_objects.TAIL_WINDOW + 4 * pdf_objects.WINDOW + 5
+    assert sum(reader.reads) <= pdf_objects.TAIL_WINDOW + 4 * pdf_syntax.WINDOW + 5
     if passes:
         assert data.startswith(b"%PDF-")
         assert module._look_closely(memoryview(data), 0) is None
@@ -328,8 +315,8 @@ SKIA = b"\n/MarkInfo <</Type /MarkInfo\n/Marked true>>\n/ViewerPreferences <</Di
 LIBREOFFICE = b"\n/OpenAction[4 0 R /XYZ null null 0]\n/Lang(en-US)\n"
 
 
-def wounded(old: bytes, new: bytes) -> bytes:
-    """The simple file with its last `old` replaced."""
+def altered(old: bytes, new: bytes) -> bytes:
+    """Return the simple file with its last `old` replaced."""
     head, found, tail = simple().rpartition(old)
     assert found
     return head + new + tail
@@ -339,7 +326,7 @@ ROOT_ROW = b"%010d 00000 n" % simple().index(b"1 0 obj")
 
 
 def updated(data: bytes, words: bytes, *, head: bytes = b"xref\n0 2\n", gap: bytes = b" \n") -> bytes:
-    """The file with one more table behind it, in which the root is the second."""
+    """Return the file with an appended table whose root is object 2."""
     at = len(data) + head.index(b"xref")
     rows = b"0000000000 65535 f \n" + ROOT_ROW + gap
     return data + head + rows + b"trailer<<" + words + b">>\nstartxref\n%d\n%%%%EOF\n" % at
@@ -366,9 +353,8 @@ OTHER_ROW = b"%010d 00000 n" % simple().index(b"2 0 obj")
         lambda: updated(simple(), b"/Size 9/Root 1 0 R/Prev %d" % simple().index(b"xref\n")),
     ],
 )
-def test_what_programs_write_takes_the_short_way(make: Callable[[], bytes]) -> None:
-    """The files of most programs pass without the reader, whatever their size and the spelling of what they hold."""
-    assert takes_short_way(make())
+def test_files_of_most_programs_pass_by_the_patterns_alone(make: Callable[[], bytes]) -> None:
+    assert passes_by_patterns(make())
     assert judge(make()) is None
     assert preflight(make()) is None
 
@@ -400,41 +386,41 @@ NOT_SIMPLE = {
     "encrypted by a direct dictionary": simple(b"/Encrypt<</Filter/Standard>>"),
     "encrypted, escaped": simple(b"/#45ncrypt 8 0 R"),
     "encrypted, escaped in the middle": simple(b"/Enc#72ypt 8 0 R"),
-    "encrypted before the root": wounded(b"/Root", b"/Encrypt 8 0 R/Root"),
+    "encrypted before the root": altered(b"/Root", b"/Encrypt 8 0 R/Root"),
     "encrypted after a comment": simple(b"%x\n/Encrypt 8 0 R"),
     "encrypted after a comment's carriage return": simple(b"%x\r/Encrypt 8 0 R\n"),
     "hidden objects": simple(b"/XRefStm 20"),
     "two roots": simple(b"/Root 6 0 R"),
     "two roots, one escaped": simple(b"/R#6fot 6 0 R"),
-    "no root": wounded(b"/Root", b"/Boot"),
-    "a root that is another name": wounded(b"/Root 1", b"/Root1"),
-    "a root that is a value": wounded(b"/Root", b"/A/Root"),
-    "a root in a string": wounded(b"/Root 1 0 R", b"/A(/Root 1 0 R)"),
-    "a root that is no reference": wounded(b"/Root 1 0 R", b"/Root 1 0 Rx"),
-    "a root of another generation": wounded(b"/Root 1 0 R", b"/Root 1 1 R"),
-    "a root below the table": wounded(b"xref\n0 9", b"xref\n2 9"),
-    "a root beyond the table": wounded(b"/Root 1 0 R", b"/Root 9 0 R"),
-    "a root whose row is in the trailer": wounded(
+    "no root": altered(b"/Root", b"/Boot"),
+    "a root that is another name": altered(b"/Root 1", b"/Root1"),
+    "a root that is a value": altered(b"/Root", b"/A/Root"),
+    "a root in a string": altered(b"/Root 1 0 R", b"/A(/Root 1 0 R)"),
+    "a root that is no reference": altered(b"/Root 1 0 R", b"/Root 1 0 Rx"),
+    "a root of another generation": altered(b"/Root 1 0 R", b"/Root 1 1 R"),
+    "a root below the table": altered(b"xref\n0 9", b"xref\n2 9"),
+    "a root beyond the table": altered(b"/Root 1 0 R", b"/Root 9 0 R"),
+    "a root whose row is in the trailer": altered(
         b"/Size 9/Root 1 0 R", b"/Size 9/A(%b)/Root 10 0 R" % ROOT_ROW
     ).replace(b"\n1 0 obj", b"\n10 0 obj"),
     "a root whose row is before the table": updated(simple(), b"/Root 1 0 R", head=ROOT_ROW.ljust(31) + b"xref\n3 2\n"),
     "encrypted by an update": updated(simple(), b"/Size 9/Root 1 0 R/Encrypt 8 0 R"),
-    "a root that is free": wounded(ROOT_ROW, ROOT_ROW[:-1] + b"f"),
-    "a root whose row is of another generation": wounded(ROOT_ROW, ROOT_ROW.replace(b"00000 n", b"00001 n")),
-    "a root at the beginning": wounded(ROOT_ROW, b"0000000000 00000 n"),
-    "a row that leads elsewhere": wounded(ROOT_ROW, OTHER_ROW),
-    "a row that leads nowhere": wounded(ROOT_ROW, b"9999999999 00000 n"),
-    "a row that is none": wounded(ROOT_ROW, ROOT_ROW.replace(b" ", b"  ")[: len(ROOT_ROW)]),
+    "a root that is free": altered(ROOT_ROW, ROOT_ROW[:-1] + b"f"),
+    "a root whose row is of another generation": altered(ROOT_ROW, ROOT_ROW.replace(b"00000 n", b"00001 n")),
+    "a root at the beginning": altered(ROOT_ROW, b"0000000000 00000 n"),
+    "a row that leads elsewhere": altered(ROOT_ROW, OTHER_ROW),
+    "a row that leads nowhere": altered(ROOT_ROW, b"9999999999 00000 n"),
+    "a row that is none": altered(ROOT_ROW, ROOT_ROW.replace(b" ", b"  ")[: len(ROOT_ROW)]),
     "an object of another number": simple().replace(b"\n1 0 obj", b"\n9 0 obj"),
     "an object of another generation": simple().replace(b"\n1 0 obj", b"\n1 1 obj"),
     "an object without an end": simple().replace(b"endobj", b"endoby", 1),
     "two tables": pdfs.make_pdf(),
-    "no table": wounded(b"xref\n0", b"xray\n0"),
-    "a trailer that is not where it should be": wounded(b"xref\n0 9", b"xref\n0 8"),
-    "a trailer behind a space": wounded(b" \ntrailer", b"\n trailer"),
-    "a trailer at once": wounded(b" \ntrailer", b"  trailer"),
-    "a trailer that does not end": wounded(b">>\nstartxref", b">\nstartxref"),
-    "no end": wounded(b"startxref", b"startxraf"),
+    "no table": altered(b"xref\n0", b"xray\n0"),
+    "a trailer that is not where it should be": altered(b"xref\n0 9", b"xref\n0 8"),
+    "a trailer behind a space": altered(b" \ntrailer", b"\n trailer"),
+    "a trailer at once": altered(b" \ntrailer", b"  trailer"),
+    "a trailer that does not end": altered(b">>\nstartxref", b">\nstartxref"),
+    "no end": altered(b"startxref", b"startxraf"),
     "another header": simple().replace(b"%PDF-1", b"%!PS-1", 1),
     "something before the header": b"x" + simple(),
     "nothing": b"",
@@ -442,10 +428,9 @@ NOT_SIMPLE = {
 
 
 @pytest.mark.parametrize("name", NOT_SIMPLE)
-def test_what_is_not_so_simple_is_read(name: str) -> None:
-    """Whatever the patterns cannot tell for certain, the reader looks at."""
-    assert takes_short_way(simple())
-    assert not takes_short_way(NOT_SIMPLE[name])
+def test_file_that_the_patterns_cannot_judge_is_parsed(name: str) -> None:
+    assert passes_by_patterns(simple())
+    assert not passes_by_patterns(NOT_SIMPLE[name])
     assert preflight(NOT_SIMPLE[name]) is None or judge(NOT_SIMPLE[name])
 
 
@@ -453,16 +438,16 @@ def test_what_is_not_so_simple_is_read(name: str) -> None:
     "words", [b"/Size 9/Root 1 0 R", b"/Root 1 0 R", b"/Size x/Root 1 0 R", b"/Size null/Root 1 0 R"]
 )
 @pytest.mark.parametrize("gap", [b" \n", b"\n ", b"\r ", b" \r", b"  ", b"\n\0", b"\r\n", b" \t"])
-def test_an_encrypted_wreck_does_not_take_the_short_way(words: bytes, gap: bytes) -> None:
-    """Of several trailers in a damaged file, one that others would not find is no proof."""
-    takes_short_way(updated(simple(b"/Encrypt 8 0 R"), words, gap=gap))
+def test_damaged_encrypted_file_does_not_pass_by_the_patterns(words: bytes, gap: bytes) -> None:
+    """One of several trailers that other programs would not find proves nothing."""
+    passes_by_patterns(updated(simple(b"/Encrypt 8 0 R"), words, gap=gap))
 
 
 def read(data: bytes) -> object:
-    """What stands at the beginning, and where it ends; an array of strings means no more than a string."""
+    """Return the value at the start and its end; an array of strings counts as a string."""
     try:
-        value, end = pdf_objects.Text(data, pdf_objects.Budget(BUDGET)).value(0)
-    except pdf_objects.UnreadablePdf:
+        value, end = pdf_syntax.Text(data, pdf_syntax.Budget(BUDGET)).value(0)
+    except pdf_syntax.UnreadablePdf:
         return None
     assert isinstance(value, dict)
     return {
@@ -481,12 +466,11 @@ PARTS = [
 
 @settings(max_examples=1500, deadline=None)
 @given(st.lists(st.sampled_from(PARTS), max_size=8))
-def test_plain_dictionaries_are_read_as_any_other(parts: list[bytes]) -> None:
-    """What is read by a pattern is what is read word by word."""
+def test_plain_dictionaries_parse_the_same_by_pattern_and_token_by_token(parts: list[bytes]) -> None:
     data = b"<<" + b"".join(parts) + b">>/after"
     with pytest.MonkeyPatch.context() as patched:
         quick = read(data)
-        patched.setattr(pdf_objects, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
+        patched.setattr(pdf_syntax, "_PLAIN_DICTIONARY", re.compile(rb"(?!)"))
         assert read(data) == quick
 
 
@@ -500,7 +484,7 @@ ENTRIES = [
 
 @cache
 def simple_seeds() -> list[bytes]:
-    """What is mutated to find what must not take the short way: simple files, and any others in one table."""
+    """Documents to mutate: simple files, and others with a single table."""
     files = [*accepted().values(), *(data for _, data in refused().values()), *(simple(entry) for entry in ENTRIES)]
     files += [simple(catalog=entry) for entry in ENTRIES]
     return [pdfs.in_one_table(data) for data in files if len(data) < 20_000]
@@ -510,25 +494,25 @@ def simple_seeds() -> list[bytes]:
 @given(
     st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6), st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6)
 )
-def test_the_short_way_never_passes_what_a_close_look_refuses(trailer: list[bytes], catalog: list[bytes]) -> None:
-    """Whatever stands in a trailer and in a catalog."""
-    takes_short_way(simple(b"".join(trailer), b"".join(catalog)))
+def test_patterns_pass_no_trailer_and_catalog_that_the_reader_refuses(
+    trailer: list[bytes], catalog: list[bytes]
+) -> None:
+    passes_by_patterns(simple(b"".join(trailer), b"".join(catalog)))
 
 
 @settings(max_examples=600, deadline=None)
 @given(mutated(simple_seeds))
-def test_a_damaged_file_never_takes_the_short_way_if_a_close_look_refuses_it(data: bytes) -> None:
-    """Whatever happened to a document."""
-    takes_short_way(data)
+def test_patterns_pass_no_damaged_file_that_the_reader_refuses(data: bytes) -> None:
+    passes_by_patterns(data)
 
 
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
-    """How many things are read from a file until there is a verdict."""
+    """Return the work spent on a file until its verdict."""
     calls = 0
-    original = pdf_objects.Budget.spend
+    original = pdf_syntax.Budget.spend
 
-    def counting(budget: pdf_objects.Budget, cost: int) -> None:
+    def counting(budget: pdf_syntax.Budget, cost: int) -> None:
         nonlocal calls
         calls += cost >= STEP
         original(budget, cost)
@@ -539,19 +523,17 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], int]:
         preflight(data)
         return calls
 
-    monkeypatch.setattr(pdf_objects.Budget, "spend", counting)
+    monkeypatch.setattr(pdf_syntax.Budget, "spend", counting)
     return run
 
 
-def test_a_large_file_is_no_more_work_than_a_small_one(count: Callable[[bytes], int]) -> None:
-    """What is read of an ordinary file does not depend on its size, nor on its pages."""
+def test_work_does_not_depend_on_size_or_page_count(count: Callable[[bytes], int]) -> None:
     assert count(pdfs.make_pdf(10 * 2**20)) == count(pdfs.make_pdf(5_000)) == count(pdfs.make_pdf(500_000, pages=900))
     assert 0 < count(pdfs.make_pdf()) < 60
 
 
 @pytest.mark.parametrize("name", pdfs.hostile())
-def test_work_is_bounded_whatever_the_file(name: str, count: Callable[[bytes], int]) -> None:
-    """No file, however large or cunning, is more than the budget's worth of work."""
+def test_work_on_any_file_is_within_the_budget(name: str, count: Callable[[bytes], int]) -> None:
     assert count(pdfs.hostile()[name]) <= BUDGET // STEP + 1
 
 
@@ -559,16 +541,14 @@ def test_work_is_bounded_whatever_the_file(name: str, count: Callable[[bytes], i
     "part",
     [b"[", b"<<", b"(", b"<</A", b"[]", b"0 ", b"1 0 R ", b"%\n", b"/", b"<", b"((", b"\\", b"\n", b"xref\n", b"null "],
 )
-def test_repeated_parts_cost_no_more_than_the_budget(part: bytes, count: Callable[[bytes], int]) -> None:
-    """A trailer of a million equal parts is given up within the budget, and the verdict is the service's."""
+def test_trailer_of_a_million_equal_parts_is_left_to_the_service(part: bytes, count: Callable[[bytes], int]) -> None:
     head = b"%PDF-1.7\n1 0 obj null endobj\nxref\n0 0\ntrailer\n<</Root "
     data = head + part * (2**20 // len(part)) + b"\nstartxref\n30\n%%EOF\n"
     assert count(data) <= BUDGET // STEP
     assert preflight(data) is None
 
 
-def test_inflates_no_more_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compressed bomb is abandoned when the budget is spent: no more is ever inflated."""
+def test_decompression_bomb_is_abandoned_at_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     decompressobj = zlib.decompressobj
 
@@ -586,8 +566,8 @@ def test_inflates_no_more_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < sum(sizes) <= BUDGET
 
 
-def test_a_form_of_many_fields_is_walked_to_its_end() -> None:
-    """A signature behind hundreds of other fields is found; one behind ten thousand is left to the service."""
+def test_signature_behind_hundreds_of_fields_is_found() -> None:
+    """One behind ten thousand is left to the service."""
     for many, verdict in ((800, "already_signed"), (20_000, None)):
         fields = b"<</FT/Tx/T(a)>>" * many
         objects = {6: b"[" + fields + b"8 0 R]", 7: pdfs.SIGNATURE, 8: b"<</FT/Sig/V 7 0 R>>"}
@@ -640,15 +620,14 @@ UNFOLLOWED = {
 
 
 @pytest.mark.parametrize("name", UNFOLLOWED)
-def test_what_cannot_be_followed_is_left_to_the_service(name: str) -> None:
-    """A cross-reference that breaks the format's rules is not interpreted: no verdict is better than a wrong one."""
+def test_invalid_cross_reference_is_left_to_the_service(name: str) -> None:
     assert preflight(LOCKED) == "protected"
     assert preflight(SIGNED) == "already_signed"
     assert preflight(UNFOLLOWED[name]) is None
 
 
 def _packed_with_length(length: bytes, *, lost: int = 0) -> bytes:
-    """An encrypted file: its object stream's /Length is a reference, its compressed table has lost some last bytes."""
+    """Return an encrypted file whose object stream has a reference as /Length and whose table lost its last bytes."""
     packed = b"<</Type/ObjStm/N 1/First 4/Length %b>>\nstream\n4 0 <</Filter/Standard/V 1>>  \nendstream" % length
     out = bytearray(b"%PDF-1.7\n")
     rows = {1: (2, 6, 0), 4: (2, 6, 0)}
@@ -665,22 +644,19 @@ def _packed_with_length(length: bytes, *, lost: int = 0) -> bytes:
     return bytes(out) + b"7 0 obj\n" + stream + b"\nendobj\nstartxref\n%d\n%%%%EOF\n" % len(out)
 
 
-def test_a_cut_table_is_not_read() -> None:
-    """A cross-reference stream that ends too early is not trusted in its readable part."""
+def test_truncated_cross_reference_stream_is_not_used() -> None:
     assert preflight(_packed_with_length(b"5 0 R")) == "protected"
     assert preflight(_packed_with_length(b"5 0 R", lost=4)) is None
 
 
-def test_a_length_may_be_an_object_but_not_a_packed_one() -> None:
-    """A stream's length is followed to another object, and not in circles into the stream itself."""
+def test_stream_length_may_be_an_object_outside_the_stream() -> None:
     assert preflight(_packed_with_length(b"5 0 R")) == "protected"
     assert preflight(_packed_with_length(b"4 0 R")) is None
     assert preflight(_packed_with_length(b"1 0 R")) is None
     assert preflight(_packed_with_length(b"99 0 R")) is None
 
 
-def test_a_hidden_stream_that_is_its_own_table_ends() -> None:
-    """A hybrid file whose hidden stream is the table itself does not lead into a circle."""
+def test_hybrid_file_whose_hidden_stream_is_its_own_table_ends() -> None:
     data = pdfs.hybrid_pdf(b"/Encrypt 4 0 R")
     at = data[data.rindex(b"startxref") + 10 :].split()[0]
     circle = re.sub(rb"/XRefStm \d+", b"/XRefStm " + at, data)
@@ -688,12 +664,12 @@ def test_a_hidden_stream_that_is_its_own_table_ends() -> None:
     assert preflight(circle) == judge(circle) == "protected"
 
 
-WRECK = pdfs.encrypted(pdfs.make_pdf())
-WRECK = WRECK[: WRECK.rindex(b"startxref")]
+DAMAGED = pdfs.encrypted(pdfs.make_pdf())
+DAMAGED = DAMAGED[: DAMAGED.rindex(b"startxref")]
 
 
 @pytest.mark.parametrize(
-    "wound",
+    "change",
     [
         (b"trailer", b"railer "),
         (b"/Encrypt", b"/Decrypt"),
@@ -704,16 +680,14 @@ WRECK = WRECK[: WRECK.rindex(b"startxref")]
         (b"trailer", b"trailer []\ntrailer <</Root 1 0 R>>\ntrailer"),
     ],
 )
-def test_a_wreck_is_refused_only_when_all_of_it_agrees(wound: tuple[bytes, bytes]) -> None:
-    """Without its end, an encrypted file is caught by its trailer; not when anything about that is doubtful."""
-    assert preflight(WRECK) == "protected"
-    assert preflight(WRECK.replace(b"trailer", b"trailer []\ntrailer")) == "protected"
-    assert wound[0] in WRECK
-    assert preflight(WRECK.replace(*wound)) is None
+def test_damaged_encrypted_file_is_refused_only_if_all_trailers_agree(change: tuple[bytes, bytes]) -> None:
+    assert preflight(DAMAGED) == "protected"
+    assert preflight(DAMAGED.replace(b"trailer", b"trailer []\ntrailer")) == "protected"
+    assert change[0] in DAMAGED
+    assert preflight(DAMAGED.replace(*change)) is None
 
 
-def test_finds_what_only_the_oldest_revision_has() -> None:
-    """A signature is seen through any number of updates that do not speak of it."""
+def test_signature_of_the_oldest_revision_is_found_through_many_updates() -> None:
     data = pdfs.with_signature_field(SIGNED_VALUE)
     for number in (5, 9, 5):
         data = pdfs.update(data, {number: pdfs.stream_object(b"")}, size=number + 1)

@@ -1,4 +1,4 @@
-"""Uploads as they arrive: the bytes, the form around them, what becomes of them when something fails."""
+"""Uploads on the wire: the bytes, the form around them, and what happens on failures."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from signing_async import (
     RetryPolicy,
     SigningClient,
 )
-from signing_async.documents import resource, source
+from signing_async.documents import source
 from signing_async.sandbox import Sandbox
-from signing_async.worker_pool import Teller
 from tests.documents.test_source import LARGE, in_chunks, open_files
 from tests.pdfs import encrypted, make_pdf
 
@@ -43,27 +42,27 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 @attrs.frozen
 class Received:
-    """A request as it came over the wire."""
+    """A request as it was received."""
 
     line: str
     headers: list[tuple[str, str]]
     body: bytes
 
     def header(self, name: str) -> str | None:
-        """A header's value; it may not come twice."""
+        """Return the value of a header, which must occur once."""
         found = [value for key, value in self.headers if key.lower() == name]
         assert len(found) <= 1
         return found[0] if found else None
 
 
 class Recorder:
-    """A server of few words that keeps what it gets byte for byte."""
+    """A server that records requests byte by byte."""
 
     def __init__(self) -> None:
         self.uploads: list[Received] = []
         self.origin = ""
         self.answers: list[bytes] = []
-        """Statuses to answer uploads with, before 201."""
+        """Statuses of responses to uploads, before 201."""
         self.pause = 0.0
         """Seconds before each piece of a body is taken."""
 
@@ -77,12 +76,12 @@ class Recorder:
                 while len(body) < missing:
                     await asyncio.sleep(self.pause)
                     body += await reader.readexactly(min(missing - len(body), 100_000))
-                answer = b'{"id": "s1", "documents": []}'
+                response = b'{"id": "s1", "documents": []}'
                 if line.startswith("POST"):
                     self.uploads.append(attrs.evolve(received, body=bytes(body)))
-                    answer = b'{"id": "d1", "name": "a.pdf"}'
+                    response = b'{"id": "d1", "name": "a.pdf"}'
                 status = self.answers.pop(0) if self.answers and line.startswith("POST") else b"201 Created"
-                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(answer), answer))
+                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(response), response))
                 await writer.drain()
 
 
@@ -109,7 +108,7 @@ async def recording() -> AsyncIterator[Recorder]:
 
 
 async def upload_raw(source: Any, filename: str | None = None, **options: Any) -> Received:
-    """What goes over the wire for an upload."""
+    """Return the recorded request of an upload."""
     async with recording() as recorder, SigningClient(recorder.origin, "token", retry=QUICK) as client:
         await client.documents.upload("s1", source, filename, **options)
         (received,) = recorder.uploads
@@ -121,8 +120,7 @@ async def upload_raw(source: Any, filename: str | None = None, **options: Any) -
 
 @pytest.mark.parametrize("size", [1500, 64 * 1024 + 1, LARGE])
 @pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
-async def test_the_form(tmp_path: Path, size: int, kind: str) -> None:
-    """One part, `selected_file`, a PDF; of a length that is said beforehand and never chunked."""
+async def test_upload_is_one_form_part_with_a_length_and_not_chunked(tmp_path: Path, size: int, kind: str) -> None:
     data = make_pdf(size)
     (tmp_path / "lease.pdf").write_bytes(data)
     sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "lease.pdf", "stream": in_chunks(data)}
@@ -155,28 +153,27 @@ async def test_the_form(tmp_path: Path, size: int, kind: str) -> None:
         ("no extension", "no extension"),
     ],
 )
-async def test_names_in_the_form(filename: str, written: str) -> None:
-    """As browsers write them: UTF-8, and nothing in a name ends the header."""
+async def test_file_names_are_escaped_as_browsers_do(filename: str, written: str) -> None:
     body = (await upload_raw(make_pdf(), filename)).body
     head = body.partition(b"\r\n\r\n")[0].decode().split("\r\n")
     assert head[1] == f'Content-Disposition: form-data; name="selected_file"; filename="{written}"'
     assert len(head) == 3
 
 
-async def test_names_as_the_service_takes_them(sandbox: Sandbox, client: SigningClient) -> None:
-    """A parser reads the very name."""
+async def test_parser_of_the_service_reads_the_same_file_name(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="Lease", language="EN")
     for name in ("avtal åäö.pdf", "契約.pdf", 'a"b.pdf', "50% off.pdf", "a;b.pdf"):
         assert (await client.documents.upload(signing, make_pdf(), name)).name == name
     assert [document.name for document in sandbox.documents(signing.id)][-1] == "a;b.pdf"
 
 
-# Every kind of source, to the whole service
+# Every kind of source, against the sandbox
 
 
 @pytest.mark.parametrize("size", [1500, LARGE, 10 * 2**20])
-async def test_every_kind_of_source_arrives(sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int) -> None:
-    """Byte for byte, under its name, also when the first attempt fails and the file is sent again."""
+async def test_every_kind_of_source_arrives_byte_for_byte_also_after_a_retry(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
+) -> None:
     data = make_pdf(size)
     path = tmp_path / "lease.pdf"
     path.write_bytes(data)
@@ -210,8 +207,7 @@ async def test_every_kind_of_source_arrives(sandbox: Sandbox, client: SigningCli
     assert len(sandbox.requests_of("documents.upload")) == uploads + (len(sources) if size == LARGE else 0)
 
 
-async def test_a_pipe_is_sent_again_whole(sandbox: Sandbox, client: SigningClient) -> None:
-    """What can be read only once is kept for the second attempt."""
+async def test_pipe_is_kept_for_the_retry(sandbox: Sandbox, client: SigningClient) -> None:
     data = make_pdf(LARGE)
     signing = await client.signings.create(name="Lease", language="EN")
     sandbox.faults.add("documents.upload", "503", times=2)
@@ -229,8 +225,7 @@ def _feed(pipe: Any, data: bytes) -> None:
         pipe.write(data)
 
 
-async def test_one_buffer_for_many_uploads_at_once(sandbox: Sandbox, client: SigningClient) -> None:
-    """The same object may be uploaded to several signings at the same time, and used afterwards."""
+async def test_one_buffer_can_be_uploaded_to_several_signings_at_once(sandbox: Sandbox, client: SigningClient) -> None:
     memory, data = io.BytesIO(make_pdf(LARGE)), bytearray(make_pdf(LARGE))
     signings = [await client.signings.create(name="Lease", language="EN") for _ in range(4)]
     documents = await asyncio.gather(
@@ -242,8 +237,8 @@ async def test_one_buffer_for_many_uploads_at_once(sandbox: Sandbox, client: Sig
     data.clear()
 
 
-def test_uvloop_sends_the_same_bytes(tmp_path: Path) -> None:
-    """uvloop keeps what it cannot send at once instead of copying it: a slow receiver still gets the file."""
+def test_slow_receiver_gets_the_same_bytes_on_uvloop(tmp_path: Path) -> None:
+    """uvloop keeps unsent buffers instead of copying them."""
     data = make_pdf(5_000_000)
     (tmp_path / "a.pdf").write_bytes(data)
 
@@ -259,8 +254,7 @@ def test_uvloop_sends_the_same_bytes(tmp_path: Path) -> None:
     assert all(data in body for body in bodies)
 
 
-async def test_a_slow_receiver_gets_the_same_bytes(tmp_path: Path) -> None:
-    """Where a connection takes less than is offered, nothing is lost and nothing comes twice."""
+async def test_slow_receiver_gets_the_same_bytes(tmp_path: Path) -> None:
     data = make_pdf(5_000_000)
     (tmp_path / "a.pdf").write_bytes(data)
     async with recording() as recorder, SigningClient(recorder.origin, "token") as client:
@@ -270,32 +264,30 @@ async def test_a_slow_receiver_gets_the_same_bytes(tmp_path: Path) -> None:
         assert all(data in received.body for received in recorder.uploads)
 
 
-# What is refused, and what fails
+# Refusals and failures
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "said"),
+    ("source", "error", "expected"),
     [
-        (b"Dear Sir or Madam", PdfRejected, "a.pdf: it is not a PDF"),
-        (b"", PdfRejected, "a.pdf: it is empty"),
-        (encrypted(make_pdf()), PdfRejected, "a.pdf: it is password protected"),
-        (make_pdf(10 * 2**20 + 1), PdfRejected, "a.pdf: it is too large: at most 10485760 bytes"),
-        (Path("/nowhere/a.pdf"), InvalidRequest, "source: '/nowhere/a.pdf' cannot be opened: No such file"),
-        (None, InvalidRequest, "source: must be a path, bytes, a binary file or an async iterator, not NoneType"),
+        (b"Dear Sir or Madam", PdfRejected, "a.pdf: not a PDF"),
+        (b"", PdfRejected, "a.pdf: the file is empty"),
+        (encrypted(make_pdf()), PdfRejected, "a.pdf: password protected"),
+        (make_pdf(10 * 2**20 + 1), PdfRejected, "a.pdf: too large: at most 10485760 bytes"),
+        (Path("/nowhere/a.pdf"), InvalidRequest, "source: cannot open '/nowhere/a.pdf': No such file"),
+        (None, InvalidRequest, "source: must be a path, bytes, a binary file or an async iterable, got NoneType"),
     ],
 )
-async def test_nothing_is_sent_of_what_is_refused(
-    sandbox: Sandbox, client: SigningClient, source: Any, error: type[Exception], said: str
+async def test_refused_source_sends_nothing(
+    sandbox: Sandbox, client: SigningClient, source: Any, error: type[Exception], expected: str
 ) -> None:
-    """The service hears nothing of it."""
     with pytest.raises(error) as caught:
         await client.documents.upload("s1", source, "a.pdf")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(expected)
     assert sandbox.requests == []
 
 
-async def test_without_preflight_the_service_judges(sandbox: Sandbox, client: SigningClient) -> None:
-    """The service's own word comes back as a `DocumentRejected`."""
+async def test_without_preflight_the_reasons_of_the_service_are_raised(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="Lease", language="EN")
     for data in (encrypted(make_pdf()), b"Dear Sir or Madam", b""):
         with pytest.raises((DocumentRejected, BadRequest)):
@@ -305,20 +297,19 @@ async def test_without_preflight_the_service_judges(sandbox: Sandbox, client: Si
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_the_local_limit_can_be_changed(sandbox: Sandbox, size: int) -> None:
-    """`Assumptions.max_pdf_bytes` is the largest size that is sent."""
+async def test_max_pdf_bytes_can_be_changed(sandbox: Sandbox, size: int) -> None:
     assumptions = Assumptions(max_pdf_bytes=size)
     async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client:
         signing = await client.signings.create(name="Lease", language="EN")
         document = await client.documents.upload(signing, make_pdf(size))
         assert sandbox.document_bytes(document.id) == make_pdf(size)
-        with pytest.raises(PdfRejected, match=f"at most {size} bytes may be uploaded, this has {size + 1} bytes"):
+        with pytest.raises(PdfRejected, match=f"at most {size} bytes may be uploaded, this file has {size + 1} bytes"):
             await client.documents.upload(signing, make_pdf(size + 1))
 
 
-async def test_a_stream_that_fails_commits_nothing(sandbox: Sandbox, client: SigningClient) -> None:
-    """Its own error comes out, and the signing has no document."""
-
+async def test_failing_stream_raises_its_own_error_and_adds_no_document(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
     class BucketError(Exception):
         pass
 
@@ -333,8 +324,8 @@ async def test_a_stream_that_fails_commits_nothing(sandbox: Sandbox, client: Sig
     assert sandbox.requests_of("documents.upload") == []
 
 
-async def test_a_stream_that_stalls_is_not_waited_for(sandbox: Sandbox, client: SigningClient) -> None:
-    """Its deadline covers the source; a time-out of the source's own comes out as it is."""
+async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: SigningClient) -> None:
+    """A TimeoutError of the source's own is raised unchanged."""
 
     async def stalling() -> AsyncIterator[bytes]:
         yield make_pdf(LARGE)[:400_000]
@@ -342,20 +333,20 @@ async def test_a_stream_that_stalls_is_not_waited_for(sandbox: Sandbox, client: 
 
     async def giving_up() -> AsyncIterator[bytes]:
         yield b"%PDF-1.7"
-        raise TimeoutError("the bucket did not answer")
+        raise TimeoutError("the bucket did not respond")
 
-    with pytest.raises(RequestTimeout, match="its deadline passed before anything was sent"):
+    with pytest.raises(RequestTimeout, match="deadline passed before anything was sent"):
         await client.with_options(timeout=0.1).documents.upload("s1", stalling())
-    with pytest.raises(TimeoutError, match="the bucket did not answer"):
+    with pytest.raises(TimeoutError, match="the bucket did not respond"):
         await client.documents.upload("s1", giving_up())
     assert sandbox.requests == []
 
 
 @pytest.mark.parametrize("how", ["shrinks", "grows"])
-async def test_a_file_that_changes_commits_nothing(
+async def test_file_that_changes_during_the_upload_adds_no_document(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, how: str
 ) -> None:
-    """The error names the file; the service never gets a whole request, and the client is well afterwards."""
+    """The client remains usable."""
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE))
     signing = await client.signings.create(name="Lease", language="EN")
@@ -363,7 +354,7 @@ async def test_a_file_that_changes_commits_nothing(
     def change(progress: Progress) -> None:
         os.truncate(path, 2 * LARGE if how == "grows" else 1000)
 
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$") as caught:
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$") as caught:
         await client.documents.upload(signing, path, on_progress=change)
     assert caught.value.__cause__ is None
     assert sandbox.documents(signing.id) == []
@@ -372,15 +363,14 @@ async def test_a_file_that_changes_commits_nothing(
     assert [kept.id for kept in sandbox.documents(signing.id)] == [document.id]
 
 
-async def test_a_connection_that_breaks_is_no_fault_of_the_source(tmp_path: Path) -> None:
-    """What had arrived is not known: the outcome is unknown, not an error of the source."""
+async def test_broken_connection_is_a_transport_error(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(make_pdf(5_000_000))
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
             if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
-                answer = b'{"id": "s1", "documents": []}'
-                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 29\r\n\r\n" + answer)
+                response = b'{"id": "s1", "documents": []}'
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 29\r\n\r\n" + response)
                 await writer.drain()
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
@@ -395,65 +385,54 @@ async def test_a_connection_that_breaks_is_no_fault_of_the_source(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_progress(tmp_path: Path, kind: str, size: int) -> None:
-    """It grows with the bytes sent, and ends with the file being done."""
+async def test_progress_grows_with_the_bytes_sent_and_ends_with_one_file_done(
+    tmp_path: Path, kind: str, size: int
+) -> None:
     data = make_pdf(size)
     (tmp_path / "a.pdf").write_bytes(data)
     sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "a.pdf", "stream": in_chunks(data)}
-    told: list[Progress] = []
-    await upload_raw(sources[kind], on_progress=told.append)
-    assert told[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
-    assert [progress.bytes_done for progress in told] == sorted(progress.bytes_done for progress in told)
-    assert all(progress.bytes_total == size for progress in told)
-    assert len(told) == 1 + (1 if size <= 64 * 1024 else -(-size // source._READ))
+    reports: list[Progress] = []
+    await upload_raw(sources[kind], on_progress=reports.append)
+    assert reports[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
+    assert [progress.bytes_done for progress in reports] == sorted(progress.bytes_done for progress in reports)
+    assert all(progress.bytes_total == size for progress in reports)
+    assert len(reports) == 1 + (1 if size <= 64 * 1024 else -(-size // source._READ_SIZE))
 
 
-async def test_progress_of_a_repeat_begins_anew(sandbox: Sandbox, client: SigningClient) -> None:
-    """The bytes of the attempt that failed are taken back before the next one counts."""
+async def test_progress_takes_back_the_bytes_of_a_failed_attempt(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="Lease", language="EN")
     sandbox.faults.add("documents.upload", "503")
-    told: list[int] = []
+    reports: list[int] = []
     await client.documents.upload(
-        signing, make_pdf(LARGE), on_progress=lambda progress: told.append(progress.bytes_done)
+        signing, make_pdf(LARGE), on_progress=lambda progress: reports.append(progress.bytes_done)
     )
-    again = told.index(0)
-    assert told[:again] == sorted(told[:again])
-    assert told[again:] == [*range(0, LARGE, source._READ), LARGE, LARGE]
+    again = reports.index(0)
+    assert reports[:again] == sorted(reports[:again])
+    assert reports[again:] == [*range(0, LARGE, source._READ_SIZE), LARGE, LARGE]
 
 
-async def test_progress_ends_when_the_document_was_found(sandbox: Sandbox, client: SigningClient) -> None:
-    """An upload that took effect although its answer was lost is done, with all of its bytes."""
+async def test_progress_is_complete_if_a_lost_upload_had_taken_effect(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="Lease", language="EN")
     sandbox.faults.add("documents.upload", "drop-after-commit")
-    told: list[Progress] = []
-    await client.documents.upload(signing, make_pdf(LARGE), on_progress=told.append)
-    assert told[-1] == Progress(1, 1, LARGE, LARGE)
+    reports: list[Progress] = []
+    await client.documents.upload(signing, make_pdf(LARGE), on_progress=reports.append)
+    assert reports[-1] == Progress(1, 1, LARGE, LARGE)
     assert len(sandbox.documents(signing.id)) == 1
 
 
-async def test_what_is_done_is_done_whole() -> None:
-    """The last word has all bytes, also where a repeat was broken off because the first attempt had taken effect."""
-    told: list[Progress] = []
-    with await PdfSource(make_pdf(LARGE)).open() as opened:
-        resource._Sending(opened, Teller(told.append)).done()
-    assert told == [Progress(1, 1, LARGE, LARGE)]
-
-
-async def test_a_failed_upload_is_never_done(sandbox: Sandbox) -> None:
-    """The last that is told of it is that no file is done."""
+async def test_failed_upload_never_reports_a_file_done(sandbox: Sandbox) -> None:
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
         signing = await client.signings.create(name="Lease", language="EN")
         sandbox.faults.add("documents.upload", "500")
-        told: list[Progress] = []
+        reports: list[Progress] = []
         with pytest.raises(OutcomeUnknown):
-            await client.documents.upload(signing, make_pdf(LARGE), on_progress=told.append)
-        assert {progress.files_done for progress in told} == {0}
+            await client.documents.upload(signing, make_pdf(LARGE), on_progress=reports.append)
+        assert {progress.files_done for progress in reports} == {0}
 
 
-async def test_a_callback_that_fails_harms_nobody(
+async def test_on_progress_that_raises_is_logged_once_and_the_upload_succeeds(
     sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once, and not called again; the upload goes on."""
     signing = await client.signings.create(name="Lease", language="EN")
     calls = []
 
@@ -465,15 +444,14 @@ async def test_a_callback_that_fails_harms_nobody(
         document = await client.documents.upload(signing, make_pdf(LARGE), on_progress=fail)
     assert sandbox.document_bytes(document.id) == make_pdf(LARGE)
     assert len(calls) == 1
-    assert [record.getMessage() for record in caplog.records] == ["on_progress failed; the work goes on without it"]
+    assert [record.getMessage() for record in caplog.records] == ["on_progress failed and is not called again"]
 
 
-# What it takes
+# Resources
 
 
 @pytest.mark.parametrize("kind", ["path", "stream", "file"])
-async def test_memory_is_constant(tmp_path: Path, kind: str) -> None:
-    """A file of 10 MiB takes a few blocks of memory, not its size."""
+async def test_upload_of_10_mib_takes_a_few_blocks_of_memory(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(10 * 2**20))
     async with recording() as recorder:
@@ -496,7 +474,7 @@ async def chunks(path):
 
 async def main(origin, path, kind):
     async with SigningClient(origin, "token") as client:
-        # What a first upload imports is not what an upload takes.
+        # Imports of the first upload do not count.
         await client.documents.upload("s1", make_pdf(), "first.pdf")
         tracemalloc.start()
         with open(path, "rb") as file:
@@ -509,8 +487,10 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "stream"])
-async def test_no_file_stays_open(sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str) -> None:
-    """After success, refusal by the service, and cancellation at any moment; nor does a temporary file stay."""
+async def test_no_file_stays_open_after_success_refusal_or_cancellation(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
+) -> None:
+    """Nor does a temporary file remain."""
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -542,5 +522,5 @@ async def test_no_file_stays_open(sandbox: Sandbox, client: SigningClient, tmp_p
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    await asyncio.get_running_loop().shutdown_default_executor()  # threads that were left behind
+    await asyncio.get_running_loop().shutdown_default_executor()  # wait for threads of cancelled uploads
     assert mine() == []

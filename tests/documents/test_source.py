@@ -1,4 +1,4 @@
-"""What may be uploaded, under which name, and what is refused before anything is sent."""
+"""Sources of uploads: their names and kinds, the preflight, disks, and changing files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from signing_async import InvalidRequest, PdfRejected, PdfSource, SigningError
-from signing_async.documents import preflight
+from signing_async.documents import files, preflight
 from signing_async.documents import source as module
 from signing_async.transport import wire
 from tests.pdfs import encrypted, make_pdf, with_signature_field, with_usage_rights
@@ -30,20 +30,20 @@ LARGE = 1_200_000
 
 
 async def content(source: PdfSource, most: float | None = None) -> bytes:
-    """What an upload of the source would send as its file."""
+    """Return what an upload of the source sends as its file."""
     with await source.open(most) as opened:
         return await sent(opened)
 
 
 async def sent(opened: module.OpenPdf) -> bytes:
-    """What one attempt sends as the file."""
+    """Return what one attempt sends as the file."""
     out = bytearray()
     await opened.body(lambda size: None).write(writer(out))
     return bytes(out).partition(b"\r\n\r\n")[2].rpartition(b"\r\n--")[0]
 
 
 def writer(out: bytearray) -> Any:
-    """A stand-in for aiohttp's writer, whose transport takes all at once."""
+    """A stand-in for aiohttp's writer whose transport accepts everything at once."""
 
     async def write(chunk: wire.Chunk) -> None:
         out.extend(chunk)
@@ -57,10 +57,10 @@ async def in_chunks(data: bytes, size: int = 100_000) -> AsyncIterator[bytes]:
 
 
 def open_files() -> list[str]:
-    """The files that this process has open."""
-    gc.collect()  # what other tests left
+    """Return the names of the open files of this process."""
+    gc.collect()  # left over by other tests
     found = []
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a name may be gone when it is looked at
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a descriptor may be closed meanwhile
         try:
             found.append(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115  # a link to a pipe leads to no path
         except FileNotFoundError:
@@ -85,14 +85,14 @@ def open_files() -> list[str]:
         (os.fsdecode(b"folder/caf\xe9.pdf"), None, "caf?.pdf"),
     ],
 )
-def test_a_source_knows_its_name(source: Any, given: str | None, expected: str) -> None:
-    """The name given counts, then the path's, and there always is one that can be sent as UTF-8."""
+def test_filename_is_the_given_one_or_that_of_the_path(source: Any, given: str | None, expected: str) -> None:
+    """It can always be encoded in UTF-8."""
     assert PdfSource(source, given).filename == expected
     assert repr(PdfSource(source, given)) == f"PdfSource({expected!r})"
 
 
-def test_open_files_know_their_names(tmp_path: Path) -> None:
-    """An open file has the name of its path; one that was opened by number, or wraps something, has none."""
+def test_filename_of_an_open_file_is_that_of_its_path(tmp_path: Path) -> None:
+    """Files opened by descriptor, and wrappers, have none."""
     path = tmp_path / "lease.pdf"
     path.touch()
     with path.open("rb") as file:
@@ -101,8 +101,8 @@ def test_open_files_know_their_names(tmp_path: Path) -> None:
         assert PdfSource(file).filename == "document.pdf"
 
 
-async def test_a_path_in_bytes_of_an_object_is_a_path(tmp_path: Path) -> None:
-    """What `os.scandir` gives for a folder named in bytes can be uploaded too."""
+async def test_path_object_with_bytes_is_accepted(tmp_path: Path) -> None:
+    """`os.scandir` returns such objects for a folder given as bytes."""
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     (entry,) = os.scandir(os.fsencode(tmp_path))
     source = PdfSource(entry)  # type: ignore[arg-type]  # paths are text in the annotation
@@ -111,11 +111,10 @@ async def test_a_path_in_bytes_of_an_object_is_a_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("filename", ["", " ", "\t", 5, b"a.pdf"])
-def test_a_filename_is_a_name(filename: Any) -> None:
-    """Anything else is refused by name and value."""
+def test_filename_must_be_a_non_empty_string(filename: Any) -> None:
     if filename == "":
         assert PdfSource(b"", PdfSource(b"", "a.pdf").filename).filename == "a.pdf"
-    with pytest.raises(InvalidRequest, match=r"^filename: must be a name, not "):
+    with pytest.raises(InvalidRequest, match=r"^filename: must be a non-empty string, got "):
         PdfSource(b"", filename)
 
 
@@ -123,14 +122,12 @@ def test_a_filename_is_a_name(filename: Any) -> None:
 
 
 @pytest.mark.parametrize("source", [None, 5, 1.5, [b"%PDF-"], object(), in_chunks])
-def test_what_is_no_source(source: Any) -> None:
-    """The error names the field, and the kind of thing that was given."""
-    with pytest.raises(InvalidRequest, match=rf"^source: must be a path, .*, not {type(source).__name__}$"):
+def test_other_types_are_no_source(source: Any) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^source: must be a path, .*, got {type(source).__name__}$"):
         PdfSource(source)
 
 
-def test_text_files_are_refused(tmp_path: Path) -> None:
-    """However they are wrapped, and with a word on how to open them."""
+def test_text_files_are_refused_with_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.touch()
     with (
@@ -143,9 +140,7 @@ def test_text_files_are_refused(tmp_path: Path) -> None:
                 PdfSource(text)  # type: ignore[arg-type]  # that is the point
 
 
-def test_asynchronous_files_are_refused() -> None:
-    """A file whose read() has to be awaited is not mistaken for a plain one."""
-
+def test_files_with_an_asynchronous_read_are_refused() -> None:
     class Uploaded:
         async def read(self, size: int = -1) -> bytes:
             return b""
@@ -155,8 +150,8 @@ def test_asynchronous_files_are_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_every_kind_gives_its_bytes(tmp_path: Path, size: int) -> None:
-    """From where it stands, as often as asked, and a file object is left where it stood."""
+async def test_every_kind_of_source_gives_its_bytes_repeatedly_from_its_position(tmp_path: Path, size: int) -> None:
+    """File objects keep their position."""
     data = make_pdf(size)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -188,8 +183,7 @@ async def test_every_kind_gives_its_bytes(tmp_path: Path, size: int) -> None:
     assert await content(PdfSource(memoryview(bytes(b for byte in data for b in (byte, 0)))[::2]), MOST) == data
 
 
-async def test_what_was_written_and_not_yet_flushed_is_sent(tmp_path: Path) -> None:
-    """A file that was just written through the same object is uploaded whole."""
+async def test_unflushed_writes_of_a_file_object_are_sent(tmp_path: Path) -> None:
     with (tmp_path / "a.pdf").open("w+b") as file:
         file.write(make_pdf())
         file.seek(0)
@@ -199,8 +193,7 @@ async def test_what_was_written_and_not_yet_flushed_is_sent(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_pipes(size: int) -> None:
-    """What cannot be read twice is kept aside."""
+async def test_pipes_are_spooled(size: int) -> None:
     data = make_pdf(size)
     reading, writing = os.pipe()
 
@@ -217,30 +210,26 @@ async def test_pipes(size: int) -> None:
         assert await sent(opened) == await sent(opened) == data
 
 
-async def test_a_pipe_without_data_is_no_end() -> None:
-    """A file in non-blocking mode that has nothing to give yet is an error, not the end of the file."""
+async def test_non_blocking_file_without_data_is_an_error() -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with os.fdopen(reading, "rb", buffering=0) as file, os.fdopen(writing, "wb", buffering=0) as feed:
         feed.write(make_pdf()[:700])
-        with pytest.raises(InvalidRequest, match=r"^source: must give bytes, not NoneType$"):
+        with pytest.raises(InvalidRequest, match=r"^source: must yield bytes, got NoneType$"):
             await PdfSource(file).open()
 
 
 @pytest.mark.parametrize("chunks", [["text"], [b"%PDF-", None], [[1, 2]]])
-async def test_iterators_of_something_else(chunks: list[Any]) -> None:
-    """What comes must be bytes; the error says what came."""
-
+async def test_iterators_must_yield_bytes(chunks: list[Any]) -> None:
     async def give() -> AsyncIterator[Any]:
         for chunk in chunks:
             yield chunk
 
-    with pytest.raises(InvalidRequest, match=r"^source: must give bytes, not (str|NoneType|list)$"):
+    with pytest.raises(InvalidRequest, match=r"^source: must yield bytes, got (str|NoneType|list)$"):
         await PdfSource(give()).open()
 
 
-async def test_views_of_other_items_than_bytes() -> None:
-    """A view of wider items is taken as its bytes, in an iterator too."""
+async def test_memoryviews_with_wider_items_are_sent_as_bytes() -> None:
     data = make_pdf(1504)
     wide = memoryview(data).cast("Q")
 
@@ -249,42 +238,42 @@ async def test_views_of_other_items_than_bytes() -> None:
 
     assert await content(PdfSource(wide)) == data
     assert await content(PdfSource(give())) == data
-    with pytest.raises(PdfRejected, match="it is too large"):
+    with pytest.raises(PdfRejected, match="too large"):
         await PdfSource(give()).open(1503)
 
 
-# What cannot be opened
+# Sources that cannot be opened
 
 
-async def test_paths_that_lead_to_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the path and what is wrong with it; a pipe is not waited for."""
+async def test_error_of_a_path_names_it_and_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named pipe does not block."""
     os.mkfifo(tmp_path / "pipe")
     paths: list[tuple[str | Path, str]] = [
-        (tmp_path / "none.pdf", "cannot be opened: No such file or directory"),
-        (tmp_path / "none.pdf" / "x", "cannot be opened: No such file or directory"),
-        ("a\0b", "cannot be opened: embedded null byte"),
-        ("", "cannot be opened: No such file or directory"),
-        (tmp_path, "is not a file"),
-        (tmp_path / "pipe", "is not a file"),
-        (Path("/dev/null"), "is not a file"),
+        (tmp_path / "none.pdf", "cannot open {}: No such file or directory"),
+        (tmp_path / "none.pdf" / "x", "cannot open {}: No such file or directory"),
+        ("a\0b", "cannot open {}: embedded null byte"),
+        ("", "cannot open {}: No such file or directory"),
+        (tmp_path, "{} is not a regular file"),
+        (tmp_path / "pipe", "{} is not a regular file"),
+        (Path("/dev/null"), "{} is not a regular file"),
     ]
     before = open_files()
-    for path, said in paths:
+    for path, expected in paths:
         with pytest.raises(InvalidRequest) as caught:
             await PdfSource(path).open()
-        assert str(caught.value) == f"source: {os.fspath(path)!r} {said}"
+        assert str(caught.value) == f"source: {expected.format(repr(os.fspath(path)))}"
         assert open_files() == before
 
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(InvalidRequest, match=r"^source: 'a.pdf' cannot be opened: Permission denied$"):
+    with pytest.raises(InvalidRequest, match=r"^source: cannot open 'a.pdf': Permission denied$"):
         await PdfSource("a.pdf").open()
 
 
-async def test_file_objects_that_cannot_be_read(tmp_path: Path) -> None:
-    """Closed files, files that are open for writing only, and files of a broken disk."""
+async def test_unreadable_file_objects_are_invalid_requests(tmp_path: Path) -> None:
+    """Closed ones, write-only ones, and those on a broken disk."""
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf())
     with path.open("rb") as closed:
@@ -300,25 +289,26 @@ async def test_file_objects_that_cannot_be_read(tmp_path: Path) -> None:
         def readable(self) -> bool:
             return True
 
-        def readinto(self, room: object) -> int:
+        def readinto(self, buffers: object) -> int:
             raise OSError(5, "Input/output error")
 
     with io.FileIO(os.open(path, os.O_WRONLY), "w") as raw, path.open("ab") as buffered:
         sources: list[tuple[Any, str]] = [
-            (closed, "source: a.pdf cannot be read: .*closed file"),
-            (memory, "source: document.pdf cannot be read: .*closed file"),
-            (view, "source: document.pdf cannot be read: .*released"),
-            (raw, "source: document.pdf cannot be read: Bad file descriptor"),
-            (buffered, "source: a.pdf cannot be read: read"),
-            (Broken(), "source: broken.pdf cannot be read: Input/output error"),
+            (closed, "source: cannot read a.pdf: .*closed file"),
+            (memory, "source: cannot read document.pdf: .*closed file"),
+            (view, "source: cannot read document.pdf: .*released"),
+            (raw, "source: cannot read document.pdf: Bad file descriptor"),
+            (buffered, "source: cannot read a.pdf: read"),
+            (Broken(), "source: cannot read broken.pdf: Input/output error"),
         ]
-        for source, said in sources:
-            with pytest.raises(InvalidRequest, match=f"^{said}"):
+        for source, expected in sources:
+            with pytest.raises(InvalidRequest, match=f"^{expected}"):
                 await PdfSource(source).open()
 
 
-async def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the file, and nothing stays open."""
+async def test_read_error_names_the_file_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
     before = open_files()
@@ -327,14 +317,12 @@ async def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pyte
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", fail)
-    with pytest.raises(InvalidRequest, match=r"^source: a.pdf cannot be read: Input/output error$"):
+    with pytest.raises(InvalidRequest, match=r"^source: cannot read a.pdf: Input/output error$"):
         await content(PdfSource(path), MOST)
     assert open_files() == before
 
 
-async def test_errors_of_the_source_are_its_own() -> None:
-    """What an iterator or a file of another library raises comes out as it is."""
-
+async def test_error_raised_by_an_iterator_or_foreign_file_is_unchanged() -> None:
     class BucketError(Exception):
         pass
 
@@ -352,15 +340,14 @@ async def test_errors_of_the_source_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("past", [0, 10])
-async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int) -> None:
-    """From its end on there is nothing to upload."""
+async def test_file_at_its_end_is_empty(tmp_path: Path, past: int) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf())
     with path.open("rb") as file:
         memory = io.BytesIO(make_pdf())
         for source in (file, memory):
             source.seek(past, os.SEEK_END)
-            with pytest.raises(PdfRejected, match="it is empty") as caught:
+            with pytest.raises(PdfRejected, match="the file is empty") as caught:
                 await PdfSource(source).open(MOST)
             assert caught.value.reason == "not_pdf"
             assert await content(PdfSource(source)) == b""
@@ -370,25 +357,25 @@ async def test_a_file_that_stands_at_its_end_is_empty(tmp_path: Path, past: int)
 
 
 @pytest.mark.parametrize(
-    ("make", "reason", "said"),
+    ("make", "reason", "expected"),
     [
-        (lambda: b"Dear Sir or Madam", "not_pdf", "a.pdf: it is not a PDF"),
-        (lambda: b"", "not_pdf", "a.pdf: it is empty"),
-        (lambda: encrypted(make_pdf(), user="secret"), "protected", "a.pdf: it is password protected"),
-        (lambda: encrypted(make_pdf(LARGE)), "protected", "a.pdf: it is password protected"),
-        (lambda: with_signature_field(b"/V 7 0 R"), "already_signed", "a.pdf: it is signed already"),
+        (lambda: b"Dear Sir or Madam", "not_pdf", "a.pdf: not a PDF"),
+        (lambda: b"", "not_pdf", "a.pdf: the file is empty"),
+        (lambda: encrypted(make_pdf(), user="secret"), "protected", "a.pdf: password protected"),
+        (lambda: encrypted(make_pdf(LARGE)), "protected", "a.pdf: password protected"),
+        (lambda: with_signature_field(b"/V 7 0 R"), "already_signed", "a.pdf: already signed"),
         (
             lambda: make_pdf(2**20 + 1),
             "too_large",
-            "a.pdf: it is too large: at most 1048576 bytes may be uploaded, this has 1048577 bytes",
+            "a.pdf: too large: at most 1048576 bytes may be uploaded, this file has 1048577 bytes",
         ),
     ],
 )
 @pytest.mark.parametrize("kind", ["bytes", "path", "file"])
-async def test_what_is_surely_refused_is_not_sent(
-    tmp_path: Path, make: Callable[[], bytes], reason: str, said: str, kind: str
+async def test_preflight_refuses_with_a_reason_for_every_kind_of_source(
+    tmp_path: Path, make: Callable[[], bytes], reason: str, expected: str, kind: str
 ) -> None:
-    """Each reason has its own words, for every kind of source; without the preflight anything goes."""
+    """Without it all are accepted."""
     data = make()
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -397,18 +384,16 @@ async def test_what_is_surely_refused_is_not_sent(
         source = PdfSource(sources[kind], "a.pdf")
         with pytest.raises(PdfRejected) as caught:
             await source.open(2**20)
-        assert (str(caught.value), caught.value.reason, caught.value.filename) == (said, reason, "a.pdf")
+        assert (str(caught.value), caught.value.reason, caught.value.filename) == (expected, reason, "a.pdf")
         assert isinstance(caught.value, InvalidRequest)
         assert await content(source) == data
 
 
-async def test_adobe_usage_rights_are_no_signature() -> None:
-    """Such a file is sent."""
+async def test_usage_rights_are_no_signature() -> None:
     assert await content(PdfSource(with_usage_rights()), MOST) == with_usage_rights()
 
 
-async def test_a_mapped_file_is_judged_from_where_it_stands(tmp_path: Path) -> None:
-    """What comes before the position of a large file does not count."""
+async def test_bytes_before_the_position_of_a_file_are_not_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(with_signature_field(b"/V 7 0 R") + make_pdf(LARGE))
     with path.open("rb") as file:
@@ -421,15 +406,14 @@ async def test_a_mapped_file_is_judged_from_where_it_stands(tmp_path: Path) -> N
             await PdfSource(file).open(MOST)
     path.write_bytes(b"x" * 2000 + make_pdf(LARGE))
     with path.open("rb") as file:
-        with pytest.raises(PdfRejected, match="it is not a PDF"):
+        with pytest.raises(PdfRejected, match="not a PDF"):
             await PdfSource(file).open(MOST)
         file.seek(2000)
         assert await content(PdfSource(file), MOST) == make_pdf(LARGE)
 
 
 @pytest.mark.parametrize("size", [2000, LARGE])
-async def test_the_limit_is_exact(tmp_path: Path, size: int) -> None:
-    """A file of just the largest size passes, one byte more does not, of whatever kind."""
+async def test_size_limit_is_exact_for_every_kind_of_source(tmp_path: Path, size: int) -> None:
     data = make_pdf(size)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -452,8 +436,7 @@ async def test_the_limit_is_exact(tmp_path: Path, size: int) -> None:
         assert caught.value.reason == "too_large"
 
 
-async def test_an_endless_stream_is_left_at_the_limit() -> None:
-    """No more is taken from a stream than it takes to see that it is too large."""
+async def test_endless_stream_is_read_up_to_the_limit() -> None:
     taken = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -462,7 +445,7 @@ async def test_an_endless_stream_is_left_at_the_limit() -> None:
             taken += 1
             yield bytes(100_000)
 
-    with pytest.raises(PdfRejected, match=r"at most 1000000 bytes may be uploaded, this has more$"):
+    with pytest.raises(PdfRejected, match=r"at most 1000000 bytes may be uploaded, this file has more$"):
         await PdfSource(endless()).open(1_000_000)
     assert taken == 11
 
@@ -471,10 +454,9 @@ async def test_an_endless_stream_is_left_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "pipe", "bytes", "stream"])
-async def test_the_event_loop_leaves_the_disk_to_threads(
+async def test_disk_is_not_accessed_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Files are read, mapped, looked through and kept aside in other threads than the event loop's."""
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -496,7 +478,7 @@ async def test_the_event_loop_leaves_the_disk_to_threads(
         if kind != "path":
             watched("open", os)
         watched("preflight", preflight)
-        watched("_read", module)
+        watched("read_fully", module)
         source: Any = {
             "path": path,
             "file": file,
@@ -509,27 +491,24 @@ async def test_the_event_loop_leaves_the_disk_to_threads(
 
 
 @pytest.mark.parametrize("how", ["no such flag", "not in memory", "in part", "from the disk", "cannot tell"])
-async def test_what_is_not_in_memory_is_read_in_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """The event loop reads only what the system has at hand; the bytes are the same."""
+async def test_uncached_data_is_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
     mine, real, threads = threading.get_ident(), os.preadv, set()
 
-    def preadv(handle: int, room: list[Any], at: int, flags: int = 0) -> int:
+    def preadv(handle: int, buffers: list[Any], at: int, flags: int = 0) -> int:
         threads.add(threading.get_ident())
         if flags and how == "not in memory":
             raise BlockingIOError
         if flags and how == "cannot tell":
             raise OSError(95, "Operation not supported")
         if how == "in part":
-            return real(handle, [memoryview(room[0])[: 1 + len(room[0]) // 3]], at)
-        return real(handle, room, at, flags) if flags else real(handle, room, at)
+            return real(handle, [memoryview(buffers[0])[: 1 + len(buffers[0]) // 3]], at)
+        return real(handle, buffers, at, flags) if flags else real(handle, buffers, at)
 
     if how == "no such flag":
-        monkeypatch.setattr(module, "_READ_NOW", None)
+        monkeypatch.setattr(files, "_NO_WAIT", None)
     monkeypatch.setattr(os, "preadv", preadv)
     opened = await PdfSource(path).open()
     if how == "from the disk":
@@ -538,13 +517,12 @@ async def test_what_is_not_in_memory_is_read_in_a_thread(
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with opened:
         assert await sent(opened) == data
-    if how != "from the disk":  # whether the system forgot the file is up to it
+    if how != "from the disk":  # the system may still have the file in memory
         assert threads - {mine}
 
 
-async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was just looked through is read on the spot, where the system can tell."""
-    if module._READ_NOW is None:
+async def test_cached_data_is_read_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if files._NO_WAIT is None:
         pytest.skip("this system cannot read only what is in memory")
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
@@ -554,17 +532,17 @@ async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, monkeypatch: py
 
 
 class Slow:
-    """A transport that keeps what it is given, without copying it, until all but so many bytes are sent."""
+    """A transport that keeps buffers without copying them until all but `lags` bytes are sent."""
 
     def __init__(self, lags: int) -> None:
         self.lags = lags
         self.kept: list[memoryview] = []
         self.out = bytearray()
-        self.rooms: dict[int, object] = {}  # kept, so that no two have the same number
+        self.buffers: dict[int, object] = {}  # kept, so that ids stay unique
 
     async def write(self, chunk: wire.Chunk) -> None:
         self.kept.append(memoryview(chunk))
-        self.rooms[id(memoryview(chunk).obj)] = memoryview(chunk).obj
+        self.buffers[id(memoryview(chunk).obj)] = memoryview(chunk).obj
         while self.get_write_buffer_size() > self.lags:
             too_many = self.get_write_buffer_size() - self.lags
             self.out += self.kept[0][:too_many]
@@ -576,9 +554,10 @@ class Slow:
         return sum(map(len, self.kept))
 
 
-@pytest.mark.parametrize("lags", [0, 1, 16 * 1024, module._READ - 1, module._READ, module._READ + 1, 300_000, LARGE])
-async def test_what_still_waits_to_be_sent_is_left_alone(tmp_path: Path, lags: int) -> None:
-    """Where a transport keeps blocks instead of copying them, their memory is used again only once they are sent."""
+@pytest.mark.parametrize(
+    "lags", [0, 1, 16 * 1024, module._READ_SIZE - 1, module._READ_SIZE, module._READ_SIZE + 1, 300_000, LARGE]
+)
+async def test_buffers_are_reused_only_after_they_are_sent(tmp_path: Path, lags: int) -> None:
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -589,11 +568,10 @@ async def test_what_still_waits_to_be_sent_is_left_alone(tmp_path: Path, lags: i
     slow.lags = 0
     await slow.write(b"")
     assert slow.out.split(b"\r\n\r\n", 1)[1].startswith(data + b"\r\n--")
-    assert len(slow.rooms) <= 5 or lags > module._READ
+    assert len(slow.buffers) <= 5 or lags > module._READ_SIZE
 
 
-async def test_what_is_sent_at_once_needs_one_room(tmp_path: Path) -> None:
-    """However many files go out one after the other, all blocks of them are read into the same memory."""
+async def test_consecutive_uploads_share_one_buffer(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
     quick = Slow(lags=0)
@@ -601,11 +579,12 @@ async def test_what_is_sent_at_once_needs_one_room(tmp_path: Path) -> None:
     for _ in range(3):
         with await PdfSource(path).open() as opened:
             await opened.body(lambda size: None).write(writer)  # type: ignore[arg-type]  # as above
-    assert sum(len(room) == module._READ for room in quick.rooms.values() if isinstance(room, bytearray)) == 1
+    assert (
+        sum(len(buffer) == module._READ_SIZE for buffer in quick.buffers.values() if isinstance(buffer, bytearray)) == 1
+    )
 
 
-async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path) -> None:
-    """Only what the source raises counts as its failure."""
+async def test_error_of_the_connection_is_no_failure_of_the_source(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
 
@@ -620,38 +599,38 @@ async def test_a_connection_that_fails_is_no_fault_of_the_source(tmp_path: Path)
         assert body.failure is None
 
 
-async def test_a_file_that_gives_less_than_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the file system says of its size, what cannot be read whole is not sent."""
+async def test_file_shorter_than_its_size_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE))
     real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda handle, room, at, *flags: 0 if at else real(handle, room, at, *flags))
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+    monkeypatch.setattr(
+        os, "preadv", lambda handle, buffers, at, *flags: 0 if at else real(handle, buffers, at, *flags)
+    )
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
         await PdfSource(path).open(MOST)
     opened = await PdfSource(path).open()
-    with opened, pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+    with opened, pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
         await sent(opened)
 
 
-async def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where a file is read at once."""
+async def test_small_file_that_is_truncated_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf())
-    real = module._read
+    real = module.read_fully
 
     def truncated(*arguments: Any) -> bool:
         os.truncate(path, 100)
         return real(*arguments)
 
-    monkeypatch.setattr(module, "_read", truncated)
-    monkeypatch.setattr(module, "_READ_NOW", None)
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+    monkeypatch.setattr(module, "read_fully", truncated)
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
         await PdfSource(path).open(MOST)
 
 
-async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is opened, read and looked through at once."""
-
+async def test_small_cached_file_is_checked_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*arguments: object) -> None:
         raise AssertionError("a thread was used")
 
@@ -665,10 +644,10 @@ async def test_a_small_file_that_is_in_memory_costs_no_thread(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("kind", ["path", "bytes"])
-async def test_a_large_file_is_glanced_at_without_a_thread(
+async def test_large_cached_file_is_checked_without_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Of an ordinary one in memory little is read, at once."""
+    """Little of it is read."""
 
     async def refused(*arguments: object) -> None:
         raise AssertionError("a thread was used")
@@ -677,10 +656,10 @@ async def test_a_large_file_is_glanced_at_without_a_thread(
     path.write_bytes(make_pdf(LARGE))
     real, counted = os.preadv, 0
 
-    def preadv(handle: int, room: list[Any], at: int, flags: int) -> int:
+    def preadv(handle: int, buffers: list[Any], at: int, flags: int) -> int:
         nonlocal counted
-        counted += len(room[0])
-        return real(handle, room, at, flags)
+        counted += len(buffers[0])
+        return real(handle, buffers, at, flags)
 
     monkeypatch.setattr(os, "preadv", preadv)
     monkeypatch.setattr(asyncio, "to_thread", refused)
@@ -691,10 +670,10 @@ async def test_a_large_file_is_glanced_at_without_a_thread(
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_a_large_file_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
-    """What a glance cannot pass is looked at whole, and leaves no file open."""
+async def test_refused_large_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+    """A file that `glance` does not pass is read as a whole."""
     if not in_memory:
-        monkeypatch.setattr(module, "_READ_NOW", None)
+        monkeypatch.setattr(files, "_NO_WAIT", None)
     path = tmp_path / "lease.pdf"
     before = open_files()
     path.write_bytes(bytes(LARGE))
@@ -702,7 +681,7 @@ async def test_a_large_file_that_is_refused(tmp_path: Path, monkeypatch: pytest.
         await PdfSource(path).open(MOST)
     path.write_bytes(with_signature_field(b"/V 7 0 R") + b" " * LARGE)
     with await PdfSource(path).open(MOST):
-        pass  # without an end where readers look for it, this is the service's to judge
+        pass  # no end where readers look for it: left to the service
     path.write_bytes(make_pdf(LARGE))
     with pytest.raises(PdfRejected, match="too large"):
         await PdfSource(path).open(LARGE - 1)
@@ -710,28 +689,26 @@ async def test_a_large_file_that_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("moment", ["glance", "whole"])
-async def test_a_large_file_that_shrinks_while_it_is_looked_at(
+async def test_large_file_that_shrinks_during_the_preflight_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """It is not sent, and nothing worse comes of it."""
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE) if moment == "glance" else bytes(LARGE))
-    real, before = module._read, open_files()
+    real, before = module.read_fully, open_files()
 
     def truncated(file: Any, block: memoryview, at: int) -> bool:
         if moment == "glance" or len(block) == LARGE:
             os.truncate(path, 100_000)
         return real(file, block, at)
 
-    monkeypatch.setattr(module, "_read", truncated)
-    monkeypatch.setattr(module, "_READ_NOW", None)
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+    monkeypatch.setattr(module, "read_fully", truncated)
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
         await PdfSource(path).open(MOST)
     assert open_files() == before
 
 
-async def test_streams_leave_no_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large stream is kept in a file that has no name and that nobody else can open."""
+async def test_large_streams_are_spooled_to_an_unnamed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = open_files()
     with await PdfSource(in_chunks(make_pdf(LARGE))).open(MOST):
@@ -741,15 +718,15 @@ async def test_streams_leave_no_named_file(tmp_path: Path, monkeypatch: pytest.M
     assert open_files() == before
 
 
-async def test_a_disk_that_takes_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream is kept whole, however many writes that takes."""
+async def test_stream_is_spooled_completely_by_short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:10_000]))
     assert await content(PdfSource(in_chunks(make_pdf(LARGE)))) == make_pdf(LARGE)
 
 
-async def test_a_full_disk_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a stream cannot be kept aside, the disk's own error comes out, and nothing stays open."""
+async def test_full_disk_raises_the_error_of_the_system_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = open_files()
 
     def full(*_: object) -> int:
@@ -765,12 +742,11 @@ async def test_a_full_disk_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("kind", ["path", "file", "stream", "pipe"])
 @pytest.mark.parametrize("data", [make_pdf(LARGE), b"x" * LARGE], ids=["pdf", "no pdf"])
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_no_file_stays_open(
+async def test_no_file_stays_open_after_opening_refusal_or_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, data: bytes, in_memory: bool
 ) -> None:
-    """Whether it was opened, refused, or cancelled at any moment."""
     if not in_memory:
-        monkeypatch.setattr(module, "_READ_NOW", None)
+        monkeypatch.setattr(files, "_NO_WAIT", None)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
 
@@ -789,7 +765,7 @@ async def test_no_file_stays_open(
     try:
         await once()
     except PdfRejected as error:
-        kept = error  # as a caller may keep it, with its traceback
+        kept = error  # as a caller may, with its traceback
         assert kept.reason == "not_pdf"
     assert open_files() == before
     for moment in range(30):
@@ -799,14 +775,14 @@ async def test_no_file_stays_open(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, PdfRejected):
             await task
-    await asyncio.get_running_loop().shutdown_default_executor()  # threads that were left behind
+    await asyncio.get_running_loop().shutdown_default_executor()  # wait for threads of cancelled uploads
     assert open_files() == before
 
 
-def test_a_file_stays_open_for_the_thread_that_uses_it(tmp_path: Path) -> None:
-    """Closed in between, it is closed for certain by the last user, once, and nobody can begin to use it."""
+def test_descriptor_stays_open_until_its_last_thread_is_done(tmp_path: Path) -> None:
+    """It is closed once, and cannot be used after `close`."""
     before = open_files()
-    file = module._File(os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT))
+    file = files.OpenFile(os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT))
     with file as number:
         file.close()
         file.close()
@@ -815,24 +791,23 @@ def test_a_file_stays_open_for_the_thread_that_uses_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the file is closed"), file:
         pass
     with (tmp_path / "b").open("wb") as other:
-        assert other.fileno() == number  # the number now means another file, which nothing here may close
+        assert other.fileno() == number  # the descriptor is reused for another file, which must stay open
         file.close()
         del file
         os.fstat(number)
 
 
-async def test_the_spool_is_private(tmp_path: Path) -> None:
-    """Nobody but the user can read what is kept aside."""
+async def test_spool_is_readable_by_the_user_only(tmp_path: Path) -> None:
     with await PdfSource(in_chunks(make_pdf(LARGE))).open() as opened:
-        assert isinstance(opened._content, module._File)
-        assert stat.S_IMODE(os.fstat(opened._content.number).st_mode) & 0o077 == 0
+        assert isinstance(opened._content, files.OpenFile)
+        assert stat.S_IMODE(os.fstat(opened._content.descriptor).st_mode) & 0o077 == 0
 
 
-# Versions
+# Changing files
 
 
 def rewrite(path: Path, how: str) -> None:
-    """Make another version of the file, at its place, later than the one before."""
+    """Write another version of the file with a later modification time."""
     data = path.read_bytes()
     if how.startswith("grows"):
         with path.open("ab") as file:
@@ -866,19 +841,19 @@ CHANGES = [
 
 
 def digest(data: bytes) -> str:
-    """As `PdfSource` takes it."""
+    """Return the sha256 as `PdfSource` expects it."""
     return hashlib.sha256(data).hexdigest()
 
 
 @pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("size", [1500, module._JOINED + 1, module._READ + 1, module._BLOCK])
+@pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._READ_SIZE + 1, module._BLOCK])
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_a_file_that_fits_a_block_is_sent_as_it_was_opened(
+async def test_small_file_is_sent_as_it_was_when_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, size: int, in_memory: bool
 ) -> None:
-    """Whatever becomes of it afterwards, each attempt sends the version that was looked through."""
+    """In each attempt, even if it changes afterwards."""
     if not in_memory:
-        monkeypatch.setattr(module, "_READ_NOW", None)
+        monkeypatch.setattr(files, "_NO_WAIT", None)
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(size))
     os.utime(path, ns=(0, 0))
@@ -890,40 +865,39 @@ async def test_a_file_that_fits_a_block_is_sent_as_it_was_opened(
 
 
 @pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("size", [module._BLOCK + 1, 3 * module._READ, LARGE])
+@pytest.mark.parametrize("size", [module._BLOCK + 1, 3 * module._READ_SIZE, LARGE])
 @pytest.mark.parametrize("moment", ["opened", "first block", "last block but one"])
-async def test_a_larger_file_that_changes_is_not_sent(tmp_path: Path, how: str, size: int, moment: str) -> None:
-    """Half of one version and half of another make no document: the last block is held back, in each attempt."""
+async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
+    tmp_path: Path, how: str, size: int, moment: str
+) -> None:
+    """A mix of two versions is no document."""
     path = tmp_path / "lease.pdf"
-    blocks = -(-size // module._READ)
+    blocks = -(-size // module._READ_SIZE)
     for sha256 in (None, digest(make_pdf(size))):
         path.write_bytes(make_pdf(size))
         os.utime(path, ns=(0, 0))
-        out, told = bytearray(), 0
+        out, calls = bytearray(), 0
 
         def change(size: int) -> None:
-            nonlocal told
-            told += 1
-            if told == {"opened": 0, "first block": 1, "last block but one": blocks - 1}[moment]:
+            nonlocal calls
+            calls += 1
+            if calls == {"opened": 0, "first block": 1, "last block but one": blocks - 1}[moment]:
                 rewrite(path, how)
 
         with await PdfSource(path, sha256=sha256).open(MOST) as opened:
             if moment == "opened":
                 rewrite(path, how)
             body = opened.body(change)
-            with pytest.raises(
-                InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"
-            ) as caught:
+            with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$") as caught:
                 await body.write(writer(out))
             assert body.failure is caught.value
-            with pytest.raises(InvalidRequest, match=r"was changed while it was uploaded$"):
+            with pytest.raises(InvalidRequest, match=r"changed while it was uploaded$"):
                 await sent(opened)
-        assert len(out) < (blocks - 1) * module._READ + 500
-        assert told < blocks
+        assert len(out) < (blocks - 1) * module._READ_SIZE + 500
+        assert calls < blocks
 
 
-async def test_a_file_that_is_replaced_is_sent_as_it_was_opened(tmp_path: Path) -> None:
-    """A new file under the same name is another file."""
+async def test_replaced_file_is_sent_as_it_was_when_opened(tmp_path: Path) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE))
     (tmp_path / "new.pdf").write_bytes(make_pdf(LARGE, seed=1))
@@ -932,10 +906,10 @@ async def test_a_file_that_is_replaced_is_sent_as_it_was_opened(tmp_path: Path) 
         assert await sent(opened) == make_pdf(LARGE)
 
 
-@pytest.mark.parametrize("size", [1500, module._JOINED + 1, module._READ, module._READ + 1, LARGE])
+@pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._READ_SIZE, module._READ_SIZE + 1, LARGE])
 @pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
-async def test_only_what_has_the_hash_is_sent(tmp_path: Path, size: int, kind: str) -> None:
-    """Anything else lacks its last block at least; the hash stays with the source that another is made of."""
+async def test_content_with_another_hash_lacks_its_last_block(tmp_path: Path, size: int, kind: str) -> None:
+    """A source made from another keeps its hash."""
     data = make_pdf(size)
     (tmp_path / "a.pdf").write_bytes(data)
     kinds: dict[str, Callable[[], Any]] = {
@@ -952,23 +926,23 @@ async def test_only_what_has_the_hash_is_sent(tmp_path: Path, size: int, kind: s
         out = bytearray()
         with await wrong.open(MOST) as opened:
             body = opened.body(lambda size: None)
-            said = r"^source: a.pdf has other content than its sha256 tells$"
-            with pytest.raises(InvalidRequest, match=said) as caught:
+            expected = r"^source: a.pdf: sha256 mismatch: expected [0-9a-f]{64}, found [0-9a-f]{64}$"
+            with pytest.raises(InvalidRequest, match=expected) as caught:
                 await body.write(writer(out))
             assert body.failure is caught.value
-        assert len(out) < (-(-size // module._READ) - 1) * module._READ + 500
+        assert len(out) < (-(-size // module._READ_SIZE) - 1) * module._READ_SIZE + 500
 
 
 @pytest.mark.parametrize("sha256", ["", "abc", "g" * 64, "a" * 65, b"a" * 64, 5])
-def test_what_is_no_hash(sha256: Any) -> None:
-    """The error names the field and the value."""
-    with pytest.raises(InvalidRequest, match=rf"^sha256: must be 64 hexadecimal digits, not {sha256!r}$"):
+def test_sha256_must_be_hexadecimal(sha256: Any) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^sha256: must be 64 hexadecimal digits, got {sha256!r}$"):
         PdfSource(b"", sha256=sha256)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "path", "file"])
-async def test_the_content_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Without sending it, the content can be gone through in a few blocks of memory; never half of it."""
+async def test_blocks_yield_the_whole_content_or_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     data = make_pdf(LARGE)
     path = tmp_path / "a.pdf"
     path.write_bytes(b"before" + data if kind == "file" else data)
@@ -981,10 +955,10 @@ async def test_the_content_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyP
             if kind == "bytes":
                 return
             os.truncate(path, LARGE - 1)
-            with pytest.raises(InvalidRequest, match=r"^source: a.pdf was changed while it was uploaded$"):
+            with pytest.raises(InvalidRequest, match=r"^source: a.pdf changed while it was uploaded$"):
                 list(opened.blocks())
             monkeypatch.setattr(os, "preadv", _broken)
-            with pytest.raises(InvalidRequest, match=r"^source: a.pdf cannot be read: Input/output error$"):
+            with pytest.raises(InvalidRequest, match=r"^source: cannot read a.pdf: Input/output error$"):
                 list(opened.blocks())
 
 
@@ -994,15 +968,15 @@ def _broken(*_: object) -> Any:
 
 @pytest.mark.parametrize("size", [1500, module._BLOCK])
 @pytest.mark.parametrize("in_memory", [True, False])
-async def test_a_small_file_that_is_written_while_it_is_read(
+async def test_small_file_written_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, in_memory: bool
 ) -> None:
-    """Though all of its bytes came, they may be of two versions."""
+    """All of its bytes arrived, but maybe from two versions."""
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(size))
     os.utime(path, ns=(0, 0))
     if not in_memory:
-        monkeypatch.setattr(module, "_READ_NOW", None)
+        monkeypatch.setattr(files, "_NO_WAIT", None)
     real, before = os.preadv, open_files()
 
     def preadv(*arguments: Any) -> int:
@@ -1012,40 +986,40 @@ async def test_a_small_file_that_is_written_while_it_is_read(
 
     monkeypatch.setattr(os, "preadv", preadv)
     for most in (MOST, None):
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$"):
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
             await PdfSource(path).open(most)
     assert open_files() == before
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_a_file_that_the_system_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Where an open file cannot be asked for its state, that is told of the source, and nothing stays open."""
+async def test_error_of_fstat_is_an_invalid_request_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(size))
     before = open_files()
     with path.open("rb", buffering=0) as file:
         stale(monkeypatch, size)
-        with pytest.raises(InvalidRequest, match=r"^source: '.*lease.pdf' cannot be opened: Stale file handle$"):
+        with pytest.raises(InvalidRequest, match=r"^source: cannot open '.*lease.pdf': Stale file handle$"):
             await PdfSource(path).open(MOST)
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf cannot be read: Stale file handle$"):
+        with pytest.raises(InvalidRequest, match=r"^source: cannot read lease.pdf: Stale file handle$"):
             await PdfSource(file).open(MOST)
     assert open_files() == before
 
 
-async def test_a_file_that_the_system_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be known to be one version is not sent; that is no failure of the connection."""
+async def test_file_whose_state_becomes_unknown_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(LARGE))
     with await PdfSource(path).open(MOST) as opened:
         stale(monkeypatch, LARGE)
         body = opened.body(lambda size: None)
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf was changed while it was uploaded$") as caught:
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$") as caught:
             await body.write(writer(bytearray()))
         assert body.failure is caught.value
 
 
 def stale(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """From now on the system knows nothing of open files of this size."""
+    """Make `fstat` fail for open files of this size."""
     real = os.fstat
 
     def fstat(number: int) -> os.stat_result:
@@ -1057,8 +1031,9 @@ def stale(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_cancelled_while_a_thread_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """The file stays open for the thread alone, and is closed when that is done."""
+async def test_file_is_closed_after_the_thread_of_a_cancelled_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf(size))
     real, before = os.preadv, open_files()
@@ -1073,7 +1048,7 @@ async def test_cancelled_while_a_thread_reads(tmp_path: Path, monkeypatch: pytes
         with await PdfSource(path).open() as opened:
             await sent(opened)
 
-    monkeypatch.setattr(module, "_READ_NOW", None)
+    monkeypatch.setattr(files, "_NO_WAIT", None)
     monkeypatch.setattr(os, "preadv", slow)
     task = asyncio.create_task(once())
     assert await asyncio.to_thread(begun.wait, 20)

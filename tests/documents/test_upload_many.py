@@ -1,4 +1,4 @@
-"""Uploading many documents: each with its own result, lazily, told of as a whole, and over when it is left."""
+"""Bulk uploads: results, laziness, leaving early, progress and memory."""
 
 from __future__ import annotations
 
@@ -44,24 +44,25 @@ async def signing(client: SigningClient) -> Signing:
 
 
 def named(count: int, size: int = SIZE) -> list[PdfSource]:
-    """So many different PDFs."""
+    """Return this many different PDFs."""
     return [PdfSource(make_pdf(size, seed=number), f"lease-{number}.pdf") for number in range(count)]
 
 
 def descriptors() -> int:
-    """How many files and sockets are open."""
+    """Return the number of open files and sockets."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def others() -> set[asyncio.Task[Any]]:
-    """Tasks other than the test's own, once what was cancelled has come to its end."""
+    """Return the tasks of the package, after cancelled ones have ended."""
     for _ in range(20):
         await asyncio.sleep(0)
     return {task for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")}
 
 
-async def test_each_source_has_its_result(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
-    """The object that was given, and its document, byte for byte."""
+async def test_each_source_has_its_result_and_document(
+    sandbox: Sandbox, client: SigningClient, signing: Signing
+) -> None:
     sources = named(20)
     results = [result async for result in client.documents.upload_many(signing, sources)]
     assert {id(result.source) for result in results} == {id(source) for source in sources}
@@ -73,8 +74,7 @@ async def test_each_source_has_its_result(sandbox: Sandbox, client: SigningClien
     assert len((await client.signings.get(signing)).documents) == 20
 
 
-async def test_all_kinds_of_sources(client: SigningClient, signing: Signing, tmp_path: Path) -> None:
-    """Whatever `upload` takes."""
+async def test_sources_of_all_kinds_are_uploaded(client: SigningClient, signing: Signing, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(make_pdf(SIZE, seed=1))
     (tmp_path / "b.pdf").write_bytes(make_pdf(SIZE, seed=2))
 
@@ -93,10 +93,10 @@ async def test_all_kinds_of_sources(client: SigningClient, signing: Signing, tmp
     assert [result.error for result in results] == [None] * 6
 
 
-async def test_one_failure_sinks_nothing_else(
+async def test_error_of_one_file_does_not_affect_the_others(
     sandbox: Sandbox, client: SigningClient, signing: Signing, tmp_path: Path
 ) -> None:
-    """Each has its own error: the file's, the service's, and what a source of the caller's raises."""
+    """Errors of the file, of the service, and of the caller's own source."""
 
     async def broken() -> AsyncIterator[bytes]:
         yield make_pdf(SIZE)[:100]
@@ -121,8 +121,7 @@ async def test_one_failure_sinks_nothing_else(
     assert len(sandbox.requests_of("documents.upload")) == 3
 
 
-async def test_pairs_across_many_signings(sandbox: Sandbox, client: SigningClient) -> None:
-    """Without a signing, each source comes with its own."""
+async def test_pairs_are_uploaded_to_their_signings(sandbox: Sandbox, client: SigningClient) -> None:
     signings = [await client.signings.create(name=f"Lease {number}", language="EN") for number in range(5)]
 
     async def pairs() -> AsyncIterator[tuple[Signing | str, PdfSource]]:
@@ -139,8 +138,7 @@ async def test_pairs_across_many_signings(sandbox: Sandbox, client: SigningClien
         assert [document.id for document in read.documents] == [result.document.id]
 
 
-async def test_what_is_no_pair(client: SigningClient, signing: Signing) -> None:
-    """It is that item's error, in few words, and so is a signing that is none."""
+async def test_item_that_is_no_pair_has_an_error_of_its_own(client: SigningClient, signing: Signing) -> None:
     items: list[Any] = [
         make_pdf(SIZE),
         (signing, make_pdf(SIZE), "name"),
@@ -149,7 +147,7 @@ async def test_what_is_no_pair(client: SigningClient, signing: Signing) -> None:
     ]
     results = [result async for result in client.documents.upload_many(None, items, 1)]
     assert [type(result.error) for result in results] == [InvalidRequest, InvalidRequest, InvalidRequest, NotFound]
-    assert "sources: without signing_id each must be a pair (signing_id, source), not b'%PDF" in str(results[0].error)
+    assert "each item must be a pair (signing_id, source), got b'%PDF" in str(results[0].error)
     assert all(len(repr(result)) < 600 for result in results)
     items = [(signing, make_pdf(SIZE))]
     results = [result async for result in client.documents.upload_many(signing, items)]
@@ -160,24 +158,23 @@ async def test_what_is_no_pair(client: SigningClient, signing: Signing) -> None:
     "sources",
     ["lease.pdf", b"%PDF-", bytearray(), memoryview(b""), Path("lease.pdf"), PdfSource(b""), io.BytesIO(), {}, 5, None],
 )
-async def test_sources_that_are_none(client: SigningClient, signing: Signing, sources: Any) -> None:
-    """One source is not taken for many: it is said at once."""
-    with pytest.raises(InvalidRequest, match=f"sources: must be an iterable of sources, not {type(sources).__name__}"):
+async def test_single_source_is_refused_as_sources(client: SigningClient, signing: Signing, sources: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"sources: must be an iterable of sources, got {type(sources).__name__}"):
         client.documents.upload_many(signing, sources)
 
 
-async def test_other_arguments_that_are_wrong(client: SigningClient, signing: Signing) -> None:
-    """They are refused before anything is done, each by its name."""
+async def test_wrong_arguments_are_refused_by_name(client: SigningClient, signing: Signing) -> None:
     with pytest.raises(InvalidRequest, match="signing_id: must be an id or a record"):
         client.documents.upload_many("", [])
-    with pytest.raises(InvalidRequest, match="concurrency: must be a whole number from 1, not 0"):
+    with pytest.raises(InvalidRequest, match="concurrency: must be an integer of at least 1, got 0"):
         client.documents.upload_many(signing, [], concurrency=0)
-    with pytest.raises(InvalidRequest, match="on_progress: must be callable, not 5"):
+    with pytest.raises(InvalidRequest, match="on_progress: must be callable, got 5"):
         client.documents.upload_many(signing, [], on_progress=5)  # type: ignore[call-overload]  # that is the test
 
 
-async def test_no_more_at_once_than_asked_for(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
-    """And as many as that."""
+async def test_concurrency_is_reached_and_not_exceeded(
+    sandbox: Sandbox, client: SigningClient, signing: Signing
+) -> None:
     sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.05)
     pulled, done, most = 0, 0, 0
 
@@ -194,8 +191,9 @@ async def test_no_more_at_once_than_asked_for(sandbox: Sandbox, client: SigningC
     assert done == 12
 
 
-async def test_a_repeat_is_each_ones_own_business(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
-    """Faults on the way change nothing: each document is there once."""
+async def test_each_document_is_uploaded_once_despite_faults(
+    sandbox: Sandbox, client: SigningClient, signing: Signing
+) -> None:
     sandbox.faults.add("documents.upload", "503", times=3)
     sandbox.faults.add("documents.upload", "500-after-commit", times=2, skip=5)
     sandbox.faults.add("documents.upload", "429", times=2, skip=9, retry_after=0.01)
@@ -209,10 +207,9 @@ async def test_a_repeat_is_each_ones_own_business(sandbox: Sandbox, client: Sign
 
 
 @pytest.mark.parametrize("way", ["break", "with", "aclose", "cancel"])
-async def test_to_leave_is_to_clean_up(
+async def test_leaving_early_leaves_no_task_file_or_connection(
     sandbox: Sandbox, client: SigningClient, signing: Signing, tmp_path: Path, way: str
 ) -> None:
-    """No task, file or connection is left; the client goes on as before."""
     sandbox.faults.add("documents.upload", "hang", times=None, skip=2)
     paths = []
     for number in range(20):
@@ -245,7 +242,7 @@ async def test_to_leave_is_to_clean_up(
         assert consumer.cancelled()
     assert not await others()
     sandbox.faults.clear()
-    assert descriptors() <= before + 1  # one connection that is kept
+    assert descriptors() <= before + 2  # both ends of a second connection, if a second upload was completed
     await client.me()
 
 
@@ -253,8 +250,10 @@ async def drain(results: Any) -> list[Any]:
     return [result async for result in results]
 
 
-async def test_errors_that_would_hit_every_file(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
-    """When the client is closed the rest gets that error, one each, and its files are not opened."""
+async def test_closing_the_client_gives_every_remaining_item_that_error(
+    sandbox: Sandbox, client: SigningClient, signing: Signing
+) -> None:
+    """Their files are not opened."""
     opened = 0
 
     class Watched(os.PathLike[str]):
@@ -276,8 +275,7 @@ async def test_errors_that_would_hit_every_file(sandbox: Sandbox, client: Signin
 
 
 @pytest.mark.parametrize("auth", ["token", "oauth"])
-async def test_a_token_that_is_rejected_for_good(sandbox: Sandbox, auth: str) -> None:
-    """It is tried by those under way, and not with each of thousands."""
+async def test_rejected_token_is_not_tried_for_every_remaining_item(sandbox: Sandbox, auth: str) -> None:
     kind: type[Exception]
     if auth == "token":
         client, kind = SigningClient(sandbox.base_url, "wrong"), Unauthorized
@@ -302,18 +300,19 @@ async def test_a_token_that_is_rejected_for_good(sandbox: Sandbox, auth: str) ->
 # Progress
 
 
-async def test_progress_is_of_all_files(client: SigningClient, signing: Signing, tmp_path: Path) -> None:
-    """Counts only grow where nothing is repeated, and end at their totals."""
+async def test_progress_of_all_files_grows_to_its_totals(
+    client: SigningClient, signing: Signing, tmp_path: Path
+) -> None:
     sources: list[Any] = [*named(6), make_pdf(SIZE, seed=7)]
     (tmp_path / "file.pdf").write_bytes(make_pdf(SIZE, seed=8))
     sources += [tmp_path / "file.pdf", str(tmp_path / "file.pdf"), b"no PDF", tmp_path / "missing.pdf"]
-    told: list[Progress] = []
-    await drain(client.documents.upload_many(signing, sources, 3, told.append))
-    assert told[-1] == Progress(11, 11, 9 * SIZE + 6, 9 * SIZE + 6)
-    assert [one.files_done for one in told] == sorted(one.files_done for one in told)
-    assert [one.bytes_done for one in told] == sorted(one.bytes_done for one in told)
-    assert {one.files_total for one in told} == {11}
-    assert {one.bytes_total for one in told} <= {None, 9 * SIZE + 6}
+    reports: list[Progress] = []
+    await drain(client.documents.upload_many(signing, sources, 3, reports.append))
+    assert reports[-1] == Progress(11, 11, 9 * SIZE + 6, 9 * SIZE + 6)
+    assert [one.files_done for one in reports] == sorted(one.files_done for one in reports)
+    assert [one.bytes_done for one in reports] == sorted(one.bytes_done for one in reports)
+    assert {one.files_total for one in reports} == {11}
+    assert {one.bytes_total for one in reports} <= {None, 9 * SIZE + 6}
 
 
 @pytest.mark.parametrize(
@@ -323,45 +322,44 @@ async def test_progress_is_of_all_files(client: SigningClient, signing: Signing,
         (lambda pairs: set(pairs), 4, None),
         (lambda pairs: tuple(pairs), 4, 4 * SIZE),
         (lambda pairs: [*pairs[:3], (pairs[0][0], io.BytesIO(make_pdf(SIZE)))], 4, None),
-        (lambda pairs: [*pairs, (5, 5, 5)], 5, None),
+        (lambda pairs: [*pairs, (5, 5, 5)], 5, 4 * SIZE),
     ],
 )
-async def test_totals_where_they_are_known(
+async def test_totals_are_reported_if_known_without_reading(
     client: SigningClient, make: Callable[[list[Any]], Iterable[Any]], files: int | None, size: int | None
 ) -> None:
-    """The number of files of what has a length, their bytes where no file has to be read for that."""
     signing = await client.signings.create(name="Leases", language="EN")
     pairs = make([(signing.id, source) for source in named(4)])
-    told: list[Progress] = []
-    results = client.documents.upload_many(None, pairs, on_progress=told.append)
+    reports: list[Progress] = []
+    results = client.documents.upload_many(None, pairs, on_progress=reports.append)
     await drain(results)
-    assert told[-1].files_total == files
-    assert told[-1].bytes_total == size
-    assert told[-1].bytes_done == 4 * SIZE
+    assert reports[-1].files_total == files
+    assert reports[-1].bytes_total == size
+    assert reports[-1].bytes_done == 4 * SIZE
 
 
-async def test_bytes_of_a_repeat_are_taken_back(sandbox: Sandbox, client: SigningClient, signing: Signing) -> None:
-    """No more bytes are done in the end than there are."""
+async def test_progress_takes_back_the_bytes_of_a_retry(
+    sandbox: Sandbox, client: SigningClient, signing: Signing
+) -> None:
     sandbox.faults.add("documents.upload", "503", times=2)
-    told: list[Progress] = []
-    await drain(client.documents.upload_many(signing, named(3), on_progress=told.append))
-    assert told[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
-    assert [one.bytes_done for one in told] != sorted(one.bytes_done for one in told)
+    reports: list[Progress] = []
+    await drain(client.documents.upload_many(signing, named(3), on_progress=reports.append))
+    assert reports[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
+    assert [one.bytes_done for one in reports] != sorted(one.bytes_done for one in reports)
 
 
-async def test_a_file_that_failed_is_done_with_all_of_its_bytes(sandbox: Sandbox) -> None:
-    """A bar that is drawn of it reaches its end."""
+async def test_failed_file_counts_as_done_with_all_of_its_bytes(sandbox: Sandbox) -> None:
     sandbox.faults.add("documents.upload", "503", times=None)
-    told: list[Progress] = []
+    reports: list[Progress] = []
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
         signing = await client.signings.create(name="Leases", language="EN")
-        results = await drain(client.documents.upload_many(signing, named(3), on_progress=told.append))
+        results = await drain(client.documents.upload_many(signing, named(3), on_progress=reports.append))
     assert all(isinstance(result.error, OutcomeUnknown) for result in results)
-    assert told[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
+    assert reports[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
 
 
-async def test_sizes_are_not_waited_for(client: SigningClient, signing: Signing) -> None:
-    """On a slow disk uploads begin before all sizes are known, and what is left of them is not asked for in the end."""
+async def test_uploads_begin_before_all_sizes_are_known(client: SigningClient, signing: Signing) -> None:
+    """On leaving, the remaining sizes are not read."""
     asked = 0
 
     class Slow(os.PathLike[str]):
@@ -371,12 +369,12 @@ async def test_sizes_are_not_waited_for(client: SigningClient, signing: Signing)
             time.sleep(0.05)
             return "/nowhere.pdf"
 
-    told: list[Progress] = []
+    reports: list[Progress] = []
     sources: list[Any] = [*named(2), *(Slow() for _ in range(100))]
-    async with client.documents.upload_many(signing, sources, 1, told.append) as results:
+    async with client.documents.upload_many(signing, sources, 1, reports.append) as results:
         result = await anext(results)
     assert result.document is not None
-    assert told[0].bytes_total is None
+    assert reports[0].bytes_total is None
     await asyncio.sleep(0.2)
     before = asked
     await asyncio.sleep(0.2)
@@ -384,25 +382,22 @@ async def test_sizes_are_not_waited_for(client: SigningClient, signing: Signing)
     assert asked < 50
 
 
-async def test_sizes_that_cannot_be_asked_for(client: SigningClient, signing: Signing) -> None:
-    """They count for nothing; the file's own error tells why."""
-
+async def test_path_whose_size_raises_counts_as_zero(client: SigningClient, signing: Signing) -> None:
     class Broken(os.PathLike[str]):
         def __fspath__(self) -> str:
             raise LookupError("no path")
 
-    told: list[Progress] = []
+    reports: list[Progress] = []
     sources: list[Any] = [*named(1), Broken(), "nul\0"]
-    results = await drain(client.documents.upload_many(signing, sources, 1, told.append))
+    results = await drain(client.documents.upload_many(signing, sources, 1, reports.append))
     assert sum(result.error is not None for result in results) == 2
-    assert told[-1] == Progress(3, 3, SIZE, SIZE)
+    assert reports[-1] == Progress(3, 3, SIZE, SIZE)
 
 
-# What it takes
+# Memory
 
 
-async def test_memory_does_not_grow_with_the_number(sandbox: Sandbox, client: SigningClient) -> None:
-    """Four hundred uploads hold no more at once than a hundred; only their ids are remembered."""
+async def test_memory_does_not_grow_with_the_number_of_uploads(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="Leases", language="EN")
 
     async def peak(first: int, count: int) -> int:
@@ -413,7 +408,7 @@ async def test_memory_does_not_grow_with_the_number(sandbox: Sandbox, client: Si
         tracemalloc.reset_peak()
         async for result in client.documents.upload_many(signing, sources(), concurrency=4):
             assert result.error is None
-            # The sandbox runs in this process, and keeps what it is given.
+            # The sandbox runs in this process and keeps the documents.
             del result
         return tracemalloc.get_traced_memory()[1]
 
@@ -428,7 +423,6 @@ async def test_memory_does_not_grow_with_the_number(sandbox: Sandbox, client: Si
         tracemalloc.stop()
 
 
-async def test_results_show_no_more_than_a_glimpse() -> None:
-    """A PDF in memory is not printed."""
+async def test_repr_of_a_result_does_not_contain_the_pdf() -> None:
     result = UploadResult(make_pdf(5_000_000), None, None)
     assert len(repr(result)) < 200

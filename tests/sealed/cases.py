@@ -1,6 +1,6 @@
-"""Sealed PDFs of every kind, and every known way to change one: what each is called, and whether pyHanko agrees.
+"""Sealed PDFs of every kind, with known attacks on them: the verdict on each, and whether pyHanko agrees.
 
-The guide's table is made of the same rows.
+The table of the guide has the same rows.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from tests import pdfs
 from tests.sealed.pdfs import cms, key_and_certificate, sandbox_authority, sealed_by_sandbox, signed_pdf
 
 NOW = datetime.now(UTC).replace(microsecond=0)
-"""pyHanko's command wants OCSP responses that are fresh today."""
+"""pyHanko's command requires OCSP responses of today."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A file, with what is said of it."""
+    """A file and its verdict."""
 
     make: Callable[[], bytes]
     words: str = ""
-    """What the problem says; nothing where the file is sound."""
+    """Part of the problem; empty if the file is sound."""
     trusted: bool = True
     pyhanko: bool | None = None
-    """Whether pyHanko calls it valid and trusted, where that is not what is said of it here."""
+    """Whether pyHanko accepts it as valid and trusted; None if it agrees."""
     shown: bool = True
-    """Whether what the first signature covers is what is shown."""
+    """Whether the first signature covers what the document shows."""
     needs: str = ""
-    """A program that makes it."""
+    """The program that makes it."""
 
 
 def roots() -> list[bytes]:
-    """Everybody who is trusted: the sandbox's authority, and the makers of other signatures."""
+    """Return the trusted certificates: the sandbox's authority and the makers of other signatures."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     others = [pdfs._signing_material()[1], *(key_and_certificate(kind)[1] for kind in ("ec", "rsa"))]
@@ -48,7 +48,7 @@ def roots() -> list[bytes]:
 
 
 def edited(data: bytes, edit: Callable[[Any], None]) -> bytes:
-    """The file with an incremental update by pyHanko's writer."""
+    """Return the file with an incremental update by pyHanko's writer."""
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
 
     out = io.BytesIO()
@@ -61,7 +61,7 @@ def edited(data: bytes, edit: Callable[[Any], None]) -> bytes:
 def signed(
     data: bytes, field: str = "Other", *, box: tuple[int, ...] | None = None, new: bool = False, **settings: Any
 ) -> bytes:
-    """The file signed by somebody else; with a box the signature is visible."""
+    """Return the file signed by another signer; with a box the signature is visible."""
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
     from pyhanko.sign import PdfSignatureMetadata, PdfSigner, SimpleSigner
     from pyhanko.sign.fields import SigFieldSpec
@@ -75,14 +75,14 @@ def signed(
 
 
 def certified(permission: int, original: bytes | None = None) -> bytes:
-    """A document that its first signature certifies."""
+    """Return a document with a certifying first signature."""
     from pyhanko.sign.fields import MDPPerm
 
     return signed(original or pdfs.with_form(), "Author", certify=True, docmdp_permissions=MDPPerm(permission))
 
 
 def signed_in_spite(data: bytes, field: str = "Second", *, certify: bool = False) -> bytes:
-    """The file signed by the sandbox's key, whatever its certification permits and its field asks for."""
+    """Return the file signed with the sandbox's key, against its certification and the constraints of its field."""
     import asyncio
 
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
@@ -103,7 +103,7 @@ def signed_in_spite(data: bytes, field: str = "Second", *, certify: bool = False
 
 
 def timestamped(data: bytes) -> bytes:
-    """The file with a document timestamp of the sandbox's service."""
+    """Return the file with a document timestamp of the sandbox's service."""
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
     from pyhanko.sign.signers.pdf_signer import PdfTimeStamper
 
@@ -114,7 +114,7 @@ def timestamped(data: bytes) -> bytes:
 
 
 def with_validation_data(data: bytes) -> bytes:
-    """The file with certificates and OCSP responses appended."""
+    """Return the file with certificates and OCSP responses appended."""
     from pyhanko.sign.validation.dss import DocumentSecurityStore
 
     out = io.BytesIO(data)
@@ -123,7 +123,7 @@ def with_validation_data(data: bytes) -> bytes:
 
 
 def replace_page(writer: Any, text: str = "You owe 10,000,000") -> None:
-    """Replace what the first page shows."""
+    """Replace the content of the first page."""
     from pyhanko.pdf_utils.generic import StreamObject
 
     content = StreamObject(stream_data=b"BT /F1 18 Tf 72 760 Td (%b) Tj ET" % text.encode())
@@ -133,7 +133,7 @@ def replace_page(writer: Any, text: str = "You owe 10,000,000") -> None:
 
 
 def overwrite_page(data: bytes) -> bytes:
-    """The object of the page's content, written again by hand."""
+    """Return the object of the page's content, rewritten by hand."""
     return pdfs.update(data, {5: pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET")}, size=60)
 
 
@@ -149,14 +149,14 @@ def add_annotation(writer: Any, subtype: str = "/FreeText") -> None:
 
 
 def add_empty_field(writer: Any) -> None:
-    """Add a signature field that nobody signs, and that shows something."""
+    """Add a visible, unsigned signature field."""
     from pyhanko.sign.fields import SigFieldSpec, append_signature_field
 
     append_signature_field(writer, SigFieldSpec("Stamp", box=(72, 600, 300, 780)))
 
 
 def call_usage_rights(writer: Any) -> None:
-    """Replace the page, and call the signature usage rights, which are no signature."""
+    """Replace the page and label the signature as usage rights, which are no signature."""
     replace_page(writer)
     fields = writer.root["/AcroForm"]["/Fields"]
     rights = {"/UR3": fields[len(fields) - 1].raw_get("/V")}
@@ -172,7 +172,7 @@ def fill_form(writer: Any, value: str = "ten million") -> None:
 
 
 def replace_appearance(writer: Any) -> None:
-    """Let a form field show something else than its value (the shadow attack "replace")."""
+    """Make a form field show something other than its value (the shadow attack "replace")."""
     from pyhanko.pdf_utils.generic import StreamObject
 
     field = writer.root["/AcroForm"]["/Fields"][0]
@@ -205,7 +205,7 @@ def _dictionary(entries: Mapping[str, Any]) -> Any:
 
 
 def hidden_by_overlay() -> bytes:
-    """A signed page whose text an image hides, which is then taken away (the shadow attack "hide")."""
+    """Return a signed page whose text is hidden by an image, which is removed later (the shadow attack "hide")."""
     overlay = b"<</Type/XObject/Subtype/Form/BBox[0 0 595 842]"
     objects = pdfs.basic_objects("You owe 10,000,000")
     objects[4] = objects[4].replace(b"/Resources<<", b"/Resources<</XObject<</Over 6 0 R>>")
@@ -215,7 +215,7 @@ def hidden_by_overlay() -> bytes:
 
 
 def hide_by_freeing() -> bytes:
-    """The overlay's object is freed by the cross-reference table alone."""
+    """Free the overlay's object by the cross-reference table alone."""
     data = hidden_by_overlay()
     previous = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
     table = b"xref\n6 1\n0000000000 00001 f \ntrailer\n<</Size 40/Root 1 0 R/Prev %d>>\nstartxref\n%d\n%%%%EOF\n"
@@ -223,14 +223,14 @@ def hide_by_freeing() -> bytes:
 
 
 def hide_by_emptying() -> bytes:
-    """The overlay's object is written again, empty."""
+    """Write the overlay's object again, empty."""
     return pdfs.update(
         hidden_by_overlay(), {6: pdfs.stream_object(b"", b"/Type/XObject/Subtype/Form/BBox[0 0 1 1]")}, size=60
     )
 
 
 def hide_and_replace() -> bytes:
-    """A second page tree lies unused in the signed file; the update's table leads to it (hide and replace)."""
+    """Return a signed file with an unused second page tree, used by the table of the update (hide and replace)."""
     objects = pdfs.basic_objects("You owe 10")
     objects[1] = b"<</Type/Catalog/Pages 2 0 R/AcroForm 10 0 R>>"
     objects[10] = b"<</Fields[]>>"
@@ -243,7 +243,7 @@ def hide_and_replace() -> bytes:
 
 
 def hide_and_replace_by_table() -> bytes:
-    """The same without a new object: the table gives the page's number to the hidden page's place."""
+    """Return the same without a new object: the table maps the page's number to the hidden page."""
     objects = pdfs.basic_objects("You owe 10")
     objects[6] = pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET").replace(b"6 0", b"5 0")
     original = pdfs.assemble(objects).replace(b"6 0 obj", b"5 0 obj")
@@ -256,7 +256,7 @@ def hide_and_replace_by_table() -> bytes:
 
 @dataclass(frozen=True)
 class Parts:
-    """A signed file around its signature."""
+    """The parts of a signed file around its signature."""
 
     before: bytes
     contents: bytes
@@ -264,13 +264,13 @@ class Parts:
 
     @classmethod
     def of(cls, data: bytes) -> Parts:
-        """The last signature's parts, by its byte range."""
+        """Return the parts around the last signature, by its byte range."""
         start, end = map(int, re.findall(rb"/ByteRange ?\[ ?0 (\d+) (\d+)", data)[-1])
         return cls(data[:start], data[start:end], data[end:])
 
 
 def renamed(data: bytes, old: bytes, new: bytes) -> bytes:
-    """The file with a name in the certificate of its signature rewritten."""
+    """Return the file with a changed name in the certificate of its signature."""
     parts = Parts.of(data)
     contents = parts.contents.lower()
     assert old.hex().encode() in contents
@@ -278,13 +278,13 @@ def renamed(data: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def with_junk_in_padding(data: bytes) -> bytes:
-    """The file with something else behind the signature, in its place."""
+    """Return the file with other data after the signature in its placeholder."""
     parts = Parts.of(data)
     return parts.before + parts.contents[:-9] + b"deadbeef>" + parts.after
 
 
 def wrapped(*, literal: bool) -> bytes:
-    """A signed file whose second part was moved, to make room for another page and cross-reference table.
+    """Return a signed file whose second part is moved to make room for another page and cross-reference table.
 
     A new signature dictionary covers the parts where they are now. Written as a literal string, the signature takes up
     half the place that pyHanko reckons with, and the rest of the gap is free.
@@ -318,18 +318,18 @@ def wrapped(*, literal: bool) -> bytes:
 
 
 def without_contents(value: bytes) -> bytes:
-    """A signed file whose signature's entry is something else (universal signature forgery)."""
+    """Return a signed file with another value in an entry of its signature (universal signature forgery)."""
     parts = Parts.of(signed_pdf(cms))
     return parts.before + value.ljust(len(parts.contents)) + parts.after
 
 
 def with_direct_value() -> bytes:
-    """A signature written into its field, as fpdf2 does."""
+    """Return a signature written directly into its field, as fpdf2 does."""
     return signed_pdf(cms, direct=True)
 
 
 def by_openssl(*options: str) -> bytes:
-    """A file whose signature OpenSSL's command makes."""
+    """Return a file signed by OpenSSL's command."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     key, certificate = key_and_certificate("rsa")
@@ -348,25 +348,25 @@ def by_openssl(*options: str) -> bytes:
 
 
 def by_pdfsig() -> bytes:
-    """A file that Poppler's command signs."""
+    """Return a file signed by Poppler's command."""
     with tempfile.TemporaryDirectory() as name:
         return pdfs.signed_by_pdfsig(pdfs.make_pdf(), Path(name))
 
 
 def by_mutool() -> bytes:
-    """A file that MuPDF's command signs."""
+    """Return a file signed by MuPDF's command."""
     with tempfile.TemporaryDirectory() as name:
         return pdfs.signed_by_mutool(Path(name))
 
 
 @cache
 def sealed() -> bytes:
-    """The sandbox's seal, with a form in the document."""
+    """Return a document with a form, sealed by the sandbox."""
     return sealed_by_sandbox(original=pdfs.with_form(), when=NOW)
 
 
 def lasting(level: str) -> bytes:
-    """The sandbox's seal at a level."""
+    """Return a document sealed by the sandbox at a level."""
     return sealed_by_sandbox(level, when=NOW)
 
 
@@ -435,10 +435,10 @@ CASES: dict[str, Case] = {
     "wrapped signature, as a literal string": Case(partial(wrapped, literal=True), RANGE, pyhanko=True),
     "no contents": Case(partial(without_contents, b" null"), "cannot be validated"),
     "empty contents": Case(partial(without_contents, b"<>"), "cannot be validated"),
-    "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "stands behind it in its place", pyhanko=True),
+    "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "its placeholder contains data", pyhanko=True),
     "a line feed appended": Case(lambda: sealed() + b"\n", "1 byte", pyhanko=True),
     "text appended": Case(lambda: sealed() + b"You owe 10,000,000\n", "19 bytes", pyhanko=True),
-    "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be followed"),
+    "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be parsed"),
     "digest made with SHA-1": Case(lambda: signed_pdf(partial(cms, algorithm="sha1")), "too weak"),
     "a byte changed": Case(lambda: sealed()[:400] + b"!" + sealed()[401:], "digest is wrong"),
 }

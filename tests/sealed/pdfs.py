@@ -1,4 +1,4 @@
-"""Makers of signed PDFs, right and wrong in every part: what a signature covers, and what is in it."""
+"""Make signed PDFs that are correct or wrong in any part: what a signature covers, and what it contains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLANK = b"[0000000000 0000000000 0000000000 0000000000]"
 
 
 def judged(data: bytes, trust: Any = None, **settings: Any) -> Any:
-    """The report on a file, made in this process: quicker than `inspect_sealed` where there are many files."""
+    """Return the report on a file, made in this process: for many files this is faster than `inspect_sealed`."""
     import asyncio
 
     from signing_async import sealed
@@ -32,7 +32,7 @@ def judged(data: bytes, trust: Any = None, **settings: Any) -> Any:
 
 @cache
 def sandbox_authority() -> Any:
-    """An authority of a sandbox."""
+    """Return the authority of a sandbox."""
     import tempfile
 
     from signing_async.sandbox.authority import Authority
@@ -43,7 +43,7 @@ def sandbox_authority() -> Any:
 
 @cache
 def sealed_by_sandbox(level: Any = "B-B", original: bytes | None = None, when: datetime = WHEN) -> bytes:
-    """A PDF as the sandbox seals it."""
+    """Return a PDF sealed by the sandbox."""
     import tempfile
 
     from signing_async.sandbox.panel import Panel, Signer
@@ -67,7 +67,7 @@ def signed_pdf(
     direct: bool = False,
     kind: bytes = b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.pkcs7.detached",
 ) -> bytes:
-    """A document whose form has one signature, made by ``sign`` of the bytes around it.
+    """Return a document whose form has one signature, made by ``sign`` from the bytes around it.
 
     ``ranged`` says what the byte range is to be, from where the signature starts and ends and the file's size.
     With ``direct`` the signature is written into its field.
@@ -89,7 +89,7 @@ def signed_pdf(
 
 @cache
 def key_and_certificate(kind: str = "ec") -> tuple[Any, Any]:
-    """A throw-away key, and a certificate of it."""
+    """Return a temporary key and its certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
@@ -124,7 +124,7 @@ def cms(
     pss: bool = False,
     edit: Callable[[Any], None] = lambda signed: None,
 ) -> bytes:
-    """A signature of ``data``, or of the ``content`` that it wraps; ``edit`` may change it at the end."""
+    """Return a signature of ``data``, or of the ``content`` that it wraps; ``edit`` may change it afterwards."""
     import pyhanko.sign  # noqa: F401  # adds kinds of attributes to asn1crypto, which takes none after the first use
     from asn1crypto import cms as asn1  # type: ignore[import-untyped]  # asn1crypto has no type hints
     from asn1crypto import x509
@@ -189,7 +189,7 @@ def _sign(key: Any, kind: str, data: bytes, algorithm: str, pss: bool) -> bytes:
 
 
 def timestamp(data: bytes, *, algorithm: str = "sha256") -> bytes:
-    """A timestamp of ``data`` (RFC 3161)."""
+    """Return a timestamp of ``data`` (RFC 3161)."""
     from asn1crypto import tsp
 
     imprint = {"hash_algorithm": {"algorithm": algorithm}, "hashed_message": hashlib.new(algorithm, data).digest()}
@@ -198,7 +198,7 @@ def timestamp(data: bytes, *, algorithm: str = "sha256") -> bytes:
 
 
 def as_ber(der: bytes) -> bytes:
-    """The same in BER as BouncyCastle writes it: marks in place of the outer lengths, a wrapped content in pieces."""
+    """Return the same in BER as BouncyCastle writes it: indefinite outer lengths, and wrapped content in pieces."""
     kind, wrapper = elements(der)
     version, algorithms, content, *rest = elements(elements(wrapper)[0])
     if len(parts := elements(content)) == 2:
@@ -209,7 +209,7 @@ def as_ber(der: bytes) -> bytes:
 
 
 def elements(der: bytes, *, primitive: bool = False) -> list[bytes]:
-    """The elements in a DER element, or its content alone."""
+    """Return the elements in a DER element, or its content."""
     start, end = _content(der, 0)
     found = [der[start:end]] if primitive else []
     while not primitive and start < end:

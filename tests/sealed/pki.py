@@ -21,13 +21,13 @@ DER = serialization.Encoding.DER
 
 
 def years(count: float) -> datetime:
-    """So many years from now."""
+    """Return the time in a number of years."""
     return NOW + timedelta(days=365 * count)
 
 
 @dataclass
 class Holder:
-    """A key and its certificate, with those that lead to it."""
+    """A key and its certificate, with its issuers."""
 
     key: Any
     certificate: Any
@@ -59,11 +59,11 @@ class Holder:
         content_commitment: bool = True,
         crl_url: str | None = None,
     ) -> Holder:
-        """A certificate of this authority's."""
+        """Issue a certificate."""
         return _holder(name, self, start, end, authority, stamping, content_commitment, crl_url)
 
     def revocations(self, when: datetime = NOW) -> Any:
-        """The list of what this authority has revoked."""
+        """Return the revocation list."""
         builder = certificates.CertificateRevocationListBuilder().issuer_name(self.certificate.subject)
         builder = builder.last_update(when).next_update(when + timedelta(days=7))
         for serial, at in self.revoked.items():
@@ -72,11 +72,11 @@ class Holder:
         return crl.CertificateList.load(builder.sign(self.key, hashes.SHA256()).public_bytes(DER))
 
     def revoke(self, other: Holder, at: datetime) -> None:
-        """Revoke a certificate from a time on."""
+        """Revoke a certificate as of a time."""
         self.revoked[other.certificate.serial_number] = at
 
     def signer(self) -> Any:
-        """pyHanko's signer; the issuers come along, but for the root."""
+        """Return a pyHanko signer; the signature includes the issuers except the root."""
         from pyhanko.sign import SimpleSigner
         from pyhanko_certvalidator.registry import SimpleCertificateStore
 
@@ -87,14 +87,14 @@ class Holder:
         return SimpleSigner(self.asn1, self.asn1_key, SimpleCertificateStore.from_certs(chain))
 
     def timestamper(self, when: datetime) -> Any:
-        """A timestamp service in this process."""
+        """Return a timestamp service in this process."""
         from pyhanko.sign.timestamps import DummyTimeStamper
 
         return DummyTimeStamper(self.asn1, self.asn1_key, fixed_dt=when)
 
 
 def root(name: str = "Root") -> Holder:
-    """A new authority."""
+    """Return a new authority."""
     return _holder(name, None, None, None, True, False, True, None)
 
 
@@ -135,7 +135,7 @@ def _holder(
 def signed_by(
     holder: Holder, *, timestamper: Any = None, data: bytes | None = None, pades: bool = True, **settings: Any
 ) -> bytes:
-    """A document with this signature."""
+    """Return a document with this signature."""
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
     from pyhanko.sign import PdfSignatureMetadata, PdfSigner
     from pyhanko.sign.fields import SigSeedSubFilter
@@ -149,7 +149,7 @@ def signed_by(
 
 
 def stamped(data: bytes, timestamper: Any) -> bytes:
-    """The file with a document timestamp."""
+    """Return the file with a document timestamp."""
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
     from pyhanko.sign.signers.pdf_signer import PdfTimeStamper
 
@@ -160,7 +160,7 @@ def stamped(data: bytes, timestamper: Any) -> bytes:
 
 
 def with_store(data: bytes, *, certs: Iterable[Holder] = (), crls: Iterable[Any] = ()) -> bytes:
-    """The file with certificates and revocation lists appended."""
+    """Return the file with certificates and revocation lists appended."""
     from pyhanko.sign.validation.dss import DocumentSecurityStore
 
     out = io.BytesIO(data)

@@ -1,4 +1,4 @@
-"""The guide's table of sealed PDFs: what each is called, and that pyHanko's own command agrees where it says so."""
+"""The guide's table of sealed PDFs: the verdict on each file, here and by pyHanko's command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUIDE = Path(__file__).parents[2] / "signing_async" / "sealed.md"
 
 
 def pyhanko_accepts(data: bytes, folder: Path, trust: list[bytes]) -> bool:
-    """Whether pyHanko's command calls all signatures valid and trusted."""
+    """Return whether pyHanko's command accepts all signatures as valid and trusted."""
     import click.testing
     from pyhanko.cli import cli_root
 
@@ -38,14 +38,13 @@ def pyhanko_accepts(data: bytes, folder: Path, trust: list[bytes]) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, where pyHanko's command finds no settings."""
+    """A working directory in which pyHanko's command finds no settings."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_file_of_the_table_is_called_what_it_says(case: Case, folder: Path) -> None:
-    """By the report, and by pyHanko's command."""
+def test_report_and_pyhanko_give_each_file_its_verdict_of_the_table(case: Case, folder: Path) -> None:
     if case.needs:
         needs(case.needs)
     data = case.make()
@@ -64,8 +63,8 @@ def test_every_file_of_the_table_is_called_what_it_says(case: Case, folder: Path
 
 @pytest.mark.parametrize("level", ["B-B", "B-T", "B-LT", "B-LTA"])
 @pytest.mark.parametrize("with_trust", [False, True])
-def test_the_level_is_told(level: str, with_trust: bool) -> None:
-    """With roots and without; revocation is known from B-LT on."""
+def test_report_of_a_level_with_and_without_roots(level: str, with_trust: bool) -> None:
+    """Revocation is known from B-LT on."""
     report = judged(lasting(level), roots() if with_trust else None)
     assert report.seals[0].level == level
     assert report.seals[0].time_source == ("signer" if level == "B-B" else "timestamp")
@@ -73,15 +72,15 @@ def test_the_level_is_told(level: str, with_trust: bool) -> None:
     assert report.seals[0].revocation == (known if with_trust else None)
 
 
-def test_a_wrapped_signature_shows_the_forged_page(tmp_path: Path) -> None:
-    """What pyHanko calls untouched shows another text than what was signed."""
+def test_wrapped_signature_shows_the_forged_page(tmp_path: Path) -> None:
+    """pyHanko considers the file unchanged."""
     needs("pdftotext")
     (tmp_path / "forged.pdf").write_bytes(wrapped(literal=True))
     assert "You owe 10,000,000" in pdfs.run("pdftotext", tmp_path / "forged.pdf", "-").stdout
 
 
 def altered(data: bytes, part: int, parts: int) -> Iterator[tuple[int, bytes]]:
-    """The file with each byte of its signature altered in turn; every so-manieth one."""
+    """Yield the file with one byte of its signature altered, for every n-th byte."""
     pieces = Parts.of(data)
     contents = bytes.fromhex(pieces.contents[1:-1].decode())
     chance = random.Random(part)
@@ -92,8 +91,7 @@ def altered(data: bytes, part: int, parts: int) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_no_altered_byte_of_a_signature_is_sound_where_pyhanko_refuses_it(part: int) -> None:
-    """Without roots here, and with the right root there."""
+def test_no_altered_byte_of_a_signature_is_sound_if_pyhanko_refuses_it(part: int) -> None:
     import io
 
     from asn1crypto import pem, x509
@@ -111,21 +109,21 @@ def test_no_altered_byte_of_a_signature_is_sound_where_pyhanko_refuses_it(part: 
     assert count > 150
 
 
-def test_the_guide_has_a_row_for_each_file() -> None:
-    """With what it is called here, and by pyHanko; and the other way round."""
+def test_guide_has_a_row_with_both_verdicts_for_each_file() -> None:
     rows = re.findall(
         r"^\| (.+?) \| (sound|\*\*not sound\*\*)(, not trusted)? \| (valid|invalid) \|", GUIDE.read_text("utf-8"), re.M
     )
-    told = {name: (verdict == "sound", not untrusted, agreed == "valid") for name, verdict, untrusted, agreed in rows}
-    assert list(told) == list(CASES)
+    verdicts = {
+        name: (verdict == "sound", not untrusted, agreed == "valid") for name, verdict, untrusted, agreed in rows
+    }
+    assert list(verdicts) == list(CASES)
     for name, case in CASES.items():
         sound = not case.words
         valid = (sound and case.trusted) if case.pyhanko is None else case.pyhanko
-        assert told[name] == (sound, case.trusted, valid), name
+        assert verdicts[name] == (sound, case.trusted, valid), name
 
 
-async def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its examples, one after the other, with the names that they take for granted."""
+async def test_examples_of_the_guide_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import ast
     import inspect
 
@@ -154,5 +152,5 @@ async def test_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
                 exec(code, names)
     said = capsys.readouterr().out
     assert said.startswith("sound\ntrusted\nSigning Sandbox Seal (no legal value) ")
-    assert "B-LT True data for validation were added" in said
+    assert "B-LT True validation data was added" in said
     assert {path.name for path in tmp_path.iterdir()} == {"verified.pdf", "sound.pdf"}

@@ -1,4 +1,4 @@
-"""What is said of sealed PDFs: of sound ones, of every way to change one, and of files made to mislead or to cost."""
+"""The verdicts on sealed PDFs: sound ones, all kinds of changes, and hostile files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from tests.sealed.pdfs import timestamp as timestamp_of
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_sealed_pdf_is_sound() -> None:
-    """Who sealed it, when, how often the file was saved, and that nothing came after."""
+def test_sealed_pdf_is_sound_and_its_report_names_signer_time_and_revisions() -> None:
     report = inspect_sealed(sealed_by_sandbox())
     assert report.sound
     assert (report.problems, report.trusted, report.trust_problems) == ((), None, ())
@@ -49,15 +48,14 @@ def test_a_sealed_pdf_is_sound() -> None:
     assert (seal.shown, seal.changes, seal.certification) == (True, (), None)
 
 
-def test_a_path_is_read_as_bytes_are(tmp_path: Path) -> None:
-    """And everything found can be written as JSON, and not be changed."""
+def test_path_and_bytes_give_the_same_immutable_report_that_json_can_hold(tmp_path: Path) -> None:
     (tmp_path / "sealed.pdf").write_bytes(sealed_by_sandbox())
     roots = sandbox_authority().certificate_pem
     report = inspect_sealed(tmp_path / "sealed.pdf", trust=roots)
     assert report == inspect_sealed(str(tmp_path / "sealed.pdf"), trust=[roots])
     assert report == judged(sealed_by_sandbox(), roots)
-    told = json.loads(json.dumps(report.as_dict()))
-    assert (told["sound"], told["trusted"], told["seals"][0]["signed_at"]) == (True, True, WHEN.isoformat())
+    reports = json.loads(json.dumps(report.as_dict()))
+    assert (reports["sound"], reports["trusted"], reports["seals"][0]["signed_at"]) == (True, True, WHEN.isoformat())
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         report.trusted = False  # type: ignore[misc]  # that is what is tested
     assert sealed.SealedReport is sealed.Report
@@ -70,7 +68,7 @@ def _flipped(data: bytes, at: int) -> bytes:
 CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a byte of the original": (lambda data: _flipped(data, 400), "its digest is wrong"),
     "a byte behind the signature": (lambda data: _flipped(data, data.index(b"/Reason") + 12), "its digest is wrong"),
-    "one byte appended": (lambda data: data + b"\n", "1 byte stand behind its last revision"),
+    "one byte appended": (lambda data: data + b"\n", "1 byte after its last revision"),
     "an update appended": (
         lambda data: pdfs.update(data, {5: pdfs.stream_object(b"BT (You owe more) Tj ET")}),
         "changes that are not allowed",
@@ -79,19 +77,20 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda data: pdfs.update(pdfs.update(data, {5: pdfs.stream_object(b"")}), {5: pdfs.stream_object(b"x")}),
         "changes that are not allowed",
     ),
-    "the end cut off": (lambda data: data[:-40], "its structure cannot be followed"),
-    "half cut off": (lambda data: data[: len(data) // 2], "its structure cannot be followed"),
+    "the end cut off": (lambda data: data[:-40], "its structure cannot be parsed"),
+    "half cut off": (lambda data: data[: len(data) // 2], "its structure cannot be parsed"),
     "something in the unused room": (
         lambda data: data.replace(b"0" * 64 + b">", b"0" * 60 + b"abcd>", 1),
-        "something else stands behind it in its place",
+        "its placeholder contains data after the signature",
     ),
     "its own revision taken away": (lambda data: data[: data.index(b"%%EOF") + 6], "it is not signed"),
 }
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
-def test_a_changed_file_is_not_sound(change: Callable[[bytes], bytes], words: str) -> None:
-    """And it is said how it was changed."""
+def test_changed_file_is_not_sound_and_the_report_says_how_it_was_changed(
+    change: Callable[[bytes], bytes], words: str
+) -> None:
     changed = change(sealed_by_sandbox())
     assert changed != sealed_by_sandbox()
     report = judged(changed)
@@ -99,8 +98,7 @@ def test_a_changed_file_is_not_sound(change: Callable[[bytes], bytes], words: st
     assert words in " / ".join(report.problems)
 
 
-def test_no_single_changed_byte_goes_unseen() -> None:
-    """Wherever it is in what the signature covers."""
+def test_any_changed_byte_makes_the_file_unsound() -> None:
     data = sealed_by_sandbox()
     start = data.rindex(b"0" * 64 + b">")
     chance = random.Random(3)
@@ -111,29 +109,29 @@ def test_no_single_changed_byte_goes_unseen() -> None:
 
 
 RANGES: dict[str, tuple[Callable[[int, int, int], tuple[object, ...]], str]] = {
-    "a hole too large": (lambda start, end, size: (0, start - 20, end, size - end), "leaves out more, or other, bytes"),
+    "a hole too large": (lambda start, end, size: (0, start - 20, end, size - end), "excludes more or other bytes"),
     "a hole too large behind": (
         lambda start, end, size: (0, start, end + 9, size - end - 9),
-        "leaves out more, or other, bytes",
+        "excludes more or other bytes",
     ),
-    "no hole": (lambda start, end, size: (0, start, start, size - start), "leaves out more, or other, bytes"),
+    "no hole": (lambda start, end, size: (0, start, start, size - start), "excludes more or other bytes"),
     "its end past the file's": (lambda start, end, size: (0, start, end, size - end + 7), "ends 7 bytes past"),
     "an end that no number holds": (lambda start, end, size: (0, start, end, 10**17), "past the file's end"),
-    "not from the first byte": (lambda start, end, size: (1, start - 1, end, size - end), "makes no sense"),
-    "backwards": (lambda start, end, size: (0, end, start, size - start), "leaves out more"),
-    "negative": (lambda start, end, size: (0, start, end, -1), "makes no sense"),
-    "six numbers": (lambda start, end, size: (0, 9, 12, start - 12, end, size - end), "makes no sense"),
-    "two numbers": (lambda start, end, size: (0, size), "makes no sense"),
+    "not from the first byte": (lambda start, end, size: (1, start - 1, end, size - end), "is invalid"),
+    "backwards": (lambda start, end, size: (0, end, start, size - start), "excludes more"),
+    "negative": (lambda start, end, size: (0, start, end, -1), "is invalid"),
+    "six numbers": (lambda start, end, size: (0, 9, 12, start - 12, end, size - end), "is invalid"),
+    "two numbers": (lambda start, end, size: (0, size), "is invalid"),
     "words": (lambda start, end, size: ("true", start, end, size), "cannot be validated"),
     "its end before the file's": (lambda start, end, size: (0, start, end, size - end - 5), "its digest is wrong"),
 }
 
 
 @pytest.mark.parametrize(("ranged", "words"), RANGES.values(), ids=RANGES)
-def test_a_byte_range_has_to_be_everything_but_the_signature(
+def test_byte_range_that_excludes_more_than_the_signature_is_not_sound(
     ranged: Callable[[int, int, int], tuple[object, ...]], words: str
 ) -> None:
-    """However well the digest matches what the range does cover."""
+    """Even if the digest matches the covered bytes."""
     report = judged(signed_pdf(cms, ranged=ranged))
     assert not report.sound
     assert words in " / ".join(report.problems)
@@ -152,8 +150,7 @@ KINDS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("sign", KINDS.values(), ids=KINDS)
-def test_signatures_of_every_kind(sign: Callable[[bytes], bytes]) -> None:
-    """Are sound where they are right, and not where a byte of what they cover is changed."""
+def test_correct_signatures_of_every_kind_are_sound_and_changed_content_is_not(sign: Callable[[bytes], bytes]) -> None:
     data = signed_pdf(sign)
     report = judged(data)
     assert report.problems == ()
@@ -163,13 +160,12 @@ def test_signatures_of_every_kind(sign: Callable[[bytes], bytes]) -> None:
     assert not judged(_flipped(data, 300)).sound
 
 
-def test_a_timestamp_is_told_apart() -> None:
-    """It vouches for a moment, and nobody signs by it."""
+def test_document_timestamp_is_no_signer() -> None:
     data = signed_pdf(timestamp_of, entries=b"", kind=TIMESTAMP)
     report = judged(data)
     assert (report.problems, report.signers, report.seals[0].kind) == ((), (), "timestamp")
     assert (report.seals[0].signed_at, report.seals[0].time_source, report.seals[0].level) == (WHEN, "timestamp", None)
-    assert "its timestamp: what it covers is not what was signed" in judged(_flipped(data, 300)).problems[0]
+    assert "its timestamp: its digest is wrong" in judged(_flipped(data, 300)).problems[0]
 
 
 def _with_attribute(signed: Any, name: str, value: Any) -> None:
@@ -187,8 +183,8 @@ SIGNATURES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda data: cms(data, edit=lambda made: made["certificates"].__delitem__(1)),
         "certificate not included",
     ),
-    "with SHA-1": (partial(cms, algorithm="sha1"), "it is made with sha1 and sha1_ecdsa, too weak"),
-    "with MD5": (partial(cms, kind="rsa", algorithm="md5"), "it is made with md5 and rsassa_pkcs1v15, too weak"),
+    "with SHA-1": (partial(cms, algorithm="sha1"), "its algorithms are too weak: sha1 and sha1_ecdsa"),
+    "with MD5": (partial(cms, kind="rsa", algorithm="md5"), "its algorithms are too weak: md5 and rsassa_pkcs1v15"),
     "with two digests": (
         lambda data: cms(data, edit=lambda made: _with_attribute(made, "message_digest", b"x" * 32)),
         "cannot be validated",
@@ -205,21 +201,19 @@ SIGNATURES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "that is nothing": (lambda data: b"\x30\x00", "cannot be validated"),
     "whose attributes were changed": (
         lambda data: cms(data, edit=lambda made: _with_attribute(made, "1.2.3.5", OctetString(b"x"))),
-        "the key of its certificate did not make it",
+        "its signature does not match the key of its certificate",
     ),
 }
 
 
 @pytest.mark.parametrize(("sign", "words"), SIGNATURES.values(), ids=SIGNATURES)
-def test_a_signature_has_to_be_right(sign: Callable[[bytes], bytes], words: str) -> None:
-    """What is wrong with it is said, whatever it is."""
+def test_wrong_signature_is_not_sound_and_the_report_says_why(sign: Callable[[bytes], bytes], words: str) -> None:
     report = judged(signed_pdf(sign))
     assert not report.sound
     assert words in " / ".join(report.problems)
 
 
-def test_a_timestamp_of_something_else() -> None:
-    """In a signature, it makes the signature unsound."""
+def test_timestamp_of_other_data_makes_the_signature_unsound() -> None:
     from asn1crypto import cms as asn1  # type: ignore[import-untyped]  # asn1crypto has no type hints
 
     def stamp(made: Any) -> None:
@@ -230,18 +224,17 @@ def test_a_timestamp_of_something_else() -> None:
     data = signed_pdf(lambda data: cms(data, edit=stamp), room=12_000)
     for trust in (None, roots()):
         report = judged(data, trust)
-        assert report.problems == ("its signature: its timestamp was changed, or is of something else",)
+        assert report.problems == ("its signature: its timestamp was changed or belongs to other data",)
         assert not report.trusted
 
 
-def test_a_pades_signature_names_its_certificate() -> None:
-    """One that does not reaches no level."""
+def test_signature_that_does_not_name_its_certificate_has_no_pades_level() -> None:
     report = judged(signed_pdf(cms, kind=b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/ETSI.CAdES.detached"))
     assert (report.problems, report.seals[0].level) == ((), None)
 
 
-def test_a_field_may_ask_for_more() -> None:
-    """Such as a reason that the signature does not give."""
+def test_signature_must_meet_the_constraints_of_its_field() -> None:
+    """For example, give a reason."""
     from pyhanko.sign.fields import (
         SigFieldSpec,
         SigSeedSubFilter,
@@ -255,19 +248,18 @@ def test_a_field_may_ask_for_more() -> None:
         pdfs.make_pdf(), lambda writer: append_signature_field(writer, SigFieldSpec("Signature", seed_value_dict=seed))
     )
     report = judged(signed_in_spite(asked, "Signature"))
-    assert "it is not what its field asks for" in report.problems[0]
+    assert "it violates the constraints of its field" in report.problems[0]
 
 
-def test_formats_that_pyhanko_passes_over_are_named() -> None:
-    """A signature of an old format beside a new one is not left out."""
+def test_signature_of_an_old_format_is_reported_beside_a_new_one() -> None:
+    """pyHanko ignores it."""
     data = signed_pdf(cms, kind=b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.x509.rsa_sha1")
     report = judged(data)
     assert not report.sound
     assert "adbe.x509.rsa_sha1 is not a recognized SubFilter type" in report.problems[0]
 
 
-def test_several_signatures() -> None:
-    """Each covers the revision that it was made in, and what came later is named."""
+def test_each_of_several_signatures_covers_its_revision_and_lists_later_ones() -> None:
     once = signed(pdfs.make_pdf(), "First")
     twice = signed(once, "Second")
     report = judged(twice)
@@ -279,8 +271,7 @@ def test_several_signatures() -> None:
     assert [text.split(":")[0] for text in changed.problems] == ["signature 1", "signature 2"]
 
 
-def test_what_came_later_is_named_and_whether_it_shows() -> None:
-    """A form that was filled in shows something else; a timestamp does not."""
+def test_later_changes_are_listed_and_visible_ones_clear_shown() -> None:
     data = sealed_by_sandbox(original=pdfs.with_form())
     filled = judged(edited(data, fill_form))
     assert (filled.sound, filled.seals[0].shown) == (True, False)
@@ -295,12 +286,11 @@ def test_what_came_later_is_named_and_whether_it_shows() -> None:
     assert visible.seals[0].changes == ("a visible signature was added in the field 'Visible'",)
 
 
-def test_certification() -> None:
-    """What it permits is told, and it has to be the first signature."""
+def test_certification_reports_its_permission_and_must_be_the_first_signature() -> None:
     report = judged(signed(certified(2)))
     assert (report.sound, [seal.certification for seal in report.seals]) == (True, [2, None])
     late = judged(signed_in_spite(signed(pdfs.make_pdf(), "First"), certify=True))
-    assert "signature 2: it certifies the document, and is not its first signature" in late.problems
+    assert "signature 2: it certifies the document but is not its first signature" in late.problems
 
 
 NOT_SIGNED = {
@@ -315,37 +305,35 @@ NOT_SIGNED = {
 
 
 @pytest.mark.parametrize("make", NOT_SIGNED.values(), ids=NOT_SIGNED)
-def test_a_file_without_a_signature(make: Callable[[], bytes]) -> None:
-    """Is called that, whatever words are in it."""
+def test_file_without_a_signature_is_reported_as_unsigned(make: Callable[[], bytes]) -> None:
     report = judged(make())
     assert (report.sound, report.problems, report.revisions) == (False, ("it is not signed",), 1)
     assert report.bytes_after == report.size
 
 
-def test_usage_rights_are_no_signature() -> None:
-    """Adobe's, which let its reader save a form. What is in a field is judged, whatever it is called elsewhere."""
+def test_usage_rights_are_no_signature_unless_they_are_in_a_field() -> None:
+    """Adobe's usage rights let its reader save a form."""
     report = judged(pdfs.with_usage_rights())
-    assert report.problems == ("it carries usage rights, and no signature",)
+    assert report.problems == ("it has usage rights but no signature",)
     assert not judged(pdfs.with_usage_rights(in_field=True)).sound
 
 
-def test_a_file_that_departs_from_the_format_has_to_be_covered_as_a_whole() -> None:
-    """What was appended to it cannot be told for sure."""
+def test_file_that_violates_the_format_must_be_covered_as_a_whole() -> None:
+    """Later changes of such a file cannot be determined."""
     data = sealed_by_sandbox(original=pdfs.hybrid_pdf())
     assert judged(data).sound
     report = judged(pdfs.update(data, {90: pdfs.stream_object(b"")}))
-    assert "the file departs from the format" in " / ".join(report.problems)
+    assert "the file violates the PDF format" in " / ".join(report.problems)
 
 
-def test_hostile_files_cost_little() -> None:
-    """Each ends in a verdict: files made to loop, nest and swell for ever."""
+def test_hostile_files_end_in_a_verdict() -> None:
+    """Files made to loop, nest and grow without end."""
     for name, data in pdfs.hostile().items():
         assert not judged(data).sound, name
 
 
 @pytest.mark.parametrize("name", pdfs.not_pdfs())
-def test_what_is_no_pdf(name: str) -> None:
-    """Is refused, or found damaged or unsigned; it is never sound."""
+def test_file_that_is_no_pdf_is_refused_or_not_sound(name: str) -> None:
     reasons = []
     try:
         assert not inspect_sealed(pdfs.not_pdfs()[name]).sound
@@ -355,66 +343,61 @@ def test_what_is_no_pdf(name: str) -> None:
     assert reasons or name.startswith(("a header and", "only", "truncated", "no "))
 
 
-def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    """The error names the path and the reason."""
+def test_error_of_an_unreadable_source_names_path_and_reason(tmp_path: Path) -> None:
     (tmp_path / "empty.pdf").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for path, kind, words in (
-        (tmp_path / "none.pdf", InvalidRequest, "none.pdf' cannot be opened: No such file"),
-        (tmp_path, InvalidRequest, "is not a file"),
-        (tmp_path / "pipe", InvalidRequest, "is not a file"),
-        (tmp_path / "empty.pdf", PdfRejected, "it is not a PDF"),
+        (tmp_path / "none.pdf", InvalidRequest, "cannot open"),
+        (tmp_path, InvalidRequest, "is not a regular file"),
+        (tmp_path / "pipe", InvalidRequest, "is not a regular file"),
+        (tmp_path / "empty.pdf", PdfRejected, "not a PDF"),
         ("a\0b", InvalidRequest, "embedded null byte"),
-        (7, InvalidRequest, "must be a path or bytes, not int"),
+        (7, InvalidRequest, "must be a path or bytes, got int"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
             inspect_sealed(path)  # type: ignore[arg-type]  # one of them is wrong on purpose
 
 
-def test_a_file_may_not_be_too_large(tmp_path: Path) -> None:
-    """It is read into memory: just as many bytes as may be are looked at, one more is told."""
+def test_max_bytes_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "sealed.pdf"
     path.write_bytes(sealed_by_sandbox())
     size = path.stat().st_size
     assert inspect_sealed(path, max_bytes=size).sound
-    words = f"source: {str(path)!r} has more than {size - 1} bytes (max_sealed_bytes)"
+    words = f"source: {str(path)!r} is larger than {size - 1} bytes (max_sealed_bytes)"
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         inspect_sealed(path, max_bytes=size - 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
-def test_a_file_that_cannot_be_read() -> None:
-    """It can be opened, and reading it fails, as on a broken disk."""
-    with pytest.raises(InvalidRequest, match=r"'/proc/self/mem' cannot be read: \w+"):
+def test_read_error_names_the_path() -> None:
+    """The file can be opened, and reading it fails."""
+    with pytest.raises(InvalidRequest, match=r"cannot read '/proc/self/mem': \w+"):
         inspect_sealed("/proc/self/mem")
 
 
 # the worker process
 
 
-def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that takes longer is not sound."""
+def test_file_that_exceeds_the_time_limit_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_START", "import time; time.sleep(60)")
     report = inspect_sealed(sealed_by_sandbox(), timeout=0.2)
-    assert report.problems == ("to judge it takes more than 0.2 seconds",)
+    assert report.problems == ("verification took more than 0.2 seconds",)
     assert (report.sound, report.seals, report.size) == (False, (), len(sealed_by_sandbox()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is limited on Linux")
-def test_the_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that takes more is not sound; so does one whose judge is ended by the system."""
+def test_file_that_exceeds_the_memory_limit_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a file whose worker is killed by the system."""
     grow = "from signing_async._verify import worker; worker._judge = lambda *_: bytearray(10**10); worker.main()"
     monkeypatch.setattr(process, "_START", f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {grow}")
-    assert inspect_sealed(sealed_by_sandbox()).problems == ("to judge it takes more than 512 MiB of memory",)
+    assert inspect_sealed(sealed_by_sandbox()).problems == ("verification took more than 512 MiB of memory",)
     monkeypatch.setattr(process, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")
-    told = inspect_sealed(sealed_by_sandbox(), trust=sandbox_authority().certificate_pem)
-    assert told.problems == ("the process that judged it was ended by SIGXCPU",)
-    assert told.trusted is False
+    reports = inspect_sealed(sealed_by_sandbox(), trust=sandbox_authority().certificate_pem)
+    assert reports.problems == ("the verifying process was ended by SIGXCPU",)
+    assert reports.trusted is False
 
 
-def test_want_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken for a broken file or signature: the worker tells it apart."""
-
+def test_memory_error_is_not_reported_as_a_problem_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def grow(*_: Any) -> Any:
         raise MemoryError
 
@@ -423,18 +406,17 @@ def test_want_of_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
         judged(sealed_by_sandbox())
 
 
-def test_a_worker_that_cannot_run_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an error with the reason, where there is one."""
+def test_worker_that_fails_raises_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_START", "raise ImportError('pyhanko is broken')")
-    with pytest.raises(RuntimeError, match="its worker process failed: ImportError: pyhanko is broken"):
+    with pytest.raises(RuntimeError, match="worker process failed: ImportError: pyhanko is broken"):
         inspect_sealed(sealed_by_sandbox())
     monkeypatch.setattr(process, "_START", "raise SystemExit(9)")
-    with pytest.raises(RuntimeError, match="its worker process failed: 9"):
+    with pytest.raises(RuntimeError, match="worker process failed: 9"):
         inspect_sealed(sealed_by_sandbox())
 
 
-def test_the_worker_imports_nothing_from_the_folder_it_runs_in(tmp_path: Path) -> None:
-    """A module that lies beside the files is not run, and what a library prints spoils nothing."""
+def test_worker_imports_nothing_from_its_working_directory(tmp_path: Path) -> None:
+    """And output printed by a library does not end up in the report."""
     (tmp_path / "pyhanko.py").write_text("raise SystemExit('this must not run')")
     (tmp_path / "json.py").write_text("raise SystemExit('this must not run')")
     (tmp_path / "sealed.pdf").write_bytes(sealed_by_sandbox())
@@ -451,8 +433,8 @@ def test_the_worker_imports_nothing_from_the_folder_it_runs_in(tmp_path: Path) -
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
 
-def test_limits_are_set_where_the_system_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS cannot limit the memory, and Windows neither."""
+def test_worker_limits_are_set_where_the_system_supports_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS and Windows cannot limit the memory."""
     import resource
 
     limits: dict[int, tuple[int, int]] = {}
@@ -469,8 +451,7 @@ def test_limits_are_set_where_the_system_has_them(monkeypatch: pytest.MonkeyPatc
     assert limits == {}
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
-    """On import, in one sentence; the package itself does not mind."""
+def test_import_without_the_extra_says_what_to_install(tmp_path: Path) -> None:
     code = """
 import importlib.util, sys
 found = importlib.util.find_spec
@@ -488,8 +469,7 @@ except ModuleNotFoundError as error:
     assert (ran.stdout, ran.stderr) == (said, "")
 
 
-def test_pyhanko_is_imported_by_the_worker_alone() -> None:
-    """Who only asks does not wait for it."""
+def test_only_the_worker_imports_pyhanko() -> None:
     code = (
         "import sys, signing_async.sealed; print([name for name in ('pyhanko', 'cryptography') if name in sys.modules])"
     )
@@ -501,8 +481,8 @@ POPPLER_LACKS = {"Ed25519", "named by its key"}
 
 
 @pytest.mark.parametrize("name", ["sandbox", *sorted(KINDS.keys() - POPPLER_LACKS), *CHANGES, "two", "appended to"])
-def test_pdfsig_comes_to_the_same(name: str, tmp_path: Path) -> None:
-    """Poppler's verifier: valid and of the total document, where and only where the file is sound."""
+def test_pdfsig_agrees_with_the_verdicts(name: str, tmp_path: Path) -> None:
+    """Poppler's verifier: valid and covering the whole document exactly if the file is sound."""
     needs("pdfsig")
     data = sealed_by_sandbox()
     if name in KINDS:
@@ -514,7 +494,7 @@ def test_pdfsig_comes_to_the_same(name: str, tmp_path: Path) -> None:
     elif name == "appended to":
         data = pdfs.signed_by_pyhanko(pdfs.make_pdf()) + b"%%EOF\n"
     (tmp_path / "file.pdf").write_bytes(data)
-    told = pdfs.run("pdfsig", tmp_path / "file.pdf").stdout
-    last = told.rpartition("Signature #")[2]
-    sound = "Signature is Valid" in last and "Total document signed" in last and "Digest Mismatch" not in told
-    assert judged(data).sound == sound, told
+    reports = pdfs.run("pdfsig", tmp_path / "file.pdf").stdout
+    last = reports.rpartition("Signature #")[2]
+    sound = "Signature is Valid" in last and "Total document signed" in last and "Digest Mismatch" not in reports
+    assert judged(data).sound == sound, reports

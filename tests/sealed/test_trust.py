@@ -1,4 +1,4 @@
-"""Whose signature it is: roots, validity, use, revocation, timestamps, and the level that all of it adds up to."""
+"""Trust in sealed PDFs: roots, validity, use, revocation, timestamps, and the PAdES level."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ from tests.sealed.pki import NOW, Holder, root, signed_by, stamped, with_store, 
 
 @pytest.fixture(scope="module")
 def ca() -> Holder:
-    """An authority that is trusted."""
+    """A trusted authority."""
     return root()
 
 
 @pytest.fixture(scope="module")
 def tsa(ca: Holder) -> Holder:
-    """A timestamp service that is trusted."""
+    """A trusted timestamp service."""
     return ca.issue("Time", stamping=True)
 
 
-def test_without_roots_nothing_is_said_of_trust(ca: Holder) -> None:
-    """Whoever signed."""
+def test_trusted_is_none_without_roots(ca: Holder) -> None:
     report = judged(signed_by(ca.issue("Anna")))
     assert (report.sound, report.trusted, report.trust_problems) == (True, None, ())
     assert (report.seals[0].trusted, report.seals[0].revocation) == (None, None)
 
 
-def test_a_certificate_has_to_lead_to_a_root(ca: Holder) -> None:
-    """Over intermediate authorities too, which come along."""
+def test_certificate_must_lead_to_a_root(ca: Holder) -> None:
+    """Also through intermediate certificates in the file."""
     department = ca.issue("Department", authority=True)
     data = signed_by(department.issue("Anna"))
     report = judged(data, ca.der)
@@ -49,8 +48,7 @@ def test_a_certificate_has_to_lead_to_a_root(ca: Holder) -> None:
     assert other.trust_problems == ("its signature: the certificate does not lead to a trusted root",)
 
 
-def test_an_unsound_file_is_not_trusted(ca: Holder) -> None:
-    """Even where its certificate is."""
+def test_unsound_file_is_not_trusted_even_if_its_certificate_is(ca: Holder) -> None:
     data = signed_by(ca.issue("Anna"))
     changed = judged(data[:300] + b"!" + data[301:], ca.der)
     assert (changed.sound, changed.trusted) == (False, False)
@@ -62,21 +60,22 @@ def test_an_unsound_file_is_not_trusted(ca: Holder) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"end": years(-1)}, "has expired or was not valid yet, or an issuer's"),
+        ({"end": years(-1)}, "has expired or is not yet valid, or that of an issuer"),
         ({"start": years(1)}, "is not trusted"),
-        ({"content_commitment": False}, "is not made for this use, or an issuer's is not"),
+        ({"content_commitment": False}, "is not valid for this use, or that of an issuer is not"),
     ],
 )
-def test_a_certificate_has_to_be_in_force_and_made_for_it(settings: dict[str, Any], words: str, ca: Holder) -> None:
-    """As of now, where no timestamp tells when it was used."""
+def test_certificate_must_be_valid_now_and_for_its_use_without_a_timestamp(
+    settings: dict[str, Any], words: str, ca: Holder
+) -> None:
     report = judged(signed_by(ca.issue("Anna", **settings)), ca.der)
     assert (report.sound, report.trusted) == (True, False)
     assert report.trust_problems == (f"its signature: the certificate {words}",)
 
 
 @pytest.mark.parametrize("kind", ["of the signature", "of the document"])
-def test_a_timestamp_outlives_the_certificate(kind: str, ca: Holder, tsa: Holder) -> None:
-    """What was signed before the certificate expired stays trusted; what was signed after it does not."""
+def test_signature_with_a_timestamp_before_the_expiry_stays_trusted(kind: str, ca: Holder, tsa: Holder) -> None:
+    """One made after the expiry does not."""
     anna = ca.issue("Anna", end=years(-1))
     for when, trusted in ((years(-2), True), (years(-0.5), False)):
         if kind == "of the signature":
@@ -88,8 +87,7 @@ def test_a_timestamp_outlives_the_certificate(kind: str, ca: Holder, tsa: Holder
         assert report.seals[0].time_source == ("timestamp" if kind == "of the signature" else "signer")
 
 
-def test_a_document_timestamp_outlives_the_one_in_the_signature(ca: Holder) -> None:
-    """Each is judged as of the time of the next one."""
+def test_each_timestamp_is_judged_as_of_the_next_one(ca: Holder) -> None:
     early = ca.issue("Early", stamping=True, end=years(-3))
     late = ca.issue("Late", stamping=True)
     anna = ca.issue("Anna", end=years(-5))
@@ -99,8 +97,8 @@ def test_a_document_timestamp_outlives_the_one_in_the_signature(ca: Holder) -> N
     assert (report.trusted, report.seals[0].signed_at) == (True, years(-6))
 
 
-def test_a_timestamp_has_to_lead_to_a_root_as_well(ca: Holder) -> None:
-    """In the signature, and of the document."""
+def test_certificate_of_a_timestamp_must_lead_to_a_root(ca: Holder) -> None:
+    """Both in a signature and of the document."""
     stranger = root("Another").issue("Time", stamping=True).timestamper(NOW)
     report = judged(signed_by(ca.issue("Anna"), timestamper=stranger), ca.der)
     assert report.trust_problems == ("its signature: the certificate of its timestamp does not lead to a trusted root",)
@@ -109,24 +107,23 @@ def test_a_timestamp_has_to_lead_to_a_root_as_well(ca: Holder) -> None:
     assert report.seals[0].trusted
 
 
-def test_a_revoked_certificate_is_not_trusted(tsa: Holder, ca: Holder) -> None:
-    """By a list in the file, unless a timestamp shows that it was used before."""
+def test_revoked_certificate_is_not_trusted_unless_a_timestamp_precedes_the_revocation(tsa: Holder, ca: Holder) -> None:
     issuer = root("Issuer")
     anna = issuer.issue("Anna")
     issuer.revoke(anna, years(-1))
     revocations = issuer.revocations(years(-0.5))
-    for when, told in ((None, "revoked"), (years(-0.7), "revoked"), (years(-2), "good")):
+    for when, reports in ((None, "revoked"), (years(-0.7), "revoked"), (years(-2), "good")):
         stamp = None if when is None else tsa.timestamper(when)
         data = with_store(signed_by(anna, timestamper=stamp), crls=[revocations])
         report = judged(data, [issuer.der, ca.der])
         assert report.sound
-        assert (report.trusted, report.seals[0].revocation) == (told == "good", told)
-        if told == "revoked":
+        assert (report.trusted, report.seals[0].revocation) == (reports == "good", reports)
+        if reports == "revoked":
             assert report.trust_problems == ("its signature: the certificate was revoked",)
 
 
-def test_revocation_data_in_the_signature_itself(ca: Holder) -> None:
-    """Where Adobe's programs put them."""
+def test_revocation_data_inside_the_signature_counts(ca: Holder) -> None:
+    """Adobe's programs put it there."""
     from pyhanko_certvalidator import ValidationContext
 
     anna = ca.issue("Anna", crl_url="http://127.0.0.1:9/list.crl")
@@ -137,7 +134,7 @@ def test_revocation_data_in_the_signature_itself(ca: Holder) -> None:
 
 
 class _Lists(BaseHTTPRequestHandler):
-    """Serves one revocation list."""
+    """A server of one revocation list."""
 
     content = b""
     asked = 0
@@ -155,8 +152,7 @@ class _Lists(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_the_network_is_asked_only_when_told_to() -> None:
-    """Then a certificate that was revoked since is found out, and one that was not is known to be good."""
+def test_fetch_finds_a_later_revocation_and_nothing_is_fetched_without_it() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Lists)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -182,8 +178,8 @@ def test_the_network_is_asked_only_when_told_to() -> None:
     assert (report.trusted, report.seals[0].revocation) == (True, "unknown")
 
 
-def test_levels_are_what_the_file_carries(ca: Holder, tsa: Holder) -> None:
-    """A timestamp for B-T; for B-LT data on every certificate; for B-LTA a document timestamp over those."""
+def test_pades_level_follows_from_the_contents_of_the_file(ca: Holder, tsa: Holder) -> None:
+    """A timestamp: B-T. Data on every certificate: B-LT. A document timestamp over that data: B-LTA."""
     anna = ca.issue("Anna", crl_url="http://127.0.0.1:9/list.crl")
     plain = signed_by(anna)
     timestamped = signed_by(anna, timestamper=tsa.timestamper(NOW))
@@ -205,15 +201,14 @@ def test_levels_are_what_the_file_carries(ca: Holder, tsa: Holder) -> None:
     assert adobe.seals[0].level is None
 
 
-def test_a_root_that_did_not_come_along_is_taken_from_those_given(ca: Holder, tsa: Holder) -> None:
-    """So that the level is told in full where there are roots."""
+def test_level_counts_a_given_root_that_is_not_in_the_file(ca: Holder, tsa: Holder) -> None:
     data = with_store(signed_by(ca.issue("Anna"), timestamper=tsa.timestamper(NOW)), crls=[ca.revocations()])
     assert judged(data).seals[0].level == "B-T"
     assert judged(data, ca.der).seals[0].level == "B-LT"
 
 
-def test_roots_of_every_kind(tmp_path: Path) -> None:
-    """PEM and DER, a file, a folder, bytes, several; of the sandbox's own file the authority alone."""
+def test_roots_may_be_pem_der_files_folders_bytes_or_several(tmp_path: Path) -> None:
+    """Only the authority is taken from the file of the sandbox."""
     pem = sandbox_authority().certificate_pem
     (der,) = load_roots(pem)
     (tmp_path / "root.pem").write_bytes(pem)
@@ -228,8 +223,8 @@ def test_roots_of_every_kind(tmp_path: Path) -> None:
     assert judged(sealed_by_sandbox(), "system").trusted is False
 
 
-def test_the_sandbox_folder_is_a_root(tmp_path: Path, ca: Holder) -> None:
-    """Its file holds keys and other certificates as well."""
+def test_folder_of_the_sandbox_is_accepted_as_roots(tmp_path: Path, ca: Holder) -> None:
+    """Its file also contains keys and other certificates."""
     from signing_async.sandbox.authority import Authority
 
     authority = Authority.open(tmp_path, NOW)
@@ -239,21 +234,20 @@ def test_the_sandbox_folder_is_a_root(tmp_path: Path, ca: Holder) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("none.pem", "trust: 'none.pem' cannot be read: No such file or directory"),
-        ("a\0b", "trust: 'a\\x00b' cannot be read: embedded null byte"),
-        ("letter.pem", "trust: 'letter.pem' holds no certificate that can be read: "),
-        ("empty", "trust: there is no certificate in what was given"),
-        ("leaf.pem", "trust: 'leaf.pem' holds no authority's certificate: give that of the issuer"),
-        (b"", "trust: what was given holds no certificate that can be read: "),
-        (b"-----BEGIN nonsense", "trust: what was given holds no certificate that can be read: "),
-        ([], "trust: there is no certificate in what was given"),
-        ([7], "trust: must be paths or bytes, not int"),
+        ("none.pem", "trust: cannot read 'none.pem': No such file or directory"),
+        ("a\0b", "trust: cannot read 'a\\x00b': embedded null byte"),
+        ("letter.pem", "trust: no readable certificate in 'letter.pem': "),
+        ("empty", "trust: no certificate given"),
+        ("leaf.pem", "trust: no authority's certificate in 'leaf.pem'; pass that of the issuer"),
+        (b"", "trust: no readable certificate in the given bytes: "),
+        (b"-----BEGIN nonsense", "trust: no readable certificate in the given bytes: "),
+        ([], "trust: no certificate given"),
+        ([7], "trust: must be paths or bytes, got int"),
     ],
 )
-def test_roots_that_are_none(
+def test_error_of_an_unusable_root_names_the_file_and_what_to_do(
     given: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: Holder
 ) -> None:
-    """The error names the file, and what to do."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "letter.pem").write_text("Dear Sir or Madam")
     (tmp_path / "empty").mkdir()

@@ -1,0 +1,220 @@
+"""Check, stream and save sealed PDFs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .._files import sync_folder
+from ..errors import DecodeError, InvalidRequest, NotSound, RequestTimeout, TransportError
+from ..transport import wire
+from ..transport.call import Transport
+from ..transport.decode import Unreadable
+from ..transport.error_response import request_id
+
+if TYPE_CHECKING:
+    from ..sealed import Trust
+
+__all__ = [
+    "DOWNLOAD",
+    "Download",
+    "SealedFile",
+    "check_target",
+    "checked_chunks",
+    "load_verifier",
+    "stream",
+    "target_exists",
+]
+
+DOWNLOAD = "documents.download_signed"
+_HEADER = b"%PDF-"
+_END = b"%%EOF"
+_END_WINDOW = 1024
+_WRITE_SIZE = 1024 * 1024
+
+
+@attrs.frozen
+class SealedFile:
+    """A sealed PDF on disk, checked and complete."""
+
+    path: Path
+    size: int
+    sha256: str
+
+
+async def checked_chunks(response: wire.Response, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks of a PDF. Raise `Unreadable` if it is no PDF, is truncated, or exceeds ``max_bytes``."""
+    size, head, tail = 0, b"", b""
+    async for chunk in response.chunks():
+        size += len(chunk)
+        if size > max_bytes:
+            raise Unreadable(f"the sealed file is larger than {max_bytes} bytes (max_sealed_bytes)")
+        if len(head) < len(_HEADER):
+            head += chunk[: len(_HEADER)]
+            if not (head.startswith(_HEADER) or _HEADER.startswith(head)):
+                raise Unreadable("the response is not a PDF")
+        tail = (tail + chunk[-_END_WINDOW:])[-_END_WINDOW:]
+        yield chunk
+    if not head.startswith(_HEADER):
+        raise Unreadable("the response is not a PDF")
+    if _END not in tail:
+        raise Unreadable("the sealed file is truncated: no %%EOF at its end")
+
+
+async def stream(response: wire.Response, transport: Transport) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks of a sealed PDF. Raise a `SigningError` if one cannot be read or does not arrive in time."""
+    options = transport.options
+    time_left = options.timeouts.transfer
+    loop = asyncio.get_running_loop()
+    try:
+        async with aclosing(checked_chunks(response, options.assumptions.max_sealed_bytes)) as chunks:
+            while True:
+                began = loop.time()
+                async with asyncio.timeout(time_left):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return
+                time_left -= loop.time() - began
+                yield chunk
+    except wire.BrokenResponse as broken:
+        kind: type[TransportError | DecodeError] = TransportError
+        problem = broken.failure.message
+    except Unreadable as unreadable:
+        kind, problem = DecodeError, f"cannot decode the response: {unreadable}"
+    except TimeoutError:
+        kind, problem = RequestTimeout, "the response did not arrive in time"
+    found = request_id(response.headers, None, options.assumptions)
+    redacted = None if found is None else transport.redacted(found)
+    raise kind(f"{DOWNLOAD}: {problem}", operation=DOWNLOAD, status=response.status, request_id=redacted)
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a download. Raise `InvalidRequest` if it is not a regular file, or a free name in a folder."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InvalidRequest(f"path: must be a path, got {type(path).__name__}")
+    target = Path(path)
+    try:
+        kind = stat.S_IFMT(target.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        kind = stat.S_IFREG
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"path: cannot write {str(target)!r}: {reason}") from None
+    if kind != stat.S_IFREG:
+        raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if kind == stat.S_IFDIR else 'not a regular file'}")
+    if not target.parent.is_dir():
+        raise InvalidRequest(f"path: cannot write {str(target)!r}: folder {str(target.parent)!r} does not exist")
+    return target
+
+
+def target_exists(target: Path) -> InvalidRequest:
+    return InvalidRequest(f"path: {str(target)!r} already exists and was not replaced")
+
+
+def load_verifier(trust: Trust | Iterable[Trust] | None, max_bytes: int) -> Callable[[Path], None]:
+    """Return a function that raises `NotSound` for a bad file. A missing extra or an unreadable root raises here."""
+    from .._verify.roots import load_roots
+    from ..sealed import inspect_by_roots
+
+    roots = None if trust is None else load_roots(trust)
+
+    def verify(path: Path) -> None:
+        report = inspect_by_roots(path, roots, max_bytes=max_bytes)
+        problems = report.problems + report.trust_problems
+        if problems:
+            verdict = "trusted" if report.sound else "sound"
+            raise NotSound(f"{DOWNLOAD}: the sealed file is not {verdict}: {'; '.join(problems)}", problems=problems)
+
+    return verify
+
+
+class Download:
+    """A temporary file beside its target, which it replaces once it is complete and verified.
+
+    Disk access runs in threads, which may outlive a cancelled download. The file is therefore open only during one
+    call, and a call that ends after the cancellation removes it.
+    """
+
+    def __init__(self, target: Path, *, overwrite: bool, verify: Callable[[Path], None] | None = None) -> None:
+        self._target = target
+        self._overwrite = overwrite
+        self._verify = verify
+        self._path = target.with_name(f".{secrets.token_hex(8)}.part")
+        self._mode = "xb"
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._aborted = False
+
+    async def receive(self, chunks: AsyncIterator[bytes]) -> SealedFile:
+        """Write the chunks, then move the file to its target."""
+        pending: list[bytes] = []
+        pending_bytes = 0
+        try:
+            async for chunk in chunks:
+                pending.append(chunk)
+                pending_bytes += len(chunk)
+                if pending_bytes >= _WRITE_SIZE:
+                    await asyncio.to_thread(self.write, pending)
+                    pending, pending_bytes = [], 0
+            return await asyncio.to_thread(self.finish, pending)
+        except BaseException:
+            self._remove()
+            raise
+
+    def write(self, chunks: Iterable[bytes], *, sync: bool = False) -> None:
+        try:
+            with self._path.open(self._mode) as file:
+                self._mode = "ab"
+                for chunk in chunks:
+                    self._digest.update(chunk)
+                    self._size += file.write(chunk)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            if self._mode == "xb":
+                raise InvalidRequest(f"path: cannot write {str(self._target)!r}: {error.strerror}") from None
+            raise OSError(error.errno, error.strerror, str(self._target)) from None
+        finally:
+            if self._aborted:
+                self._remove()
+
+    def finish(self, chunks: Iterable[bytes]) -> SealedFile:
+        self.write(chunks, sync=True)
+        if self._verify is not None:
+            self._verify(self._path)
+        if not self._aborted:
+            if self._overwrite:
+                self._path.replace(self._target)
+            else:
+                self._link()
+            sync_folder(self._target.parent)
+        return SealedFile(self._target, self._size, self._digest.hexdigest())
+
+    def _link(self) -> None:
+        """Give the file its name unless a file has that name already."""
+        try:
+            try:
+                os.link(self._path, self._target)
+            except FileExistsError:
+                raise
+            except OSError:  # no hard links on this file system: claim the name first
+                self._target.open("xb").close()
+                self._path.replace(self._target)
+            else:
+                self._path.unlink()
+        except FileExistsError:
+            raise target_exists(self._target) from None
+
+    def _remove(self) -> None:
+        self._aborted = True
+        self._path.unlink(missing_ok=True)

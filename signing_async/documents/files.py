@@ -1,0 +1,78 @@
+"""Files that are read at an offset, by the event loop if the system has them in memory, else by threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+__all__ = ["OpenFile", "read_cached", "read_fully"]
+
+# Missing on macOS.
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+
+
+class OpenFile:
+    """An open file. If it is closed while a thread uses it, its descriptor stays open until the thread is done.
+
+    Otherwise the system could give the descriptor's number to another file, which the thread would read or write.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._users = 1
+        self._closed = False
+        self._lock = threading.Lock()
+        self.status: os.stat_result = os.fstat(descriptor)
+
+    def __enter__(self) -> int:
+        """Return the descriptor, for a thread that may outlive the upload."""
+        with self._lock:
+            if self._closed:
+                raise ValueError("the file is closed")
+            self._users += 1
+        return self.descriptor
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    def has_changed(self) -> bool:
+        """Return whether the file differs from when it was opened, or can no longer be examined."""
+        try:
+            now = os.fstat(self.descriptor)
+        except OSError:
+            return True
+        return now.st_mtime_ns != self.status.st_mtime_ns or now.st_size != self.status.st_size
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            is_last = not self._users
+        if is_last:
+            os.close(self.descriptor)
+
+    def __del__(self) -> None:
+        # A thread may open it for an upload that was cancelled meanwhile.
+        self.close()
+
+
+def read_cached(file: OpenFile, block: memoryview, at: int) -> bool:
+    """Fill the block if the system has the data in memory. Never wait for a disk."""
+    if _NO_WAIT is None:
+        return False
+    try:
+        return os.preadv(file.descriptor, [block], at, _NO_WAIT) == len(block)
+    except OSError:  # not in memory, or the file system cannot tell
+        return False
+
+
+def read_fully(file: OpenFile, block: memoryview, at: int) -> bool:
+    """Read the block; return whether the file has all of it."""
+    with file as descriptor:
+        while block and (count := os.preadv(descriptor, [block], at)):
+            block, at = block[count:], at + count
+    return not block
