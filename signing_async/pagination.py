@@ -16,7 +16,7 @@ from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
 from .transport import wire
 from .transport.call import Operation, Transport
-from .transport.decode import Unreadable, structure_all
+from .transport.decode import Unreadable, decode_records
 from .transport.error_response import look_up, request_id
 from .transport.retry import Repeat
 
@@ -169,7 +169,7 @@ class Pager(Generic[T]):
 
     def _page(self, parsed: _Parsed) -> Page[T]:
         try:
-            return Page(structure_all(parsed.items, self._model), parsed.next_cursor)
+            return Page(decode_records(parsed.items, self._model), parsed.next_cursor)
         except Unreadable as error:
             problem = str(error.under(parsed.found))
         identity = None if parsed.request_id is None else self._transport.redacted(parsed.request_id)

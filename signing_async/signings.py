@@ -15,7 +15,7 @@ from .pagination import Pager
 from .reconcile import Read, Sent, Tracker
 from .transport import wire
 from .transport.call import Operation, Transport, log
-from .transport.decode import Unreadable, structure
+from .transport.decode import Unreadable, decode_record
 from .transport.error_response import one_line, record
 from .transport.retry import Repeat
 
@@ -166,7 +166,7 @@ class Signings:
             return last
 
     def _decode(self, data: Any, response: wire.Response) -> Signing:
-        signing = structure(record(data, self._transport.options.assumptions), Signing)
+        signing = decode_record(record(data, self._transport.options.assumptions), Signing)
         with suppress(InvalidRequest):
             signing_path(signing)
             return signing

@@ -27,7 +27,7 @@ from signing_async.auth.token_stores import token_from_json
 from signing_async.documents.preflight import preflight
 from signing_async.pagination import _linked
 from signing_async.transport import decode
-from signing_async.transport.decode import Unreadable, parse, structure, timestamp
+from signing_async.transport.decode import Unreadable, decode_record, parse, timestamp
 from signing_async.transport.error_response import error_from, one_line
 from signing_async.transport.redaction import redact
 from signing_async.transport.retry import read_retry_after
@@ -253,15 +253,15 @@ def _nested(depth: int) -> bytes:
 
 def test_a_record_can_be_shown_however_deep_its_answer() -> None:
     """What nests too deeply to be printed or pickled is an answer that cannot be read."""
-    signing = structure(parse(_nested(64)), Signing)
+    signing = decode_record(parse(_nested(64)), Signing)
     assert repr(signing)
     assert pickle.loads(pickle.dumps(signing)) == copy.deepcopy(signing) == signing
     with_brackets = parse(b'{"id": "s1", "name": "%b", "x": %b}' % (b"[{" * 500, _nested(60)))
-    assert structure(with_brackets, Signing).name == "[{" * 500
+    assert decode_record(with_brackets, Signing).name == "[{" * 500
     for depth in (100, 101, 200, 900):
         for body in (_nested(depth), b'{"id": "s1", "documents": [' + _nested(depth) + b"]}"):
             with pytest.raises(Unreadable, match="nested too deeply"):
-                structure(parse(body), Signing)
+                decode_record(parse(body), Signing)
 
 
 def test_the_doctor_reads_any_header() -> None:
@@ -321,7 +321,7 @@ def _verify(header: bytes) -> None:
 
 def _read(body: bytes) -> None:
     try:
-        structure(parse(body), Signing)
+        decode_record(parse(body), Signing)
     except Unreadable:
         return
 

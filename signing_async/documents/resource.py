@@ -45,7 +45,7 @@ from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport
 from ..transport.deadlines import until
-from ..transport.decode import Unreadable, structure
+from ..transport.decode import Unreadable, decode_record
 from ..transport.error_response import record, request_id
 from ..transport.retry import Repeat
 from ..worker_pool import Progress, Results, Tally, Teller
@@ -338,12 +338,12 @@ class Documents:
         def decode(data: Any, response: wire.Response) -> Listed:
             found = record(data, assumptions)
             listed = isinstance(found, dict) and isinstance(found.get("documents"), list)
-            return structure(found, Signing).documents if listed else None
+            return decode_record(found, Signing).documents if listed else None
 
         return reading(path, decode)
 
     def _decode(self, data: Any, response: wire.Response) -> Document:
-        return structure(record(data, self._transport.options.assumptions), Document)
+        return decode_record(record(data, self._transport.options.assumptions), Document)
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
