@@ -117,9 +117,9 @@ class Recipients:
                 results.append(RemindResult(recipient))
         return results
 
-    def list(self, signing_id: str | Signing) -> Pager[Recipient]:
-        """The recipients of a signing; see `Pager`."""
-        return Pager(self._transport, _LIST, _folder(signing_id), Recipient)
+    def list(self, signing_id: str | Signing, *, prefetch: bool = True) -> Pager[Recipient]:
+        """List the recipients of a signing; see `Pager`."""
+        return Pager(self._transport, _LIST, _folder(signing_id), Recipient, prefetch=prefetch)
 
     def _is_done(self, recipient: Recipient) -> bool:
         return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)

@@ -80,10 +80,24 @@ class Signings:
         note(signing.documents)
         return signing
 
-    def list(self, cursor: str | None = None, limit: int | None = None, *, read_ahead: bool = True) -> Pager[Signing]:
-        """All signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
+    def list(
+        self,
+        cursor: str | None = None,
+        limit: int | None = None,
+        *,
+        prefetch: bool = True,
+        read_ahead: bool | None = None,
+    ) -> Pager[Signing]:
+        """List the signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
         return Pager(
-            self._transport, "signings.list", _PATH, Signing, cursor=cursor, limit=limit, read_ahead=read_ahead
+            self._transport,
+            "signings.list",
+            _PATH,
+            Signing,
+            cursor=cursor,
+            limit=limit,
+            prefetch=prefetch,
+            read_ahead=read_ahead,
         )
 
     async def send(self, signing_id: str | Signing) -> None:
