@@ -389,6 +389,25 @@ async def test_invalid_arguments_are_refused_before_any_request(arguments: dict[
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("cursor", ["\\ud800", "x" * (16 * 1024 + 1)], ids=["surrogate", "too long"])
+async def test_cursor_that_no_request_can_carry_raises_decode_error(cursor: str) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=f'{{"data": [], "next_cursor": "{cursor}"}}', content_type="application/json")
+
+    async with serving(handler) as server, _client(server.origin) as client:
+        with pytest.raises(DecodeError):
+            await client.signings.list()
+
+
+async def test_empty_link_to_a_next_page_raises_decode_error() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return _json([], Link="<>; rel=next")
+
+    async with serving(handler) as server, _client(server.origin) as client:
+        with pytest.raises(DecodeError, match="the next cursor is empty or has a lone surrogate"):
+            await client.signings.list()
+
+
 async def test_pager_can_be_used_several_times_and_concurrently() -> None:
     async with serving(_service(_SHAPES["next_cursor"])) as server, _client(server.origin) as client:
         pager = client.signings.list()

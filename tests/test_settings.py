@@ -161,7 +161,7 @@ def test_the_file_that_is_named(config: Path, monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('base_ulr = "x"', r"there is no setting 'base_ulr'; is base_url meant\?$"),
+        ('base_ulr = "x"', r"there is no setting 'base_ulr'; did you mean 'base_url'\?$"),
         ("xyzzy = 1", r"there is no setting 'xyzzy'$"),
         ("base_url = 5", r"^base_url in .*config.toml must be a text that is not empty, not 5$"),
         ('base_url = ""', r"^base_url in .*config.toml must be a text that is not empty, not ''$"),
@@ -178,10 +178,10 @@ def test_the_file_that_is_named(config: Path, monkeypatch: pytest.MonkeyPatch, t
         ("assumptions = 1", r"^assumptions in .*config.toml must be a text that is not empty, not 1$"),
         (
             "[assumptions]\ncursor_parm = 'x'",
-            r": there is no assumption 'cursor_parm'; is cursor_param",
+            r": unknown assumption 'cursor_parm'; did you mean 'cursor_param'",
         ),
-        ("[assumptions]\ncursor_param = 5", r"^assumptions in .*: Assumptions.cursor_param must be a name, not 5$"),
-        ("[assumptions.item_paths]\nx = 5", r"^assumptions in .*: item_paths must not be a table$"),
+        ("[assumptions]\ncursor_param = 5", r"^assumptions in .*: cursor_param: must be a non-empty string, got 5$"),
+        ("[assumptions.item_paths]\nx = 5", r"^assumptions in .*: item_paths: must not be a table$"),
         ('assumptions = "none.toml"', r"none.toml cannot be read: No such file"),
         ("base_url", r"^\S+config.toml is not TOML: Expected '='"),
         ("timeout = 1\ntimeout = 2", r"is not TOML"),

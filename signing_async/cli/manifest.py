@@ -319,7 +319,7 @@ def _read_header(cells: list[str], line: int) -> _Columns:
 
 def _hint(name: str) -> str:
     if name in _OF_RECIPIENTS:
-        return f"; is recipient1_{name} meant?"
+        return f"; did you mean 'recipient1_{name}'?"
     number = re.search(r"\d+", name)
     fields = [f"recipient{number[0] if number else 1}_{field}" for field in _OF_RECIPIENTS]
     return closest(name, [*_FIELDS, "documents", *fields])

@@ -129,15 +129,15 @@ def test_blank_rows_are_passed_over(written: Written) -> None:
 
 HEADERS = {
     "key,name,langauge,documents,recipient1_email": [
-        "line 1: there is no column 'langauge'; is language meant?",
+        "line 1: there is no column 'langauge'; did you mean 'language'?",
         "line 1: the column 'language' is missing",
     ],
     "name,language,documents,recipient2_emial": [
-        "line 1: there is no column 'recipient2_emial'; is recipient2_email meant?",
+        "line 1: there is no column 'recipient2_emial'; did you mean 'recipient2_email'?",
         "line 1: the column 'recipient1_email' is missing",
     ],
     "name,language,documents,email,recipient1_email": [
-        "line 1: there is no column 'email'; is recipient1_email meant?"
+        "line 1: there is no column 'email'; did you mean 'recipient1_email'?"
     ],
     "name,language,documents,recipient1_email,xyzzy": ["line 1: there is no column 'xyzzy'"],
     "name,language,documents,recipient1_email,Name": ["line 1: the column 'Name' stands there twice"],
@@ -197,15 +197,15 @@ OBJECTS = {
     '{"name": }': "is no JSON: Expecting value",
     '{"name": "a", "name": "b"}': "the name 'name' stands twice in one object",
     '{"a": ' * 100_000: "is no JSON: ",
-    '{"nmae": 1}': "nmae: is unknown; is name meant?",
+    '{"nmae": 1}': "nmae: is unknown; did you mean 'name'?",
     '{"documents": "a.pdf"}': "documents: must be a list, not 'a.pdf'",
     '{"recipients": {}}': "recipients: must be a list, not {}",
     '{"documents": [5]}': "documents[0]: must be a path, or an object with a path, not 5",
     '{"documents": [{"path": ""}]}': "documents[0]: must be a path",
-    '{"documents": [{"path": "a", "name": "b"}]}': "documents[0]: 'name' is unknown; is filename meant?",
+    '{"documents": [{"path": "a", "name": "b"}]}': "documents[0]: 'name' is unknown; did you mean 'filename'?",
     '{"documents": [{"path": "a", "filename": " "}]}': "documents[0]: filename must be a name, not ' '",
     '{"recipients": [5]}': "recipients[0]: must be an object, not 5",
-    '{"recipients": [{"emial": "a"}]}': "recipients[0]: 'emial' is unknown; is email meant?",
+    '{"recipients": [{"emial": "a"}]}': "recipients[0]: 'emial' is unknown; did you mean 'email'?",
 }
 
 

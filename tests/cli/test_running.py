@@ -456,7 +456,7 @@ def test_completion_needs_no_extra(monkeypatch: pytest.MonkeyPatch, capfd: pytes
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("lst", "Error: No such command 'lst'; is list meant?\n"),
+        ("lst", "Error: No such command 'lst'; did you mean 'list'?\n"),
         ("frobnicate", "Error: No such command 'frobnicate'.\n"),
     ],
 )
