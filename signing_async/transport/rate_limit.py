@@ -196,10 +196,10 @@ class RateLearner:
     TRUSTED = 20  # with fewer accepted before the first 429, the first rate is a guess
     LOWEST = 0.2  # a rate that is never tried is never learnt
     FALL = 0.9  # factor of the rate if no request was accepted since the previous 429
-    # A plateau lasts a second for each accepted request, or 5 for each second of the pause, within these seconds, ...
+    # A plateau lasts one second for each accepted request, or five for each second of the pause, between these bounds,
     SHORTEST, LONGEST = 0.5, 5.0
-    FEWEST = 5  # ... and at least for so many requests.
-    GROWTH = 0.08  # share by which the rate has grown when twice the plateau has passed
+    FEWEST = 5  # and at least as long as so many requests take.
+    GROWTH = 0.08  # growth of the rate after a second plateau
     LATE = 0.01  # seconds of a timer's delay that are made up for
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class RateLearner:
         self._update_rate()
 
     def _first_rate(self, rejected_at: float, now: float) -> float:
-        """Return what was accepted per second where that was most, and at least in one second."""
+        """Return the number of requests that were accepted in the densest period of one second or more, per second."""
         sent = enumerate(sorted(self._accepted, reverse=True), 1)
         rates = [(count / max(now - at, 1.0), count, at) for count, at in sent]
         rate, self._burst, began = max(rates, default=(1.0, 1, self._began))
