@@ -39,7 +39,7 @@ _MASHUMARO, _WITHOUT = "mashumaro + orjson, no extra", f"{OURS} without orjson"
 
 
 def page(signings: int) -> bytes:
-    """The answer that is decoded: a bare list, so that every candidate does nothing but decode."""
+    """Return the response to decode: a bare list, so that candidates do nothing but decode."""
     return json.dumps([_signing(number) for number in range(signings)]).encode()
 
 
@@ -60,7 +60,7 @@ def _signing(number: int) -> dict[str, Any]:
     }
 
 
-# The rivals' classes: the same fields. Only those of attrs can keep unknown fields, in `extra`.
+# The rivals' classes, with the same fields. Only those of attrs can keep unknown fields, in `extra`.
 
 
 @attrs.frozen

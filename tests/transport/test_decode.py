@@ -664,7 +664,7 @@ async def test_decode_error_has_no_body_if_the_response_is_not_json() -> None:
         (b'{"data": [', "not JSON"),
         (b"\xff\xfe", "not"),
         (b"[" * 100_000, "depth|nested"),
-        (b'{"data": {"x": 1}}', "no list of items: neither the answer itself nor any of data, signings, items"),
+        (b'{"data": {"x": 1}}', "no list of items: neither the response itself nor any of data, signings, items"),
         (b"null", "no list of items"),
         (b'{"data": [{"id": "a"}, {"id": "b", "is_draft": "x"}]}', r"data\[1\]\.is_draft: expected true or false"),
         (
