@@ -22,7 +22,7 @@ import orjson
 
 from signing_async import Signing
 from signing_async.transport import decode
-from signing_async.transport.decode import parse, structure_all
+from signing_async.transport.decode import decode_records, parse
 
 from .charts import Chart
 from .measure import Run, Samples, comparison, in_process, interleaved, panel, peer, quick, ratio
@@ -39,7 +39,7 @@ _MASHUMARO, _WITHOUT = "mashumaro + orjson, no extra", f"{OURS} without orjson"
 
 
 def page(signings: int) -> bytes:
-    """The answer that is decoded: a bare list, so that every candidate does nothing but decode."""
+    """Return the response to decode: a bare list, so that candidates do nothing but decode."""
     return json.dumps([_signing(number) for number in range(signings)]).encode()
 
 
@@ -60,7 +60,7 @@ def _signing(number: int) -> dict[str, Any]:
     }
 
 
-# The rivals' classes: the same fields. Only those of attrs can keep unknown fields, in `extra`.
+# The rivals' classes, with the same fields. Only those of attrs can keep unknown fields, in `extra`.
 
 
 @attrs.frozen
@@ -126,7 +126,7 @@ class DroppingSigning:
 
 
 def ours(body: bytes) -> tuple[Signing, ...]:
-    return structure_all(parse(body), Signing)
+    return decode_records(parse(body), Signing)
 
 
 def _ours_without_orjson(body: bytes) -> tuple[Signing, ...]:

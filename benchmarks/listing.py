@@ -1,4 +1,4 @@
-"""Lists 100 pages of 100 signings: against loops that give plain dicts, and what reading ahead brings."""
+"""Lists 100 pages of 100 signings: against loops that return plain dicts, and with and without prefetch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAGES, _PAGE_SIZE = (3, 10) if quick() else (100, 100)
 _ROUNDS, _SECONDS = 21, 20.0
 _LATENCY = _WORK = 0.005
 _BARE, _HTTPX, _NIQUESTS = "aiohttp + orjson, dicts", "httpx + orjson, dicts", "niquests + orjson, dicts"
-_NOT_AHEAD = f"{OURS}, no read-ahead"
+_NO_PREFETCH = f"{OURS}, no prefetch"
 
 Pages = Callable[[], AsyncGenerator[Sequence[object], None]]
 
@@ -42,8 +42,8 @@ async def _compare(server: Server) -> list[Panel]:
         session = await stack.enter_async_context(aiohttp_session())
         client = await stack.enter_async_context(SigningClient(server.plain, TOKEN, session=session))
         everyone: dict[str, Pages | None] = {
-            OURS: lambda: _typed(client, read_ahead=True),
-            _NOT_AHEAD: lambda: _typed(client, read_ahead=False),
+            OURS: lambda: _typed(client, prefetch=True),
+            _NO_PREFETCH: lambda: _typed(client, prefetch=False),
             _BARE: lambda: _bare(session, url),
             _HTTPX: None,
             _NIQUESTS: None,
@@ -59,7 +59,7 @@ async def _compare(server: Server) -> list[Panel]:
         show(comparison(f"{without} (a piece is a signing)", samples, _BARE, count=_PAGES * _PAGE_SIZE))
         if samples[_HTTPX]:
             judge("listing: records, times as fast as httpx with dicts", ratio(samples, _HTTPX, OURS), at_least=1)
-        judge("listing: what reading ahead costs without latency", ratio(samples, OURS, _NOT_AHEAD), at_most=1.05)
+        judge("listing: cost of prefetch without latency", ratio(samples, OURS, _NO_PREFETCH), at_most=1.05)
         late = await _sampled(server, everyone, latency=_LATENCY, work=_WORK)
         both = f"{_LATENCY * 1000:g} ms of latency and {_WORK * 1000:g} ms of work on each page"
         show(comparison(f"the same, with {both}", late, _BARE, count=_PAGES * _PAGE_SIZE))
@@ -96,8 +96,8 @@ def _read(pages: Pages, work: float) -> Callable[[], Awaitable[object]]:
     return run
 
 
-async def _typed(client: SigningClient, *, read_ahead: bool) -> AsyncGenerator[Sequence[object], None]:
-    async with aclosing(client.signings.list(read_ahead=read_ahead).pages()) as pages:
+async def _typed(client: SigningClient, *, prefetch: bool) -> AsyncGenerator[Sequence[object], None]:
+    async with aclosing(client.signings.list(prefetch=prefetch).pages()) as pages:
         async for page in pages:
             yield page.items
 

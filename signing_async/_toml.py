@@ -1,4 +1,4 @@
-"""Reads a TOML file of settings; what is wrong with it is told with the file's name and without its content."""
+"""TOML files of settings. Errors name the file, and show nothing of its content."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["closest", "read_toml"]
 def read_toml(
     path: str | os.PathLike[str], *, secrets_in: Callable[[dict[str, Any]], Iterable[str]] = lambda content: ()
 ) -> dict[str, Any]:
-    """The file's table. With secrets in it, it is refused where everybody on the machine may read it.
+    """Return the file's table. Refuse a file that holds secrets and that everybody on this machine may read.
 
-    The owner's group may: that is how a service is handed its secrets. ``secrets_in`` names them.
+    The owner's group may: services get their secrets that way. ``secrets_in`` names the secrets in the table.
     """
     import tomllib
 
@@ -36,9 +36,9 @@ def read_toml(
         problem = "is not UTF-8"
     except tomllib.TOMLDecodeError as error:
         problem = f"is not TOML: {error}"
-    except ValueError as error:  # of a strange path
+    except ValueError as error:  # an impossible path
         problem = f"cannot be read: {error}"
-    # Out here the parser's error, which holds the text, is not the context of this one.
+    # Raised here, the error has no context: the parser's error holds the text.
     if problem is not None:
         raise ConfigurationError(f"{path} {problem}")
     secrets = sorted(secrets_in(content))

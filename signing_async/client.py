@@ -20,7 +20,7 @@ from .reconcile import Tracker
 from .signings import Signings
 from .transport import wire
 from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
-from .transport.decode import structure
+from .transport.decode import decode_record
 from .transport.error_response import record
 from .transport.rate_limit import Gate, RateLimiter, as_rate_limiter
 from .transport.retry import Repeat, RetryPolicy
@@ -180,7 +180,7 @@ class SigningClient:
         """Return the user whom the token belongs to; a cheap check of the token."""
 
         def decode(data: Any, response: wire.Response) -> User:
-            return structure(record(data, self._transport.options.assumptions), User)
+            return decode_record(record(data, self._transport.options.assumptions), User)
 
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
 

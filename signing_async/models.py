@@ -1,4 +1,4 @@
-"""The records of the service, frozen, and its enumerations, open to values that are not known yet."""
+"""The service's records, frozen, and its enumerations, open to unknown values."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = [
 
 
 class _Open(StrEnum):
-    """An enumeration that keeps a value which it does not list as it came: equal to its text, usable, picklable."""
+    """An enumeration with unknown values: each is equal to its string, hashable and picklable."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
         if not isinstance(value, str):
             return None
-        text = str(value)  # of another enumeration's member its text
-        member = str.__new__(cls, text)
-        member._name_ = member._value_ = text
+        string = str(value)  # the value may be a member of another enumeration
+        member = str.__new__(cls, string)
+        member._name_ = member._value_ = string
         return member
 
 
@@ -61,25 +61,25 @@ class SigningMethod(_Open):
 
 
 class SigningState(StrEnum):
-    """Where a signing stands, derived from ``is_draft``, ``is_completed`` and ``cancelled_at``."""
+    """State of a signing, derived from ``is_draft``, ``is_completed`` and ``cancelled_at``."""
 
     DRAFT = "draft"
     SENT = "sent"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
-    """The record does not carry what tells: some answers hold only a few fields."""
+    """The record lacks these fields: some responses hold only a few."""
 
 
-_ZERO_DATE = "0000-00-00"  # null, as some databases write it
+_ZERO_DATE = "0000-00-00"  # null in some databases
 
 
-# Instances with a dict: a frozen class with slots costs more than twice as much to make, and lists make thousands.
+# Without slots: a frozen class with slots takes more than twice as long to create, and lists hold thousands.
 @attrs.frozen(slots=False)
 class Document:
     """A PDF in a signing. ``extra`` holds the fields that the specification does not name.
 
-    A timestamp in an unknown form is None, and ``extra`` holds its value under the field's name.
+    An unreadable timestamp is None, and ``extra`` holds its value.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Document:
 class Signing:
     """A signing package. ``extra`` holds the fields that the specification does not name.
 
-    A timestamp in an unknown form is None, and ``extra`` holds its value under the field's name.
+    An unreadable timestamp is None, and ``extra`` holds its value.
     """
 
     id: str
@@ -110,11 +110,11 @@ class Signing:
 
     @property
     def state(self) -> SigningState:
-        """Cancelled before completed, completed before draft or sent."""
-        unread = self.extra.get("cancelled_at")  # a timestamp in an unknown form
-        if isinstance(unread, str) and unread.startswith(_ZERO_DATE):
-            unread = None
-        if self.cancelled_at is not None or unread:
+        """The state. Cancelled takes precedence over completed, and completed over draft and sent."""
+        unreadable = self.extra.get("cancelled_at")
+        if isinstance(unreadable, str) and unreadable.startswith(_ZERO_DATE):
+            unreadable = None
+        if self.cancelled_at is not None or unreadable:
             return SigningState.CANCELLED
         if self.is_completed:
             return SigningState.COMPLETED
@@ -125,7 +125,7 @@ class Signing:
 
 @attrs.frozen(slots=False)
 class Recipient:
-    """Someone who has to sign. ``extra`` holds the fields that the specification does not name."""
+    """A person who has to sign. ``extra`` holds the fields that the specification does not name."""
 
     id: str
     email: str = ""
@@ -138,7 +138,7 @@ class Recipient:
 
 @attrs.frozen(slots=False)
 class User:
-    """Who the access token belongs to. The specification names none of its fields: ``extra`` holds the rest."""
+    """The user of the access token. The specification names no fields: ``extra`` holds all but these."""
 
     id: str | None = None
     email: str | None = None
@@ -146,45 +146,44 @@ class User:
     extra: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
 
-def _moment(value: datetime | float | None) -> datetime | None:
+def _to_datetime(value: datetime | float | None) -> datetime | None:
     if isinstance(value, bool) or not isinstance(value, datetime | float | int | None):
-        raise ConfigurationError(f"Token.expires_at must be a datetime or seconds since 1970, not {value!r}")
+        raise ConfigurationError(f"expires_at: must be a datetime or seconds since 1970, got {value!r}")
     try:
         if isinstance(value, float | int):
             return datetime.fromtimestamp(value, UTC)
     except (OverflowError, OSError, ValueError):
-        raise ConfigurationError(f"Token.expires_at is out of range: {value!r}") from None
+        raise ConfigurationError(f"expires_at: out of range, got {value!r}") from None
     if value is not None and value.tzinfo is None:
-        raise ConfigurationError(f"Token.expires_at needs a time zone: {value!r}")
+        raise ConfigurationError(f"expires_at: must have a time zone, got {value!r}")
     return value
 
 
 def _check_token(instance: Token, attribute: attrs.Attribute[str], value: object) -> None:
     if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable() or " " in value:
-        raise ConfigurationError(f"Token.{attribute.name} must be a text of printable ASCII without spaces")
+        # The value may be nearly right, and is not shown.
+        raise ConfigurationError(f"{attribute.name}: must be a string of printable ASCII characters without spaces")
 
 
 @attrs.frozen
 class Token:
-    """An access token, and what renews it. Its text shows neither, and it refuses to be pickled: a store keeps it.
+    """An access token with its refresh token. Its repr shows neither, and it cannot be pickled: use a `TokenStore`.
 
-    ``expires_at`` is an aware datetime (or seconds since 1970); None when the service did not say. ``origin`` is the
-    tenant that issued the token: an `OAuth` uses it there and nowhere else. None fits any tenant.
+    ``expires_at`` is an aware datetime (or seconds since 1970), or None if unknown. ``origin`` is the tenant that
+    issued the token: an `OAuth` uses it nowhere else. None fits any tenant.
     """
 
     access_token: str = attrs.field(repr=False, validator=_check_token)
     refresh_token: str | None = attrs.field(default=None, repr=False, validator=attrs.validators.optional(_check_token))
-    expires_at: datetime | None = attrs.field(default=None, converter=_moment)
+    expires_at: datetime | None = attrs.field(default=None, converter=_to_datetime)
     token_type: str = attrs.field(default="Bearer", validator=_check_token)
-    # A store of the user's own may not keep it.
+    # Not compared: a user's own store may not keep it.
     origin: str | None = attrs.field(
         default=None, kw_only=True, repr=False, eq=False, validator=attrs.validators.optional(_check_token)
     )
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Token is not pickled, so that it does not end up where secrets do not belong; use a TokenStore"
-        )
+        raise TypeError("a Token cannot be pickled, because it holds secrets: use a TokenStore")
 
     def __copy__(self) -> Token:
         return self

@@ -1,4 +1,4 @@
-"""Lists, page by page: await one page, or iterate over everything while the next page is on its way."""
+"""Paginated lists: await one page, or iterate over all items while the next page is prefetched."""
 
 from __future__ import annotations
 
@@ -11,55 +11,57 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 from multidict import MultiMapping
 
+from . import _checks
 from .assumptions import Assumptions
 from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
 from .transport import wire
 from .transport.call import Operation, Transport
-from .transport.decode import Unreadable, structure_all
+from .transport.decode import Unreadable, decode_records
 from .transport.error_response import look_up, request_id
 from .transport.retry import Repeat
 
 __all__ = ["Page", "Pager"]
 
 T = TypeVar("T")
-_LONGEST_CURSOR = 16 * 1024  # of what could be sent in a request's first line
+_MAX_CURSOR = 16 * 1024  # characters; a request line can carry no more
 _LINK = re.compile(r"<([^<>]*)>([^<]*)")
-# An opaque cursor may begin with a slash, as Base64 does; but it holds no question mark, and names no host.
-_ADDRESS = re.compile(r"https?:|//[^/?#]*[.:@\[]|\?|/[^?]*\?", re.IGNORECASE)
+# An opaque cursor may begin with a slash, as in Base64, but it has no question mark and names no host.
+_URL = re.compile(r"https?:|//[^/?#]*[.:@\[]|\?|/[^?]*\?", re.IGNORECASE)
 
 
 @attrs.frozen(slots=False)
 class Page(Generic[T]):
-    """Some items of a list, and where the next ones are: ``list(cursor=page.next_cursor)`` goes on from there."""
+    """One page of a list. ``list(cursor=page.next_cursor)`` continues after it."""
 
     items: tuple[T, ...]
     next_cursor: str | None
 
 
 @attrs.frozen(slots=False)
-class _Parsed:
-    """A page whose items are still as they were parsed, and what an error about them has to tell."""
+class _RawPage:
+    """A page before its items are decoded, with what an error about them reports."""
 
     items: list[Any] = attrs.field(repr=False)
-    found: str
+    path: str
     next_cursor: str | None
     status: int
     request_id: str | None = attrs.field(repr=False)
 
 
 class Pager(Generic[T]):
-    """A list that is fetched as it is used.
+    """A list that is fetched page by page, as it is used.
 
     ::
 
         page = await client.signings.list(limit=50)             # one page
         async for signing in client.signings.list():            # everything
             ...
-        async for page in client.signings.list().pages():       # page by page; page.next_cursor can be kept
+        async for page in client.signings.list().pages():       # page by page
             ...
 
-    While one page is worked on the next is fetched, at most one; ``read_ahead=False`` leaves that off.
+    Iteration prefetches one page while the caller works on the page before it, unless ``prefetch=False``.
+    ``read_ahead`` is the old name of that parameter.
     """
 
     def __init__(
@@ -71,24 +73,25 @@ class Pager(Generic[T]):
         *,
         cursor: str | None = None,
         limit: int | None = None,
-        read_ahead: bool = True,
+        prefetch: bool = True,
+        read_ahead: bool | None = None,
     ) -> None:
-        if cursor is not None and (not isinstance(cursor, str) or not cursor or not _can_be_sent(cursor)):
-            raise InvalidRequest(f"cursor: must be a page's next_cursor, not {cursor!r}")
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise InvalidRequest(f"limit: must be a whole number from 1, not {limit!r}")
+        if cursor is not None and not _checks.is_text(cursor):
+            raise InvalidRequest(f"cursor: invalid cursor {cursor!r}; pass the next_cursor of a page")
+        if limit is not None:
+            _checks.integer("limit", limit, error=InvalidRequest)
         self._transport = transport
         self._name = name
         self._path = path
         self._model = model
         self._cursor = cursor
         self._limit = limit
-        self._read_ahead = read_ahead
+        self._prefetch = prefetch if read_ahead is None else read_ahead
         self._call: Read = transport.call
 
     def through(self, read: Read) -> Pager[T]:
-        """The same list, read as a part of another call."""
-        pager = Pager(self._transport, self._name, self._path, self._model, read_ahead=False)
+        """Return the same list, read as part of another call."""
+        pager = Pager(self._transport, self._name, self._path, self._model, prefetch=False)
         pager._call = read
         return pager
 
@@ -96,7 +99,7 @@ class Pager(Generic[T]):
         return self._first().__await__()
 
     async def _first(self) -> Page[T]:
-        return self._page(await self._fetch(self._cursor))
+        return self._decode(await self._fetch(self._cursor))
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         async with aclosing(self.pages()) as pages:
@@ -105,91 +108,85 @@ class Pager(Generic[T]):
                     yield item
 
     async def pages(self) -> AsyncGenerator[Page[T], None]:
-        """All pages from here on."""
-        # Hashes, since a list may have many pages and their cursors be long.
+        """Iterate over the pages, from the cursor on."""
+        # Hashes: a list may have many pages with long cursors.
         seen = {hash(self._cursor)}
-        parsed = await self._fetch(self._cursor)
-        while parsed.next_cursor is not None:
-            if hash(parsed.next_cursor) in seen:
-                raise self._repeated(parsed.next_cursor)
-            seen.add(hash(parsed.next_cursor))
-            if not self._read_ahead:
-                yield self._page(parsed)
-                parsed = await self._fetch(parsed.next_cursor)
+        page = await self._fetch(self._cursor)
+        while page.next_cursor is not None:
+            if hash(page.next_cursor) in seen:
+                raise self._cursor_repeated(page.next_cursor)
+            seen.add(hash(page.next_cursor))
+            if not self._prefetch:
+                yield self._decode(page)
+                page = await self._fetch(page.next_cursor)
                 continue
-            ahead = asyncio.create_task(self._fetch(parsed.next_cursor), name=f"signing_async {self._name} read-ahead")
+            following = asyncio.create_task(self._fetch(page.next_cursor), name=f"signing_async {self._name} prefetch")
             try:
-                # The next request goes out before the records of this page are made.
+                # Send the next request before decoding this page.
                 await asyncio.sleep(0)
-                yield self._page(parsed)
-                parsed = await ahead
+                yield self._decode(page)
+                page = await following
             finally:
-                await _stop(ahead)
-        yield self._page(parsed)
+                await _cancel(following)
+        yield self._decode(page)
 
-    def _repeated(self, cursor: str) -> DecodeError:
-        shown = self._transport.redacted(cursor)[:80]
+    def _cursor_repeated(self, cursor: str) -> DecodeError:
         text = (
-            f"{self._name}: the service gave the cursor {shown!r} a second time; does it take it as"
-            f" {self._transport.options.assumptions.cursor_param!r}? See Assumptions.cursor_param"
+            f"{self._name}: the service returned the cursor {self._transport.redacted(cursor)[:80]!r} a second time;"
+            f" check Assumptions.cursor_param, now {self._transport.options.assumptions.cursor_param!r}"
         )
         return DecodeError(text, operation=self._name)
 
-    async def _fetch(self, cursor: str | None) -> _Parsed:
+    async def _fetch(self, cursor: str | None) -> _RawPage:
         assumptions = self._transport.options.assumptions
         params: dict[str, str] = {}
         path = self._path
         if self._limit is not None:
             params[assumptions.limit_param] = str(self._limit)
-        if cursor is not None and self._is_address(cursor):
-            address = self._address(cursor)
-            if address is None:
-                raise InvalidRequest(f"cursor: an address that is not on the tenant's origin: {cursor[:80]!r}")
-            path, params = address, {}
+        if cursor is not None and self._is_url(cursor):
+            url = self._resolve(cursor)
+            if url is None:
+                raise InvalidRequest(f"cursor: the URL is not on the tenant's origin: {cursor[:80]!r}")
+            path, params = url, {}
         elif cursor is not None:
             params[assumptions.cursor_param] = cursor
-        parsed: _Parsed = await self._call(
-            Operation(self._name, "GET", path, Repeat.READ, decode=self._scan, params=params)
+        page: _RawPage = await self._call(
+            Operation(self._name, "GET", path, Repeat.READ, decode=self._read_page, params=params)
         )
-        return parsed
+        return page
 
-    def _scan(self, data: Any, response: wire.Response) -> _Parsed:
-        """Find a page's items and its next cursor; the records are made later, while the next page is on its way."""
+    def _read_page(self, data: Any, response: wire.Response) -> _RawPage:
+        """Find the items and the next cursor. The items are decoded later, while the next page is fetched."""
         assumptions = self._transport.options.assumptions
-        items, found = _items(data, assumptions)
+        items, path = _items(data, assumptions)
         last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
         cursor = _next_cursor(data, response.headers, last_id, assumptions)
-        if cursor is not None and not _can_be_sent(cursor):
-            raise Unreadable("the next cursor is no text that can be sent")
-        if cursor is not None and len(cursor) > _LONGEST_CURSOR:
+        if cursor is not None and not _checks.is_text(cursor):
+            raise Unreadable("the next cursor is empty or has a lone surrogate: no request can carry it")
+        if cursor is not None and len(cursor) > _MAX_CURSOR:
             raise Unreadable(f"the next cursor has {len(cursor)} characters: no request can carry it")
-        if cursor is not None and self._is_address(cursor) and self._address(cursor) is None:
-            raise Unreadable("the address of the next page is not on the tenant's origin, and is not followed")
-        return _Parsed(items, found, cursor, response.status, request_id(response.headers, data, assumptions))
+        if cursor is not None and self._is_url(cursor) and self._resolve(cursor) is None:
+            raise Unreadable("the URL of the next page is not on the tenant's origin, and is not followed")
+        return _RawPage(items, path, cursor, response.status, request_id(response.headers, data, assumptions))
 
-    def _page(self, parsed: _Parsed) -> Page[T]:
+    def _decode(self, page: _RawPage) -> Page[T]:
         try:
-            return Page(structure_all(parsed.items, self._model), parsed.next_cursor)
+            return Page(decode_records(page.items, self._model), page.next_cursor)
         except Unreadable as error:
-            problem = str(error.under(parsed.found))
-        identity = None if parsed.request_id is None else self._transport.redacted(parsed.request_id)
-        raise self._transport.shared.decode_error(self._name, problem, parsed.status, identity)
+            problem = str(error.under(page.path))
+        identity = None if page.request_id is None else self._transport.redacted(page.request_id)
+        raise self._transport.shared.decode_error(self._name, problem, page.status, identity)
 
-    def _is_address(self, cursor: str) -> bool:
-        return _ADDRESS.match(cursor) is not None or cursor.startswith(self._path)
+    def _is_url(self, cursor: str) -> bool:
+        return _URL.match(cursor) is not None or cursor.startswith(self._path)
 
-    def _address(self, cursor: str) -> str | None:
-        """The path and query of a next page's address, if that is on the same origin."""
+    def _resolve(self, cursor: str) -> str | None:
+        """Return the path and query of a next page's URL, or None if it is on another origin."""
         return wire.resolve(wire.Request("GET", self._transport.shared.origin, self._path), cursor)
 
 
-def _can_be_sent(cursor: str) -> bool:
-    """Whether it is UTF-8: a lone surrogate, from JSON or from the bytes of a header, is none."""
-    return cursor.encode("utf-8", "ignore").decode() == cursor
-
-
 def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:
-    """The items of a page, and where they stood."""
+    """Return the items of a page, and their path in the response."""
     if isinstance(data, list):
         return data, ""
     for path in assumptions.item_paths:
@@ -197,7 +194,7 @@ def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:
         if isinstance(found, list):
             return found, path
     tried = ", ".join(assumptions.item_paths)
-    raise Unreadable(f"no list of items: neither the answer itself nor any of {tried}")
+    raise Unreadable(f"no list of items: neither the response itself nor any of {tried}")
 
 
 def _next_cursor(data: Any, headers: Mapping[str, str], last_id: Any, assumptions: Assumptions) -> str | None:
@@ -207,20 +204,20 @@ def _next_cursor(data: Any, headers: Mapping[str, str], last_id: Any, assumption
         return None
     for path in assumptions.next_paths:
         found = look_up(data, path)
-        # Some services say with a zero that there is no more; it never leads on.
+        # Some services end a list with a zero.
         if isinstance(found, str | int) and not isinstance(found, bool) and found:
             return str(found)
     linked = _linked(headers)
     if linked is not None or not more:
         return linked
     if not isinstance(last_id, str | int) or last_id == "":
-        raise Unreadable("there is more, but neither a next cursor nor a last item with an id")
+        raise Unreadable("more items are announced, but there is neither a next cursor nor a last item with an id")
     return str(last_id)
 
 
 def _linked(headers: Mapping[str, str]) -> str | None:
-    """The address in a Link header whose relation is ``next``."""
-    lines = cast("MultiMapping[str]", headers).getall("Link", [])  # aiohttp's headers: there may be several of a name
+    """Return the URL with the relation ``next`` in the Link headers."""
+    lines = cast("MultiMapping[str]", headers).getall("Link", [])  # aiohttp's headers may repeat a name
     for match in _LINK.finditer(", ".join(lines)):
         for parameter in match[2].split(";"):
             name, _, value = parameter.partition("=")
@@ -229,8 +226,8 @@ def _linked(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-async def _stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait until it is gone; what came of it does not matter any more."""
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end, whatever its result."""
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     if not task.done():
         task.cancel()

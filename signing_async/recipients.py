@@ -17,7 +17,7 @@ from .reconcile import Creation, Read, RecipientMatch, Tracker
 from .signings import signing_path
 from .transport import wire
 from .transport.call import Operation, Transport
-from .transport.decode import structure
+from .transport.decode import decode_record
 from .transport.error_response import record
 from .transport.retry import Repeat
 
@@ -136,15 +136,15 @@ class Recipients:
                 results.append(RemindResult(recipient))
         return results
 
-    def list(self, signing_id: str | Signing) -> Pager[Recipient]:
-        """Return the recipients of a signing; see `Pager`."""
-        return Pager(self._transport, _LIST, _folder(signing_id), Recipient)
+    def list(self, signing_id: str | Signing, *, prefetch: bool = True) -> Pager[Recipient]:
+        """List the recipients of a signing; see `Pager`."""
+        return Pager(self._transport, _LIST, _folder(signing_id), Recipient, prefetch=prefetch)
 
     def _is_done(self, recipient: Recipient) -> bool:
         return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)
 
     def _decode(self, data: Any, response: wire.Response) -> Recipient:
-        return structure(record(data, self._transport.options.assumptions), Recipient)
+        return decode_record(record(data, self._transport.options.assumptions), Recipient)
 
 
 def _folder(signing_id: str | Signing) -> str:

@@ -16,7 +16,7 @@ from .pagination import Pager
 from .reconcile import Read, Sent, Tracker
 from .transport import wire
 from .transport.call import Operation, Transport, log
-from .transport.decode import Unreadable, structure
+from .transport.decode import Unreadable, decode_record
 from .transport.error_response import one_line, record
 from .transport.retry import Repeat
 
@@ -81,10 +81,24 @@ class Signings:
         note(signing.documents)
         return signing
 
-    def list(self, cursor: str | None = None, limit: int | None = None, *, read_ahead: bool = True) -> Pager[Signing]:
-        """Return all signings, starting at ``cursor``, in pages of ``limit``; see `Pager`."""
+    def list(
+        self,
+        cursor: str | None = None,
+        limit: int | None = None,
+        *,
+        prefetch: bool = True,
+        read_ahead: bool | None = None,
+    ) -> Pager[Signing]:
+        """List the signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
         return Pager(
-            self._transport, "signings.list", _PATH, Signing, cursor=cursor, limit=limit, read_ahead=read_ahead
+            self._transport,
+            "signings.list",
+            _PATH,
+            Signing,
+            cursor=cursor,
+            limit=limit,
+            prefetch=prefetch,
+            read_ahead=read_ahead,
         )
 
     async def send(self, signing_id: str | Signing) -> None:
@@ -178,7 +192,7 @@ class Signings:
             return last
 
     def _decode(self, data: Any, response: wire.Response) -> Signing:
-        signing = structure(record(data, self._transport.options.assumptions), Signing)
+        signing = decode_record(record(data, self._transport.options.assumptions), Signing)
         with suppress(InvalidRequest):
             signing_path(signing)
             return signing

@@ -1,4 +1,4 @@
-"""What the specification leaves open can be set, and a setting that cannot work is refused with its name."""
+"""Assumptions are checked, and errors name the field and the value."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from signing_async import Assumptions, ConfigurationError
 
 
-def test_one_name_stands_for_several() -> None:
-    """Where several names are possible one may be given alone, or any iterable of them."""
+def test_names_and_statuses_may_be_one_value_or_any_iterable() -> None:
     assert Assumptions(item_paths="rows").item_paths == ("rows",)
     assert Assumptions(item_paths=["rows", "list"]).item_paths == ("rows", "list")
     assert Assumptions(next_paths=(name for name in ("a.b",))).next_paths == ("a.b",)
@@ -22,8 +21,7 @@ def test_one_name_stands_for_several() -> None:
     assert Assumptions(expired_token_statuses=[401, 403]).expired_token_statuses == {401, 403}
 
 
-def test_they_are_a_value() -> None:
-    """Frozen, equal by content, usable as a key, and picklable."""
+def test_assumptions_are_frozen_comparable_hashable_and_picklable() -> None:
     changed = Assumptions(cursor_param="after")
     assert changed == attrs.evolve(Assumptions(), cursor_param="after") != Assumptions()
     assert hash(changed) == hash(Assumptions(cursor_param="after"))
@@ -41,8 +39,7 @@ _NUMBERS = ("expires_in_seconds", "refresh_margin")
 _COUNTS = ("max_pdf_bytes", "max_sealed_bytes", "max_answer_bytes")
 
 
-def test_every_assumption_is_covered_here() -> None:
-    """The lists above name every field."""
+def test_every_field_is_covered_by_the_lists_above() -> None:
     named = {*_NAME, *_NAMES, *_NUMBERS, *_COUNTS, "expired_token_statuses", "pkce"}
     assert named == {field.name for field in attrs.fields(Assumptions)}
 
@@ -58,14 +55,12 @@ def test_every_assumption_is_covered_here() -> None:
         *(("expired_token_statuses", value) for value in (399, 500, True, "401", ["401"], None, [[401]], [401, 200])),
     ],
 )
-def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
-    """The error names the setting and the value."""
-    with pytest.raises(ConfigurationError, match=rf"^Assumptions\.{name} must .*, not ") as caught:
+def test_invalid_value_is_refused_with_field_and_value(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name}: must be .*, got ") as caught:
         Assumptions(**{name: value})
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_misspelled_setting_is_refused() -> None:
-    """No setting is silently ignored."""
+def test_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError, match="cursor_parm"):
         Assumptions(cursor_parm="after")  # type: ignore[call-arg]  # that it is refused is what is tested

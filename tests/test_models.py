@@ -1,4 +1,4 @@
-"""The records hold what the service said, never change, and take values that nobody has thought of yet."""
+"""Records are frozen values, and enumerations accept unknown values."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ _RECORDS: list[Any] = [
 
 
 @pytest.mark.parametrize("cls", _OPEN)
-def test_listed_values_are_members(cls: Any) -> None:
-    """A listed value is its member, equal to its text in both directions and as a key."""
+def test_listed_value_is_a_member_and_equal_to_its_string(cls: Any) -> None:
     for member in cls:
         assert cls(member.value) is member
         assert member == member.value
@@ -56,8 +55,7 @@ def test_listed_values_are_members(cls: Any) -> None:
 @pytest.mark.parametrize("cls", _OPEN)
 @settings(deadline=None)
 @given(value=st.text())
-def test_unknown_values_are_usable(cls: Any, value: str) -> None:
-    """Any text is a value: equal to the text and to itself, hashable, printable, picklable, copyable."""
+def test_unknown_value_is_equal_to_its_string_hashable_printable_and_picklable(cls: Any, value: str) -> None:
     found = cls(value)
     assert isinstance(found, cls)
     assert issubclass(type(found), str)
@@ -74,8 +72,7 @@ def test_unknown_values_are_usable(cls: Any, value: str) -> None:
 
 
 @pytest.mark.parametrize("cls", _OPEN)
-def test_unknown_values_do_not_become_listed(cls: Any) -> None:
-    """What a service sends does not pile up in the enumeration."""
+def test_unknown_value_does_not_become_a_member(cls: Any) -> None:
     before = list(cls)
     assert cls("unheard-of") not in before
     assert list(cls) == before
@@ -84,22 +81,20 @@ def test_unknown_values_do_not_become_listed(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", _OPEN)
 @pytest.mark.parametrize("value", [None, 1, True, b"EN", ["EN"]])
-def test_only_texts_are_values(cls: Any, value: Any) -> None:
-    """What is no text is no value."""
+def test_value_that_is_not_a_string_is_refused(cls: Any, value: Any) -> None:
     with pytest.raises(ValueError, match="is not a valid"):
         cls(value)
 
 
-def test_a_value_of_another_enumeration_is_taken_by_its_text() -> None:
-    """The result belongs to one enumeration alone."""
+def test_member_of_another_enumeration_is_converted_by_its_string() -> None:
     found = Language(SigningMethod.EMAIL)
     assert type(found) is Language
     assert type(found.value) is str
     assert found == "email"
 
 
-def test_states_are_closed() -> None:
-    """The state is this package's own word: nothing else is one."""
+def test_unknown_state_is_refused() -> None:
+    """States are this package's own."""
     with pytest.raises(ValueError, match="is not a valid"):
         SigningState("archived")
 
@@ -108,8 +103,7 @@ def test_states_are_closed() -> None:
 
 
 @pytest.mark.parametrize("record", _RECORDS, ids=lambda record: type(record).__name__)
-def test_records_are_values(record: Any) -> None:
-    """Frozen, equal by content, hashable, picklable, copyable, with a repr that names the fields."""
+def test_records_are_frozen_comparable_hashable_and_picklable(record: Any) -> None:
     for name in type(record).__annotations__:
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             setattr(record, name, None)
@@ -125,8 +119,7 @@ def test_records_are_values(record: Any) -> None:
     assert copy.deepcopy(record).extra is not record.extra
 
 
-def test_records_share_no_defaults() -> None:
-    """Two records never share the mapping of their unknown fields."""
+def test_records_do_not_share_extra() -> None:
     assert Document("a").extra is not Document("b").extra
     assert Signing("a").extra == User().extra == Recipient("a").extra == {}
 
@@ -135,8 +128,8 @@ def test_records_share_no_defaults() -> None:
     ("draft", "completed", "cancelled"),
     list(itertools.product([None, False, True], [None, False, True], [None, _NOON])),
 )
-def test_the_state_of_a_signing(draft: bool | None, completed: bool | None, cancelled: datetime | None) -> None:
-    """Cancelled comes before completed, completed before draft or sent; what is not told is unknown."""
+def test_state_of_a_signing(draft: bool | None, completed: bool | None, cancelled: datetime | None) -> None:
+    """Cancelled takes precedence over completed, and completed over draft and sent."""
     if cancelled is not None:
         expected = SigningState.CANCELLED
     elif completed:
@@ -151,24 +144,21 @@ def test_the_state_of_a_signing(draft: bool | None, completed: bool | None, canc
 # Tokens
 
 
-def test_a_token_shows_nothing() -> None:
-    """Neither of its secrets is in its text, in a format, or in a record that holds it."""
+def test_token_shows_no_secret_in_any_text() -> None:
     token = Token("access-secret", "refresh-secret", _NOON)
     for shown in (repr(token), str(token), f"{token}", f"{[token]}", repr({"token": token})):
         assert "secret" not in shown
     assert "expires_at" in repr(token)
 
 
-def test_a_token_is_not_pickled() -> None:
-    """A pickle ends up where secrets do not belong."""
+def test_token_cannot_be_pickled() -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError, match="TokenStore") as caught:
             pickle.dumps({"token": Token("access-secret")}, protocol)
         assert "access-secret" not in str(caught.value)
 
 
-def test_a_token_is_a_value() -> None:
-    """Frozen, equal by content, and its own copy."""
+def test_tokens_are_frozen_and_compared_by_content() -> None:
     token = Token("a", "r", _NOON)
     assert token == Token("a", "r", _NOON) != Token("b", "r", _NOON)
     assert len({token, Token("a", "r", _NOON)}) == 1
@@ -177,8 +167,7 @@ def test_a_token_is_a_value() -> None:
         token.access_token = "b"  # type: ignore[misc]  # that it is frozen is what is tested
 
 
-def test_a_token_expires_at_an_aware_moment() -> None:
-    """A datetime with a zone, or seconds since 1970; or nothing is known of it."""
+def test_expiry_of_a_token_is_an_aware_datetime_or_none() -> None:
     assert Token("a").expires_at is None
     assert Token("a", expires_at=1769860800).expires_at == _NOON
     assert Token("a", expires_at=1769860800.5).expires_at == _NOON + timedelta(seconds=0.5)
@@ -188,23 +177,20 @@ def test_a_token_expires_at_an_aware_moment() -> None:
 @pytest.mark.parametrize(
     "moment", [datetime(2026, 1, 1), "2026-01-31T12:00:00Z", True, 1e300, float("nan"), 10**400, [1]], ids=str
 )
-def test_a_token_cannot_expire_at_nonsense(moment: Any) -> None:
-    """The error names the field."""
-    with pytest.raises(ConfigurationError, match=r"^Token\.expires_at "):
+def test_invalid_expiry_of_a_token_is_refused(moment: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^expires_at: .*, got "):
         Token("a", expires_at=moment)
 
 
 @pytest.mark.parametrize("name", ["access_token", "refresh_token", "token_type"])
 @pytest.mark.parametrize("value", ["", " ", "a b", "a\r\nX-Evil: 1", "å", "\x00", b"a", 5, "\ud800"], ids=repr)
-def test_a_token_that_no_header_can_carry_is_refused(name: str, value: Any) -> None:
-    """The error names the field, and does not show the value, which may be nearly right."""
-    with pytest.raises(ConfigurationError, match=rf"^Token\.{name} must be a text of printable ASCII") as caught:
+def test_token_that_no_header_can_carry_is_refused_without_showing_it(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name}: must be a string of printable ASCII") as caught:
         Token(**{"access_token": "a", name: value})
     assert "X-Evil" not in str(caught.value)
 
 
-def test_an_access_token_is_needed() -> None:
-    """A refresh token may be missing, an access token may not."""
+def test_token_needs_an_access_token_and_no_refresh_token() -> None:
     assert Token("a", None).refresh_token is None
     with pytest.raises(ConfigurationError, match="access_token"):
         Token(None)  # type: ignore[arg-type]  # that it is refused is what is tested

@@ -1,4 +1,4 @@
-"""Lists: a page, everything, or page by page, whatever the service's convention; with one page read ahead."""
+"""Lists: one page, all items, or page by page, in any convention of the service; prefetch."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _SHAPES: dict[str, Shape] = {
 
 
 def _service(shape: Shape, total: int = 7, size: int = 3) -> Callable[[web.Request], Any]:
-    """A list of ``total`` signings in pages of ``size``, whose cursor is the number to start from."""
+    """Serve ``total`` signings in pages of ``size``. The cursor is the number of the first."""
 
     async def handler(request: web.Request) -> web.Response:
         assert request.path == PATH
@@ -104,19 +104,19 @@ def _client(origin: str, **options: Any) -> SigningClient:
     return SigningClient(origin, TOKEN, retry=RetryPolicy(base_delay=0.0), **options)
 
 
-def _strangers() -> set[asyncio.Task[Any]]:
-    return {task for task in asyncio.all_tasks() if "read-ahead" in task.get_name()}
+def _prefetches() -> set[asyncio.Task[Any]]:
+    return {task for task in asyncio.all_tasks() if "prefetch" in task.get_name()}
 
 
 async def _collect(pager: Pager[Signing], found: list[str]) -> None:
-    """Work a little on each item, so that the next page is under way."""
+    """Work on each item for a moment, while the next page is prefetched."""
     async for signing in pager:
         found.append(signing.id)
         await asyncio.sleep(0.02)
 
 
 async def _settled() -> None:
-    """Let what was closed behind the scenes come to its end."""
+    """Let generators and tasks end that nobody waits for."""
     gc.collect()
     for _ in range(20):
         await asyncio.sleep(0)
@@ -125,19 +125,19 @@ async def _settled() -> None:
 # Conventions
 
 
-@pytest.mark.parametrize("read_ahead", [True, False])
+@pytest.mark.parametrize("prefetch", [True, False])
 @pytest.mark.parametrize("name", _SHAPES)
-async def test_every_convention_is_followed(name: str, read_ahead: bool) -> None:
-    """Wherever the next cursor or address stands, all items come, in order, once, with one request a page."""
+async def test_all_items_are_listed_once_and_in_order_in_every_convention(name: str, prefetch: bool) -> None:
+    """With one request for each page."""
     async with serving(_service(_SHAPES[name])) as server, _client(server.origin) as client:
-        found = [signing.id async for signing in client.signings.list(read_ahead=read_ahead)]
+        found = [signing.id async for signing in client.signings.list(prefetch=prefetch)]
         assert found == [str(number) for number in range(7)]
         assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("name", _SHAPES)
-async def test_every_cursor_can_be_resumed_from(name: str) -> None:
-    """A page's cursor, kept as text, goes on there in another client."""
+async def test_list_continues_from_a_stored_cursor_in_every_convention(name: str) -> None:
+    """Also in another client."""
     async with serving(_service(_SHAPES[name])) as server:
         async with _client(server.origin) as client:
             first = await client.signings.list()
@@ -150,8 +150,9 @@ async def test_every_cursor_can_be_resumed_from(name: str) -> None:
 
 @pytest.mark.parametrize("pagination", ["meta_cursor", "top_cursor", "next_url", "link_header", "has_more", "bare"])
 @pytest.mark.parametrize("recipients_list", ["envelope", "paged", "bare"])
-async def test_every_convention_of_the_sandbox(pagination: Any, recipients_list: Any) -> None:
-    """With default assumptions every style of the sandbox is read to its end, signings and recipients alike."""
+async def test_every_convention_of_the_sandbox_is_listed_with_default_assumptions(
+    pagination: Any, recipients_list: Any
+) -> None:
     profile = Profile(pagination=pagination, recipients_list=recipients_list, page_size=2)
     async with (
         Sandbox(profile=profile) as sandbox,
@@ -165,8 +166,7 @@ async def test_every_convention_of_the_sandbox(pagination: Any, recipients_list:
 
 
 @pytest.mark.parametrize("preset", ["default", "laravel", "rfc9457", "numeric"])
-async def test_every_preset_of_the_sandbox(preset: str) -> None:
-    """Whole profiles: with the two parameter names set, everything else is found by itself."""
+async def test_every_preset_of_the_sandbox_is_listed_with_its_parameter_names(preset: str) -> None:
     profile = Profile.preset(preset)
     assumptions = Assumptions(cursor_param=profile.cursor_param, limit_param=profile.limit_param)
     async with (
@@ -180,8 +180,8 @@ async def test_every_preset_of_the_sandbox(preset: str) -> None:
         assert all(signing.updated_at is not None for page in pages for signing in page.items)
 
 
-async def test_parameters_are_sent_under_their_assumed_names() -> None:
-    """Cursor and limit go out, encoded; an address that the service gave stays as it is."""
+async def test_cursor_and_limit_are_sent_under_their_assumed_names() -> None:
+    """The URL of a next page is sent unchanged."""
     async with serving(_service(_SHAPES["next_cursor"], 0)) as server:
         renamed = Assumptions(cursor_param="starting after", limit_param="per_page")
         async with _client(server.origin, assumptions=renamed) as client:
@@ -192,8 +192,7 @@ async def test_parameters_are_sent_under_their_assumed_names() -> None:
     assert queries == [{"starting after": "a&b=c /å", "per_page": "50"}, {}, {"page": "2"}]
 
 
-async def test_other_places_can_be_assumed() -> None:
-    """A service that fits no convention is described in `Assumptions`."""
+async def test_assumptions_describe_another_convention() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         more = "cursor" not in request.query
@@ -206,8 +205,8 @@ async def test_other_places_can_be_assumed() -> None:
         assert [signing.id async for signing in client.signings.list()] == ["0", "0"]
 
 
-async def test_an_empty_page_is_no_end() -> None:
-    """Services that filter late give empty pages in the middle; the cursor decides."""
+async def test_empty_page_with_a_cursor_is_not_the_end() -> None:
+    """Services that filter late return empty pages."""
     pages = {"": ([], "a"), "a": (_items(0, 1), "b"), "b": ([], "c"), "c": ([], None)}
 
     async def handler(request: web.Request) -> web.Response:
@@ -228,14 +227,14 @@ async def test_an_empty_page_is_no_end() -> None:
     ],
     ids=str,
 )
-async def test_more_without_a_way_on_is_an_error(body: Any) -> None:
+async def test_has_more_without_a_cursor_or_an_id_raises_decode_error(body: Any) -> None:
     """A list is never silently incomplete."""
 
     async def handler(request: web.Request) -> web.Response:
         return _json(body)
 
     async with serving(handler) as server, _client(server.origin) as client:
-        with pytest.raises(DecodeError, match="there is more, but neither a next cursor nor a last item with an id"):
+        with pytest.raises(DecodeError, match="more items are announced, but there is neither"):
             await client.signings.list()
 
 
@@ -252,8 +251,8 @@ async def test_more_without_a_way_on_is_an_error(body: Any) -> None:
     ],
     ids=str,
 )
-async def test_what_does_not_lead_on_is_the_end(body: Any) -> None:
-    """Only a text, a number or a true ``has_more`` leads on."""
+async def test_page_without_a_usable_cursor_is_the_last(body: Any) -> None:
+    """Only a string, a number or a true ``has_more`` continues a list."""
 
     async def handler(request: web.Request) -> web.Response:
         return _json(body)
@@ -262,8 +261,7 @@ async def test_what_does_not_lead_on_is_the_end(body: Any) -> None:
         assert await client.signings.list() == Page((), None)
 
 
-async def test_several_link_headers() -> None:
-    """A Link header may come in several lines, and hold nonsense."""
+async def test_next_is_found_in_several_and_malformed_link_headers() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         response = _json(_items(0, 1))
@@ -277,7 +275,7 @@ async def test_several_link_headers() -> None:
     assert [request.query.get("cursor") for request in server.requests] == [None, "1"]
 
 
-# The token's way
+# Other origins
 
 
 @pytest.mark.parametrize(
@@ -300,8 +298,7 @@ async def test_several_link_headers() -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["next", "Link"])
-async def test_the_token_stays_on_its_origin(address: str, where: str) -> None:
-    """The address of a next page on another host, port or scheme is refused: nothing is sent there."""
+async def test_token_is_not_sent_to_the_url_of_a_next_page_on_another_origin(address: str, where: str) -> None:
 
     async def other(request: web.Request) -> web.Response:
         return _json([])
@@ -321,17 +318,16 @@ async def test_the_token_stays_on_its_origin(address: str, where: str) -> None:
         with contextlib.suppress(DecodeError):
             found = [signing async for signing in client.signings.list()]
             assert len(found) == 1
-            assert address.startswith((" ", "ftp:"))  # no address at all: it may be sent as a cursor
+            assert address.startswith((" ", "ftp:"))  # not a URL: it is sent as a cursor
         assert stranger.requests == []
         assert {request.url.raw_authority for request in server.requests} == {server.origin.removeprefix("http://")}
         if not address.startswith((" ", "ftp:")):
             link = address.format(own=server.origin[7:], other=stranger.origin[7:])
-            with pytest.raises(InvalidRequest, match="cursor: an address that is not on the tenant's origin"):
+            with pytest.raises(InvalidRequest, match="cursor: the URL is not on the tenant's origin"):
                 await client.signings.list(cursor=link)
 
 
-async def test_a_refused_address_says_so() -> None:
-    """The error names the call and the reason, with the request id."""
+async def test_refused_url_of_a_next_page_raises_decode_error_with_the_request_id() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         return _json({"data": [], "next": "https://evil.example/?x", "request_id": "r"})
@@ -341,13 +337,13 @@ async def test_a_refused_address_says_so() -> None:
             await client.signings.list()
 
 
-# Going round in circles
+# Repeated cursors
 
 
-@pytest.mark.parametrize("read_ahead", [True, False])
+@pytest.mark.parametrize("prefetch", [True, False])
 @pytest.mark.parametrize("cycle", [["a", "a"], ["a", "b", "a"], ["a", "b", "c", "b"]])
-async def test_the_same_cursor_twice_is_an_error(cycle: list[str], read_ahead: bool) -> None:
-    """A service that leads in a circle, or does not know the parameter, is found out; no item comes twice."""
+async def test_repeated_cursor_raises_decode_error(cycle: list[str], prefetch: bool) -> None:
+    """A service that ignores the parameter is found out, and no item comes twice."""
     given = iter(cycle)
 
     async def handler(request: web.Request) -> web.Response:
@@ -356,13 +352,12 @@ async def test_the_same_cursor_twice_is_an_error(cycle: list[str], read_ahead: b
     found: list[str] = []
     async with serving(handler) as server, _client(server.origin) as client:
         with pytest.raises(DecodeError, match=r"signings\.list: .* the cursor '.' a second time; .*Assumptions"):
-            await _collect(client.signings.list(read_ahead=read_ahead), found)
+            await _collect(client.signings.list(prefetch=prefetch), found)
         assert len(found) == len(set(found)) == len(cycle) - 1
-        assert not _strangers()
+        assert not _prefetches()
 
 
-async def test_the_cursor_that_was_started_from_counts() -> None:
-    """Also the caller's own cursor must not come back."""
+async def test_cursor_of_the_caller_counts_as_repeated() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         return _json({"data": [], "next_cursor": "start"})
@@ -379,25 +374,41 @@ async def test_the_cursor_that_was_started_from_counts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"cursor": ""}, "cursor: must be a page's next_cursor, not ''"),
-        ({"cursor": 5}, "cursor: must be a page's next_cursor, not 5"),
-        ({"limit": 0}, "limit: must be a whole number from 1, not 0"),
-        ({"limit": -1}, "limit: must be a whole number from 1, not -1"),
-        ({"limit": True}, "limit: must be a whole number from 1, not True"),
-        ({"limit": "5"}, "limit: must be a whole number from 1, not '5'"),
-        ({"limit": 1.5}, "limit: must be a whole number from 1, not 1.5"),
+        ({"cursor": ""}, "cursor: invalid cursor ''; pass the next_cursor of a page"),
+        ({"cursor": 5}, "cursor: invalid cursor 5; pass the next_cursor of a page"),
+        ({"cursor": "\ud800"}, "cursor: invalid cursor '\\ud800'; pass the next_cursor of a page"),
+        ({"limit": 0}, "limit: must be an integer of at least 1, got 0"),
+        ({"limit": True}, "limit: must be an integer of at least 1, got True"),
+        ({"limit": "5"}, "limit: must be an integer of at least 1, got '5'"),
     ],
 )
-async def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
-    """Before anything is sent, naming argument and value."""
+async def test_invalid_arguments_are_refused_before_any_request(arguments: dict[str, Any], message: str) -> None:
     async with _client("http://127.0.0.1:9") as client:
         with pytest.raises(InvalidRequest) as caught:
             client.signings.list(**arguments)
     assert str(caught.value) == message
 
 
-async def test_one_pager_can_be_used_again_and_again() -> None:
-    """Each await and each iteration begins anew; two at once do not disturb each other."""
+@pytest.mark.parametrize("cursor", ["\\ud800", "x" * (16 * 1024 + 1)], ids=["surrogate", "too long"])
+async def test_cursor_that_no_request_can_carry_raises_decode_error(cursor: str) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=f'{{"data": [], "next_cursor": "{cursor}"}}', content_type="application/json")
+
+    async with serving(handler) as server, _client(server.origin) as client:
+        with pytest.raises(DecodeError):
+            await client.signings.list()
+
+
+async def test_empty_link_to_a_next_page_raises_decode_error() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return _json([], Link="<>; rel=next")
+
+    async with serving(handler) as server, _client(server.origin) as client:
+        with pytest.raises(DecodeError, match="the next cursor is empty or has a lone surrogate"):
+            await client.signings.list()
+
+
+async def test_pager_can_be_used_several_times_and_concurrently() -> None:
     async with serving(_service(_SHAPES["next_cursor"])) as server, _client(server.origin) as client:
         pager = client.signings.list()
         assert server.requests == []
@@ -410,8 +421,8 @@ async def test_one_pager_can_be_used_again_and_again() -> None:
         assert list(both) == [[str(number) for number in range(7)]] * 2
 
 
-async def test_paging_through_a_mocked_session(mocked: aioresponses) -> None:
-    """The client's requests can be answered by aioresponses in its users' tests, large answers too."""
+async def test_list_works_with_aioresponses(mocked: aioresponses) -> None:
+    """Large responses too."""
     url = f"http://127.0.0.1:9{PATH}"
     mocked.get(url, payload={"data": _items(0, 5000), "next_cursor": "n"})
     mocked.get(f"{url}?cursor=n", payload={"data": _items(5000, 5001)})
@@ -420,8 +431,7 @@ async def test_paging_through_a_mocked_session(mocked: aioresponses) -> None:
     assert [str(made[1]) for made in mocked.requests] == [url, f"{url}?cursor=n"]
 
 
-async def test_a_page_that_cannot_be_read_names_the_place() -> None:
-    """Wherever the items stood, the path in the answer leads to the fault."""
+async def test_decode_error_names_the_path_of_the_item_in_the_response() -> None:
     bodies: list[Any] = [{"signings": [{"id": "a"}, {"id": None}]}, [{"name": "x"}], {"data": 5}, "x"]
     given = iter(bodies)
 
@@ -434,23 +444,23 @@ async def test_a_page_that_cannot_be_read_names_the_place() -> None:
                 await client.signings.list()
 
 
-async def test_a_list_is_read_as_a_part_of_another_call(sandbox: Sandbox, client: SigningClient) -> None:
-    """Adding a recipient, in doubt, reads the list of recipients within the same call."""
+async def test_list_is_read_within_another_call(sandbox: Sandbox, client: SigningClient) -> None:
+    """Adding a recipient reconciles with the list."""
     signing = await client.signings.create(name="Lease", language="EN")
     sandbox.faults.add("recipients.add", "500-after-commit")
     added = await client.recipients.add(signing, email="anna@example.com")
     assert [recipient.id async for recipient in client.recipients.list(signing)] == [added.id]
 
 
-# Reading ahead
+# Prefetch
 
 
 class _Slow:
-    """A list whose pages are given out one by one, on command; counts what was asked for."""
+    """A list whose pages are sent on command; it counts the requests."""
 
     def __init__(self, pages: int = 4) -> None:
         self.pages = pages
-        self.asked = 0
+        self.requested = 0
         self.arrived = asyncio.Condition()
         self.gates = [asyncio.Event() for _ in range(pages)]
         self.failing: set[int] = set()
@@ -459,14 +469,14 @@ class _Slow:
         for page in pages:
             self.gates[page].set()
 
-    async def until_asked(self, count: int) -> None:
+    async def wait_for_requests(self, count: int) -> None:
         async with self.arrived:
-            await self.arrived.wait_for(lambda: self.asked >= count)
+            await self.arrived.wait_for(lambda: self.requested >= count)
 
     async def __call__(self, request: web.Request) -> web.Response:
         page = int(request.query.get("cursor", "0"))
         async with self.arrived:
-            self.asked += 1
+            self.requested += 1
             self.arrived.notify_all()
         await self.gates[page].wait()
         if page in self.failing:
@@ -481,47 +491,45 @@ async def _slow(pages: int = 4) -> AsyncIterator[tuple[_Slow, SigningClient, Web
         async with _client(server.origin) as client:
             yield slow, client, server
             await _settled()
-            assert not _strangers()
+            assert not _prefetches()
         slow.open(*range(pages))
 
 
-async def test_the_next_page_is_fetched_meanwhile_and_no_other() -> None:
-    """While the consumer works on a page the next one is on its way; the one after that is not."""
+async def test_one_page_is_prefetched_while_the_caller_works() -> None:
     async with _slow() as (slow, client, _):
         slow.open(0, 1, 2, 3)
         async with aclosing(client.signings.list().pages()) as pages:
             for number in range(4):
                 page = await anext(pages)
                 assert page.items[0].id == str(number)
-                await asyncio.wait_for(slow.until_asked(min(number + 2, 4)), 5)
+                await asyncio.wait_for(slow.wait_for_requests(min(number + 2, 4)), 5)
                 await asyncio.sleep(0.02)
-                assert slow.asked == min(number + 2, 4)
+                assert slow.requested == min(number + 2, 4)
             with pytest.raises(StopAsyncIteration):
                 await anext(pages)
 
 
-async def test_without_reading_ahead_nothing_is_asked_too_early() -> None:
-    """``read_ahead=False`` fetches a page when it is needed."""
+@pytest.mark.parametrize("argument", ["prefetch", "read_ahead"])
+async def test_page_is_fetched_when_needed_without_prefetch(argument: str) -> None:
+    """``read_ahead=False`` is the old form."""
     async with _slow() as (slow, client, _):
         slow.open(0, 1, 2, 3)
-        async with aclosing(client.signings.list(read_ahead=False).pages()) as pages:
+        async with aclosing(client.signings.list(**{argument: False}).pages()) as pages:
             for number in range(4):
                 await anext(pages)
                 await asyncio.sleep(0.02)
-                assert slow.asked == number + 1
+                assert slow.requested == number + 1
 
 
-async def test_an_awaited_page_reads_nothing_ahead() -> None:
-    """One page is one request."""
+async def test_awaited_page_prefetches_nothing() -> None:
     async with _slow() as (slow, client, _):
         slow.open(0)
         assert (await client.signings.list()).next_cursor == "1"
         await asyncio.sleep(0.02)
-        assert slow.asked == 1
+        assert slow.requested == 1
 
 
-async def test_an_error_of_the_page_ahead_surfaces_when_it_is_reached() -> None:
-    """All items before it are given out; then it is raised, once, and nothing goes on in the background."""
+async def test_error_of_a_prefetched_page_is_raised_after_the_items_before_it() -> None:
     async with _slow() as (slow, client, _):
         slow.failing = {2}
         slow.open(0, 1, 2)
@@ -531,34 +539,34 @@ async def test_an_error_of_the_page_ahead_surfaces_when_it_is_reached() -> None:
         assert found == ["0", "1"]
 
 
-async def test_an_error_ahead_that_is_never_reached_makes_no_noise() -> None:
-    """Whoever leaves before it never hears of it: not even as an exception that nobody retrieved."""
-    noise: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
+async def test_error_of_a_prefetched_page_that_is_not_reached_is_silent() -> None:
+    """The event loop reports no exception that was never retrieved."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     async with _slow() as (slow, client, _):
         slow.failing = {1}
         slow.open(0, 1)
         async with aclosing(client.signings.list().pages()) as pages:
             await anext(pages)
-            await asyncio.wait_for(slow.until_asked(2), 5)
-            while _strangers():
+            await asyncio.wait_for(slow.wait_for_requests(2), 5)
+            while _prefetches():
                 await asyncio.sleep(0.005)
     await _settled()
-    assert noise == []
+    assert reports == []
 
 
 @pytest.mark.parametrize("by", ["break", "exception", "aclose", "cancellation", "garbage"])
-async def test_leaving_early_leaves_nothing_behind(by: str) -> None:
-    """Left in whatever way while the page ahead is on its way: no task, no connection, no noise."""
-    noise: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context))
+async def test_leaving_a_list_early_cancels_the_prefetch(by: str) -> None:
+    """No task, no connection and no warning is left."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     async with _slow() as (slow, client, _):
         slow.open(0)
 
         async def consume() -> None:
             async for _signing in client.signings.list():
-                await asyncio.wait_for(slow.until_asked(2), 5)
-                assert len(_strangers()) == 1
+                await asyncio.wait_for(slow.wait_for_requests(2), 5)
+                assert len(_prefetches()) == 1
                 if by == "break":
                     break
                 if by == "exception":
@@ -567,7 +575,7 @@ async def test_leaving_early_leaves_nothing_behind(by: str) -> None:
 
         if by == "cancellation":
             task = asyncio.create_task(consume())
-            await asyncio.wait_for(slow.until_asked(2), 5)
+            await asyncio.wait_for(slow.wait_for_requests(2), 5)
             await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -575,35 +583,35 @@ async def test_leaving_early_leaves_nothing_behind(by: str) -> None:
         elif by in ("aclose", "garbage"):
             pages = client.signings.list().pages()
             await anext(pages)
-            await asyncio.wait_for(slow.until_asked(2), 5)
+            await asyncio.wait_for(slow.wait_for_requests(2), 5)
             if by == "aclose":
                 await pages.aclose()
-                assert not _strangers()
+                assert not _prefetches()
             del pages
         else:
             with contextlib.suppress(LookupError):
                 await consume()
         await _settled()
-        assert not _strangers()
+        assert not _prefetches()
         connector = client._shared.sessions.get().connector
         assert connector is not None
         assert not connector._acquired
-    assert noise == []
+    assert reports == []
 
 
-async def test_cancelled_while_waiting_for_the_page_ahead() -> None:
-    """A consumer that waits for the page ahead and is cancelled takes its request with it, even if cancelled twice."""
+async def test_cancellation_while_waiting_for_a_prefetched_page_cancels_the_request() -> None:
+    """Also if the caller is cancelled twice."""
     async with _slow() as (slow, client, _):
         slow.open(0)
 
         async def consume() -> None:
             async for _signing in client.signings.list():
-                await asyncio.wait_for(slow.until_asked(2), 5)
+                await asyncio.wait_for(slow.wait_for_requests(2), 5)
 
         for times in (1, 2):
-            slow.asked = 0
+            slow.requested = 0
             task = asyncio.create_task(consume())
-            await asyncio.wait_for(slow.until_asked(2), 5)
+            await asyncio.wait_for(slow.wait_for_requests(2), 5)
             await asyncio.sleep(0.02)
             for _time in range(times):
                 task.cancel()
@@ -611,22 +619,21 @@ async def test_cancelled_while_waiting_for_the_page_ahead() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             await _settled()
-            assert not _strangers()
+            assert not _prefetches()
 
 
-async def test_left_at_once() -> None:
-    """Whoever leaves with the first page has asked for one more, and what is on its way is given up."""
+async def test_leaving_after_the_first_page_cancels_the_second_request() -> None:
     async with _slow() as (slow, client, _):
         slow.open(0)
         async with aclosing(client.signings.list().pages()) as pages:
             await anext(pages)
         await _settled()
-        assert slow.asked == 2
-        assert not _strangers()
+        assert slow.requested == 2
+        assert not _prefetches()
 
 
-async def test_a_page_that_fails_for_a_passing_reason_is_read_again(sandbox: Sandbox) -> None:
-    """Each page is a call of its own, with its own retries, also when it is read ahead."""
+async def test_each_page_has_retries_of_its_own(sandbox: Sandbox) -> None:
+    """Also if it is prefetched."""
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.0)) as client:
         made = [(await client.signings.create(name=f"Lease {n}", language="EN")).id for n in range(4)]
         sandbox.faults.add("signings.list", "503", times=2, skip=1)
@@ -637,8 +644,7 @@ async def test_a_page_that_fails_for_a_passing_reason_is_read_again(sandbox: San
             await client.signings.list()
 
 
-async def test_a_page_is_a_value() -> None:
-    """Its items are a tuple of records; it can be compared and picked apart."""
+async def test_pages_are_compared_by_content() -> None:
     page = Page((Signing("a"),), "n")
     assert page == Page((Signing("a"),), "n") != Page((), "n")
     assert (page.items[0].id, page.next_cursor) == ("a", "n")

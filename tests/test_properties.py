@@ -1,4 +1,4 @@
-"""What foreign bytes cannot do: raise what is not the package's, take quadratic time or much memory, break a line."""
+"""Foreign bytes raise only the package's errors, cost linear time and little memory, and break no line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from signing_async.auth.token_stores import token_from_json
 from signing_async.documents.preflight import preflight
 from signing_async.pagination import _linked
 from signing_async.transport import decode
-from signing_async.transport.decode import Unreadable, parse, structure, timestamp
+from signing_async.transport.decode import Unreadable, decode_record, parse, timestamp
 from signing_async.transport.error_response import error_from, one_line
 from signing_async.transport.redaction import redact
 from signing_async.transport.retry import read_retry_after
@@ -48,14 +48,13 @@ ESCAPES = "\x1b[31m\r\n\u202e\x9b"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_short_attack(name: str) -> None:
-    """A moment of what `python -m tests.fuzz` does for as long as one likes."""
+def test_fuzz_target_holds_for_a_moment(name: str) -> None:
+    """`python -m tests.fuzz` runs them for longer."""
     assert by_mutation(load(name), seconds=0.7, seed=7) >= 100
 
 
 @pytest.mark.parametrize("broken", ["raises", "is slow"])
-def test_a_hole_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runner sees what it looks for, and shows the input."""
+def test_fuzzing_finds_an_error_and_a_slow_input(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SLOW", 0.2)
 
     def attack(data: bytes) -> None:
@@ -70,7 +69,7 @@ def test_a_hole_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"!" in caught.value.data
 
 
-# Whatever the text
+# Any text
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -84,8 +83,7 @@ ODD = st.sampled_from(
 
 @settings(deadline=None)
 @given(ANYTHING)
-def test_json_is_read_alike_with_and_without_orjson(value: Any) -> None:
-    """What an answer means does not depend on what is installed."""
+def test_any_json_is_parsed_alike_with_and_without_orjson(value: Any) -> None:
     body = json.dumps(value).encode()
     assert _parsed(body) == _parsed(body, orjson=None)
 
@@ -94,8 +92,7 @@ def test_json_is_read_alike_with_and_without_orjson(value: Any) -> None:
 @given(
     st.binary(max_size=40) | st.text(st.sampled_from('[]{}",:\\ud8ef019.-+eNaIfnty \n'), max_size=30).map(str.encode)
 )
-def test_what_is_no_json_is_refused_alike(body: bytes) -> None:
-    """Neither reader takes what the other refuses."""
+def test_other_bytes_are_refused_alike_with_and_without_orjson(body: bytes) -> None:
     assert _parsed(body) == _parsed(body, orjson=None)
 
 
@@ -104,7 +101,7 @@ def _parsed(body: bytes, **changed: object) -> object:
         for name, value in changed.items():
             patch.setattr(decode, name, value)
         try:
-            # As text, so that 1 and 1.0 and True differ.
+            # The repr tells 1, 1.0 and True apart.
             return repr(parse(body))
         except Unreadable:
             return Unreadable
@@ -114,8 +111,8 @@ def _parsed(body: bytes, **changed: object) -> object:
 @given(st.lists(ODD | st.text(max_size=8), max_size=8).map("".join))
 @example("https://tenant.example:443//evil.example/x")
 @example("//tenant.example\\@evil.example/x")
-def test_no_reference_leads_away(reference: str) -> None:
-    """Whatever a redirect or a next page names, the address that comes of it is on the tenant's origin, or none."""
+def test_resolved_reference_is_on_the_tenants_origin(reference: str) -> None:
+    """Of a redirect or a next page."""
     request = Request("GET", "https://tenant.example", "/api/1.0/signings")
     path = resolve(request, reference)
     if path is None:
@@ -129,16 +126,14 @@ def test_no_reference_leads_away(reference: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(min_size=1, max_size=40))
-def test_a_cursor_arrives_as_it_was(cursor: str) -> None:
-    """Whatever characters it has, the server that gave it gets it back unchanged."""
+def test_cursor_arrives_unchanged(cursor: str) -> None:
     url = Request("GET", "https://tenant.example", "/x", {"cursor": cursor}).url
     assert parse_qs(urlsplit(str(url)).query, keep_blank_values=True, strict_parsing=True) == {"cursor": [cursor]}
 
 
 @settings(deadline=None)
 @given(st.text(max_size=60))
-def test_one_line_is_one_line(text: str) -> None:
-    """It can be shown anywhere, and doing it again changes nothing."""
+def test_one_line_is_printable_and_idempotent(text: str) -> None:
     line = one_line(text)
     assert line.isprintable()
     assert one_line(line) == line
@@ -150,13 +145,12 @@ OFFSETS = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minute
 
 @settings(deadline=None)
 @given(st.datetimes(timezones=OFFSETS))
-def test_a_time_that_python_writes_is_read(moment: datetime) -> None:
-    """With any offset, to the microsecond."""
+def test_any_datetime_in_iso_format_is_parsed(moment: datetime) -> None:
     assert timestamp(moment.isoformat()) == moment
     assert timestamp(moment.isoformat(" ")) == moment
 
 
-# What was found
+# Found by fuzzing
 
 
 def _error(body: bytes, reason: str = "Bad Request", **headers: str) -> APIError:
@@ -174,13 +168,13 @@ def _error(body: bytes, reason: str = "Bad Request", **headers: str) -> APIError
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "0" * 5000 + "65", "x" + "f" * 60_000])
-def test_a_page_with_an_endless_character_number(number: str) -> None:
-    """HTML may number a character with more digits than Python reads; the error is told all the same."""
+def test_html_error_with_an_endless_character_number_is_parsed(number: str) -> None:
+    """Python refuses to parse so many digits."""
     assert _error(f"Bad &#{number}; gateway".encode()).message.startswith("Bad &#" if number[0] != "x" else "Bad")
 
 
-def test_a_request_id_is_whole_or_not_there() -> None:
-    """One that is too long, or no text of one line, is none; no half of an echoed secret is left where it was cut."""
+def test_long_or_unprintable_request_id_is_dropped() -> None:
+    """It is not cut: half of an echoed secret would not be redacted."""
     body = json.dumps({"request_id": "y" * 482 + TOKEN}).encode()
     assert _error(body).request_id is None
     assert "secret" not in str(_error(body))
@@ -190,14 +184,12 @@ def test_a_request_id_is_whole_or_not_there() -> None:
     assert _error(b'{"request_id": "r"}', X_Request_Id="\x9b31m").request_id == "r"
 
 
-def test_an_error_always_says_something() -> None:
-    """Even where the server's own reason is made of what cannot be shown."""
+def test_error_has_a_message_if_the_reason_is_unprintable() -> None:
     assert _error(b"", reason="\x1b\x00").message == "the service refused the request"
 
 
-async def test_no_escape_reaches_log_or_terminal(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever a successful answer holds: its request id, its fields and its cursor break no line."""
-    answers: list[Any] = [
+async def test_no_control_character_of_a_response_reaches_errors_or_logs(caplog: pytest.LogCaptureFixture) -> None:
+    responses: list[Any] = [
         {"id": {}, "request_id": ESCAPES, "email": ESCAPES},
         {"id": "u1", "request_id": f"a{ESCAPES}b"},
         {"data": [{"id": "s1", "is_draft": ESCAPES}], "request_id": ESCAPES},
@@ -205,28 +197,27 @@ async def test_no_escape_reaches_log_or_terminal(caplog: pytest.LogCaptureFixtur
     ]
 
     async def handler(request: web.Request) -> web.Response:
-        return web.json_response(answers[0], headers={"Link": "<\x9b31m?>; rel=next"})
+        return web.json_response(responses[0], headers={"Link": "<\x9b31m?>; rel=next"})
 
     with caplog.at_level(logging.DEBUG, "signing_async"):
         async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
             with pytest.raises(DecodeError) as caught:
                 await client.me()
             check_error(caught.value)
-            del answers[0]
+            del responses[0]
             assert (await client.me()).id == "u1"
-            del answers[0]
+            del responses[0]
             for _ in range(2):
                 with pytest.raises(DecodeError) as caught:
                     [signing async for signing in client.signings.list()]
                 check_error(caught.value)
-                answers[:] = answers[-1:]
+                responses[:] = responses[-1:]
     lines = [record.getMessage() for record in caplog.records if record.name == "signing_async"]
     assert len(lines) >= 4
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_callback_breaks_no_line() -> None:
-    """What a callback says of an error is shown in one line, without what controls terminals."""
+def test_error_of_a_callback_is_one_printable_line() -> None:
     found = read_callback("https://a/?state=s&error=%0aE%1b[31m&error_description=%1b[31m%0d%0aDone", "s")
     assert isinstance(found, AuthError)
     check_error(found)
@@ -234,8 +225,7 @@ def test_a_callback_breaks_no_line() -> None:
     assert found.code == "E [31m"
 
 
-async def test_a_token_endpoint_breaks_no_line() -> None:
-    """Nor does the code of a token request that is refused."""
+async def test_error_of_a_token_endpoint_is_one_printable_line() -> None:
     refusal = says({"error": f"no{ESCAPES}", "error_description": ESCAPES}, status=400)
     async with Scripted(refusal) as server, oauth_for(server.base_url) as oauth:
         with pytest.raises(AuthError) as caught:
@@ -251,31 +241,29 @@ def _nested(depth: int) -> bytes:
     )
 
 
-def test_a_record_can_be_shown_however_deep_its_answer() -> None:
-    """What nests too deeply to be printed or pickled is an answer that cannot be read."""
-    signing = structure(parse(_nested(64)), Signing)
+def test_record_can_be_printed_and_pickled_or_its_response_is_too_deep() -> None:
+    signing = decode_record(parse(_nested(64)), Signing)
     assert repr(signing)
     assert pickle.loads(pickle.dumps(signing)) == copy.deepcopy(signing) == signing
     with_brackets = parse(b'{"id": "s1", "name": "%b", "x": %b}' % (b"[{" * 500, _nested(60)))
-    assert structure(with_brackets, Signing).name == "[{" * 500
+    assert decode_record(with_brackets, Signing).name == "[{" * 500
     for depth in (100, 101, 200, 900):
         for body in (_nested(depth), b'{"id": "s1", "documents": [' + _nested(depth) + b"]}"):
             with pytest.raises(Unreadable, match="nested too deeply"):
-                structure(parse(body), Signing)
+                decode_record(parse(body), Signing)
 
 
-def test_the_doctor_reads_any_header() -> None:
-    """Ids that are no ASCII, and any number of ids and timestamps, are no trouble: each pair would be tried."""
+def test_webhook_doctor_reads_any_header() -> None:
+    """Without trying every pair of an id and a timestamp."""
     assert not diagnose("s", b"{}", "x", headers=[("x-id", "\ud800"), ("y-id", "é")]).accepted
     stamps = ",".join(f"t={1_700_000_000 + number}" for number in range(400))
     began = time.thread_time()
     headers = [(f"x{number}-id", str(number)) for number in range(400)]
     assert not diagnose("s", b"{}", f"{stamps},v1={'a' * 64}", headers=headers).accepted
-    assert time.thread_time() - began < 5  # a hundredth of what all pairs take
+    assert time.thread_time() - began < 5  # all pairs take a hundred times as long
 
 
-async def test_a_cursor_that_no_request_can_carry() -> None:
-    """One of megabytes is an answer that cannot be read, and is not sent."""
+async def test_cursor_longer_than_16_kib_raises_decode_error() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         return web.json_response({"data": [], "next_cursor": "c" * length})
@@ -288,8 +276,7 @@ async def test_a_cursor_that_no_request_can_carry() -> None:
         assert (await client.signings.list()).next_cursor == "c" * length
 
 
-async def test_a_secret_at_a_cursors_cut() -> None:
-    """A cursor that is shown shortened shows no half of a token that it repeats."""
+async def test_secret_in_a_shortened_cursor_is_redacted() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         return web.json_response({"data": [], "next_cursor": "c" * 70 + TOKEN})
@@ -306,7 +293,7 @@ async def test_a_secret_at_a_cursors_cut() -> None:
 VERIFIERS = [WebhookVerifier(b"k", scheme) for scheme in (Scheme(), STRIPE, STANDARD_WEBHOOKS)]
 
 
-def _deliver(body: bytes) -> None:
+def _parse_webhook(body: bytes) -> None:
     try:
         VERIFIERS[0].parse(body, sign(b"k", body)["X-Signature"])
     except WebhookError:
@@ -319,26 +306,26 @@ def _verify(header: bytes) -> None:
             verifier.verify(b"{}", header.decode(), headers={"webhook-id": "m", "webhook-timestamp": "1"})
 
 
-def _read(body: bytes) -> None:
+def _decode(body: bytes) -> None:
     try:
-        structure(parse(body), Signing)
+        decode_record(parse(body), Signing)
     except Unreadable:
         return
 
 
-def _time(text: bytes) -> None:
+def _parse_time(text: bytes) -> None:
     try:
         timestamp(text.decode())
     except Unreadable:
         return
 
 
-def _keep(data: bytes) -> None:
+def _load_token(data: bytes) -> None:
     with pytest.raises(ValueError, match="no token in it"):
         token_from_json(data)
 
 
-def _link(header: bytes) -> None:
+def _parse_link(header: bytes) -> None:
     _linked(CIMultiDictProxy(CIMultiDict([("Link", header.decode())])))
 
 
@@ -358,35 +345,39 @@ READERS: dict[str, tuple[Callable[[bytes], object], int, tuple[bytes, ...]]] = {
     ),
     "redaction": (lambda part: redact(part.decode(), [TOKEN, "a", "aa"]), 50_000, (b"a", b"bearer+a", b"%2F", b"\\/")),
     "record": (
-        lambda part: _read(b'{"id": "s", "x": [' + part + b"0]}"),
+        lambda part: _decode(b'{"id": "s", "x": [' + part + b"0]}"),
         100_000,
         (b"[],", b"{},", b"[[[]]],", b"1,", b'"a",', b'{"a":{"a":1}},'),
     ),
     "documents": (
-        lambda part: _read(b'{"id": "s", "documents": [' + part + b'{"id": 1}]}'),
+        lambda part: _decode(b'{"id": "s", "documents": [' + part + b'{"id": 1}]}'),
         100_000,
         (b'{"id": "d"},', b'{"id": 1, "completed_at": "2026-W01-1T01:02:03,5+01"},', b'{"id":"", "x": {}},'),
     ),
-    "timestamp": (_time, 100_000, (b"1", b" ", b"2026-01-01", b"T", b"-", b".", b":", b"+1")),
+    "timestamp": (_parse_time, 100_000, (b"1", b" ", b"2026-01-01", b"T", b"-", b".", b":", b"+1")),
     "Retry-After": (
         lambda part: read_retry_after("Fri, 31 Dec 1999 23:59:59 GMT", date=part.decode(), now=lambda: 0.0),
         2_000,
         (b"(", b")", b",", b" ", b"1", b":", b"Fri, ", b"31 Dec ", b"-", b"\\", b"+1"),
     ),
-    "Link": (_link, 50_000, (b"<", b">", b"<a>", b"<a>;", b"rel=next;", b"<a>; rel=", b";", b",", b" ", b'"')),
+    "Link": (_parse_link, 50_000, (b"<", b">", b"<a>", b"<a>;", b"rel=next;", b"<a>; rel=", b";", b",", b" ", b'"')),
     "callback": (
         lambda part: read_callback("https://a/?" + part.decode(), "s"),
         50_000,
         (b"&", b"=", b"%", b"%41", b"+", b"?", b"#", b"state=", b"&state=s", b"/", b"[", b"@"),
     ),
-    "webhook body": (_deliver, 100_000, (b"[", b"[]", b"{", b'"', b"\\", b'"\\"', b'["a"],', b'"a":1,', b"1", b" ")),
+    "webhook body": (
+        _parse_webhook,
+        100_000,
+        (b"[", b"[]", b"{", b'"', b"\\", b'"\\"', b'["a"],', b'"a":1,', b"1", b" "),
+    ),
     "webhook members": (
-        lambda part: _deliver(b'{"id": "e", ' + part + b'"type": 1}'),
+        lambda part: _parse_webhook(b'{"id": "e", ' + part + b'"type": 1}'),
         100_000,
         (b'"a":[],', b'"\\u0061":1,'),
     ),
     "webhook header": (_verify, 4_000, (b"t=1,", b"v1=", b"v1,", b" ", b",", b"v1=" + b"a" * 64 + b",", b"=", b"-_")),
-    "token file": (_keep, 100_000, (b"[", b"1", b'"', b"{", b" ", b'{"access_token":')),
+    "token file": (_load_token, 100_000, (b"[", b"1", b'"', b"{", b" ", b'{"access_token":')),
     "PDF": (
         lambda part: preflight(b"%PDF-1.7\n1 0 obj" + part + b"\nxref\n0 0\ntrailer\n<<" + part + b">>\nstartxref\n9"),
         100_000,
@@ -396,7 +387,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], int, tuple[bytes, ...]]] = {
 
 
 def _cost(reader: Callable[[bytes], object], data: bytes) -> float:
-    """Seconds of this thread's own, the least of a few."""
+    """Return the least CPU seconds of three runs."""
     costs = []
     gc.disable()
     try:
@@ -410,18 +401,17 @@ def _cost(reader: Callable[[bytes], object], data: bytes) -> float:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_time_grows_no_faster_than_the_input(name: str) -> None:
-    """Four times the input takes about four times as long, where a quadratic reader would take sixteen times."""
+def test_time_grows_linearly_with_the_input(name: str) -> None:
+    """Four times the input takes about four times as long; a quadratic reader would take sixteen times."""
     reader, size, parts = READERS[name]
     for part in parts:
         small, large = (part * (amount // len(part)) for amount in (size, 4 * size))
-        # So short a time is mostly noise; what is quadratic soon takes longer.
+        # Shorter times are mostly noise.
         limit = 10 * max(_cost(reader, small), 0.002)
         assert _cost(reader, large) < limit, part
 
 
-def test_a_quadratic_reader_is_noticed() -> None:
-    """The measure above sees what it looks for."""
+def test_quadratic_time_is_noticed() -> None:
 
     def quadratic(data: bytes) -> None:
         for _ in range(len(data) // 10):
@@ -436,18 +426,17 @@ def test_a_quadratic_reader_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("reader", "part", "size"),
     [
-        (_read, b'{"id": "s", "x": [%s0]}', 300_000),
+        (_decode, b'{"id": "s", "x": [%s0]}', 300_000),
         (_error, b'{"errors": [%s0]}', 60_000),
-        (_deliver, b'{"id": "e", "x": [%s0]}', 300_000),
-        (_keep, b"[%s0]", 300_000),
+        (_parse_webhook, b'{"id": "e", "x": [%s0]}', 300_000),
+        (_load_token, b"[%s0]", 300_000),
     ],
     ids=["record", "error", "webhook", "token file"],
 )
 @pytest.mark.parametrize("inner", [b"[],", b'"a",', b"{},", b"1.5,", b"[[[[]]]],"])
-def test_memory_is_a_few_times_the_input(
+def test_memory_is_at_most_64_times_the_input(
     reader: Callable[[bytes], object], part: bytes, size: int, inner: bytes
 ) -> None:
-    """No reader makes much more of an answer than its JSON is."""
     data = part % (inner * (size // len(inner)))
     reader(part % inner)
     tracemalloc.start()
@@ -459,8 +448,8 @@ def test_memory_is_a_few_times_the_input(
     assert peak < 64 * len(data)
 
 
-async def test_a_list_without_end_keeps_nothing() -> None:
-    """Of the pages that were read nothing stays but a number each."""
+async def test_endless_list_keeps_no_pages() -> None:
+    """Only a number for each cursor."""
     cursor = 0
 
     async def handler(request: web.Request) -> web.Response:

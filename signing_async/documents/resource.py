@@ -20,7 +20,7 @@ from ..reconcile import Creation, DocumentMatch, Listed, Tracker
 from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport
-from ..transport.decode import structure
+from ..transport.decode import decode_record
 from ..transport.error_response import record
 from ..transport.retry import Repeat
 from ..worker_pool import FileProgress, Progress, ProgressReporter, Results
@@ -280,12 +280,12 @@ class Documents:
         def decode(data: Any, response: wire.Response) -> Listed:
             found = record(data, assumptions)
             has_list = isinstance(found, dict) and isinstance(found.get("documents"), list)
-            return structure(found, Signing).documents if has_list else None
+            return decode_record(found, Signing).documents if has_list else None
 
         return reading(path, decode)
 
     def _decode(self, data: Any, response: wire.Response) -> Document:
-        return structure(record(data, self._transport.options.assumptions), Document)
+        return decode_record(record(data, self._transport.options.assumptions), Document)
 
 
 class _BulkUpload:

@@ -1,7 +1,7 @@
-"""The one cattrs converter: from the JSON bytes of an answer to models.
+"""Decodes JSON bytes to records, with one cattrs converter.
 
-For each record class one function is generated, straight-line code that takes the known fields out of the parsed object
-and leaves the rest as ``extra``; it is registered as the class's structure hook.
+Each record class has a structure hook, written out: it takes the known fields out of the parsed object and leaves the
+rest as ``extra``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
-
-from ..models import Document, Recipient, Signing, User
+from ..models import Document, Language, Recipient, Signing, SigningMethod, SigningOrder, User
 
 try:
     import orjson
@@ -29,33 +27,20 @@ except ModuleNotFoundError:  # the extra `speed` is not installed
 if TYPE_CHECKING:
     import cattrs
 
-__all__ = ["Unreadable", "converter", "is_ready", "parse", "structure", "structure_all", "timestamp"]
+__all__ = ["Unreadable", "converter", "decode_record", "decode_records", "is_ready", "parse", "timestamp"]
 
 T = TypeVar("T")
 
 _BOM = b"\xef\xbb\xbf"
-_DEEPEST = 100
+_MAX_DEPTH = 100
 _SMALL = 2000
-_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_ANY_DAY = "2000-01-01T00:00"
-_DIGITS = re.compile(r"[+-]?\d{9,}(\.\d+)?", re.ASCII)  # eight digits are a date
-_ISO = re.compile(
-    r"(\d{4}-\d\d-\d\d|\d{8}|\d{4}-W\d\d(?:-\d)?|\d{4}W\d\d\d?)"
-    r"(?:[T ](\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?)?(?:\s?(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))?)?",
-    re.ASCII,
-)
-_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
-_HTTP_DATE = re.compile(  # also that of an e-mail
-    r"(?:[A-Z]{3}, )?(\d\d?) ([A-Z]{3}) (\d{4}) (\d\d:\d\d(?::\d\d)?)(?: (Z|UTC|GMT|[+-]\d{4}))?", re.ASCII
-)
-_DOTNET_DATE = re.compile(r"/DATE\((-?\d{1,17})([+-]\d{4})?\)/", re.ASCII)
 
 
 class Unreadable(ValueError):  # stays inside the package: callers see a DecodeError
-    """What was read is not what was promised; ``path`` says where."""
+    """A response does not hold what the service promises; ``path`` says where."""
 
     def __init__(self, problem: str, path: str = "") -> None:
         super().__init__(problem)
@@ -66,18 +51,21 @@ class Unreadable(ValueError):  # stays inside the package: callers see a DecodeE
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
     def under(self, name: str) -> Unreadable:
-        """The same, seen from one level further out."""
+        """Return the same error with a path that starts one level further out."""
         separator = "." if self.path and not self.path.startswith("[") else ""
         return Unreadable(self.problem, f"{name}{separator}{self.path}")
 
 
+# JSON
+
+
 def parse(body: bytes) -> Any:
-    """Read JSON, whatever the bytes are; what is none is `Unreadable`."""
+    """Parse JSON; raise `Unreadable` for any other bytes."""
     if body.startswith(_BOM):
         body = body[len(_BOM) :]
     try:
         data = _loads(body) if orjson is None else orjson.loads(body)
-        if _may_be_deep(body):
+        if _may_be_too_deep(body):
             _check_depth(data)
         return data
     except UnicodeError:
@@ -88,16 +76,16 @@ def parse(body: bytes) -> Any:
         raise Unreadable(f"not JSON: {error}" if body.strip() else "empty") from None
 
 
-def _may_be_deep(body: bytes) -> bool:
-    """Whether containers may nest deeper than is taken; brackets in strings count as if they were some.
+def _may_be_too_deep(body: bytes) -> bool:
+    """Return whether containers may nest too deeply. Brackets in strings count too.
 
-    At a small part of what reading it costs: this looks at nothing but the brackets, a level at a time.
+    This costs a small part of parsing: it removes the innermost brackets, level by level.
     """
-    # For what is small this is quicker still.
-    if len(body) <= _SMALL and body.count(b"{") + body.count(b"[") <= _DEEPEST:
+    # Quicker still for small bodies.
+    if len(body) <= _SMALL and body.count(b"{") + body.count(b"[") <= _MAX_DEPTH:
         return False
-    brackets = body.translate(_ONE_KIND, _NO_BRACKETS)
-    for _ in range(_DEEPEST):
+    brackets = body.translate(_TO_BRACKETS, _NO_BRACKETS)
+    for _ in range(_MAX_DEPTH):
         outer = brackets.replace(b"[]", b"")
         if len(outer) == len(brackets):
             break
@@ -106,9 +94,9 @@ def _may_be_deep(body: bytes) -> bool:
 
 
 def _check_depth(data: Any) -> None:
-    """Refuse what nests so deeply that a record that holds it could not be printed, copied or pickled."""
+    """Refuse data so deep that a record with it in ``extra`` could not be printed, copied or pickled."""
     level = _containers((data,))
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         level = _containers(itertools.chain.from_iterable(map(_members, level)))
         if not level:
             return
@@ -124,243 +112,52 @@ def _members(container: Any) -> Iterable[Any]:
 
 
 def _loads(body: bytes) -> Any:
-    """As strict as orjson, and with the same numbers: what is read must not depend on what is installed."""
-    data = json.loads(body.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
+    """Parse as strictly as orjson, to the same numbers: results do not depend on what is installed."""
+    data = json.loads(body.decode(), parse_constant=_parse_float, parse_float=_parse_float, parse_int=_parse_int)
     if _SURROGATE.search(body):
-        json.dumps(data, ensure_ascii=False).encode()  # fails for half a pair, which no text can hold
+        json.dumps(data, ensure_ascii=False).encode()  # fails for a lone surrogate
     return data
 
 
-def _number(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("a number is too large, or none")
+        raise ValueError("a number is not finite")
     return number
 
 
-def _whole(text: str) -> float:
+def _parse_int(text: str) -> float:
     number = int(text) if len(text) <= 20 else None
-    return number if number is not None and -(2**63) <= number < 2**64 else _number(text)
+    return number if number is not None and -(2**63) <= number < 2**64 else _parse_float(text)
 
 
-def structure(data: Any, cls: type[T]) -> T:
-    """Make one record of a parsed object. The object is used up: what is left in it becomes ``extra``."""
+# Records
+
+
+def decode_record(data: Any, cls: type[T]) -> T:
+    """Decode a parsed object. The object is used up: what is left in it becomes ``extra``."""
     hook: Callable[[Any, Any], T] = _hook(cls)  # type: ignore[arg-type]  # a class is hashable
     return hook(data, cls)
 
 
-def structure_all(items: Any, cls: type[T]) -> tuple[T, ...]:
-    """Make a record of each object of a list."""
-    return _made(items, _hook(cls))  # type: ignore[arg-type]  # a class is hashable
-
-
-def _made(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
-    made: list[T] = []
-    if not isinstance(items, list):
-        raise Unreadable(f"expected a list, got {_shown(items)}")
-    try:
-        for item in items:
-            made.append(hook(item, None))
-    except Unreadable as error:
-        raise error.under(f"[{len(made)}]") from None
-    return tuple(made)
-
-
-def timestamp(value: Any) -> datetime | None:
-    """Return an aware datetime; a text without zone is UTC.
-
-    ISO 8601, (milli-, micro-)seconds since 1970, HTTP's dates, and ``/Date(1769860800000)/`` are read.
-    """
-    try:
-        moment = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return _odd_timestamp(value)
-    # Python takes a fraction of an hour or of a minute for one of a second.
-    plain = moment.tzinfo is not None and (not moment.microsecond or value[19:20] == ".")
-    return moment if plain else _odd_timestamp(value)
-
-
-def _odd_timestamp(value: Any) -> datetime | None:
-    """What Python does not read by itself, or reads wrong."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = value.strip()
-        if not value:
-            return None
-    moment = None
-    with contextlib.suppress(ValueError, OverflowError):
-        if isinstance(value, str) and not _DIGITS.fullmatch(value):
-            moment = _from_text(value.upper())
-        elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            moment = _from_epoch(float(value))
-    if moment is None:
-        raise Unreadable(f"expected a timestamp, got {_shown(value)}")
-    return moment
-
-
-def _readable_timestamp(value: Any, name: str, rest: dict[str, Any]) -> datetime | None:
-    """As `_odd_timestamp`; None for what is no timestamp, whose value goes to the ``rest`` of the record."""
-    try:
-        return _odd_timestamp(value)
-    except Unreadable:
-        rest[name] = value
-        return None
-
-
-def _from_text(text: str) -> datetime | None:
-    if (found := _HTTP_DATE.fullmatch(text)) and found[2] in _MONTHS:
-        day, month, year, time, zone = found.groups("")
-        text = f"{year}-{_MONTHS.index(month) + 1:02}-{day:0>2}T{time}{zone}"
-    elif found := _DOTNET_DATE.fullmatch(text):
-        moment = _EPOCH + timedelta(milliseconds=int(found[1]))
-        return moment.astimezone(_zone(found[2])) if found[2] else moment
-    return _from_iso(text)
-
-
-def _from_iso(text: str) -> datetime | None:
-    found = _ISO.fullmatch(text.replace("\u2212", "-"))
-    if found is None:
-        return None
-    hour, minute, second = (int(digits or 0) for digits in found.group(2, 3, 4))
-    micros = int((found[5] or "")[:6].ljust(6, "0"))
-    last_second = minute == 59 and second == 60  # a leap second; it ends a minute, in whatever zone
-    end_of_day = hour == 24 and not (minute or second or micros)
-    if (hour > 23 and not end_of_day) or minute > 59 or (second > 59 and not last_second):
-        return None
-    zone = UTC if found[6] in (None, "Z", "UTC", "GMT") else _zone(found[6])
-    day = datetime.fromisoformat(found[1]).replace(tzinfo=zone)
-    return day + timedelta(hours=hour, minutes=minute, seconds=second, microseconds=micros)
-
-
-def _zone(offset: str) -> tzinfo | None:
-    return datetime.fromisoformat(f"{_ANY_DAY}{offset}").tzinfo
-
-
-def _from_epoch(number: float) -> datetime:
-    # Seconds reach 1e11 in the year 5138; milliseconds reach it in 1973.
-    size = abs(number)
-    return _EPOCH + timedelta(seconds=number if size < 1e11 else number / 1e3 if size < 1e14 else number / 1e6)
-
-
-def _shown(value: Any) -> str:
-    """A value for an error's text, where it can be long or large: then its kind alone."""
-    if isinstance(value, str):
-        # Whole or not at all: half of a secret would not be recognised as one.
-        return repr(value) if len(value) <= 40 else f"a text of {len(value)} characters"
-    if isinstance(value, int) and abs(value) >= 2**64:
-        return "a number"
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else json.dumps(value)
-
-
-# What each kind of field takes when its value is not simply right already.
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise Unreadable(f"expected a text, got {_shown(value)}")
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is int and value in (0, 1):
-        return bool(value)
-    raise Unreadable(f"expected true or false, got {_shown(value)}")
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII):
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise Unreadable(f"expected a whole number, got {_shown(value)}")
-
-
-def _choice(cls: type[Enum]) -> Callable[[Any], Any]:
-    def choose(value: Any) -> Any:
-        if type(value) is not str:
-            raise Unreadable(f"expected a text, got {_shown(value)}")
-        return cls(value)
-
-    return choose
-
-
-def _generate(cls: type[T], hooks: Mapping[Any, Callable[[Any, Any], Any]]) -> Callable[[Any, Any], T]:
-    """Write the function that makes a ``cls`` of a parsed object, and compile it; ``hooks`` make what it holds."""
-    scope: dict[str, Any] = {
-        "cls": cls,
-        "new": cls.__new__,
-        "Unreadable": Unreadable,
-        "shown": _shown,
-        "read_iso": datetime.fromisoformat,
-        "odd_timestamp": _readable_timestamp,
-        "made_all": _made,
-        "hooks": hooks,
-    }
-    record: Any = attrs.resolve_types(cls)  # type: ignore[type-var]  # every class given here is one of attrs
-    fields = [field for field in attrs.fields(record) if field.name != "extra"]
-    scope["names"] = [field.name for field in fields]
-    lines = [
-        "def make(data, _):",
-        " if type(data) is not dict: raise Unreadable('expected an object, got ' + shown(data))",
-        " take = data.pop",
-        " made = new(cls)",
-        " fill = made.__dict__",  # as the frozen class's own __init__ does, at three quarters of its cost
-        " try:",
-    ]
-    for index, field in enumerate(fields):
-        lines += [
-            f"  at = {index}",
-            f"  value = take({field.name!r}, None)",
-            *_reading(field, scope),
-            f"  fill[{field.name!r}] = value",
-        ]
-    lines += [" except Unreadable as error: raise error.under(names[at]) from None"]
-    lines += [" fill['extra'] = data", " return made"]
-    exec("\n".join(lines), scope)  # noqa: S102  # the source is made of the field names of this package's own classes
-    make: Callable[[Any, Any], T] = scope["make"]
-    return make
-
-
-def _reading(field: attrs.Attribute[Any], scope: dict[str, Any]) -> list[str]:
-    """The lines that turn ``value``, as parsed, into what the field's type promises."""
-    kind = next(kind for kind in (get_args(field.type) or (field.type,)) if kind is not type(None))
-    if kind in scope["hooks"]:
-        scope["hook"] = scope["hooks"][kind]
-        return ["  value = made_all(value, hook) if value else ()"]
-    if kind is datetime:
-        # `timestamp`, written out: a page holds hundreds of them.
-        return [
-            "  if value is not None:",
-            "   try: moment = read_iso(value)",
-            f"   except (TypeError, ValueError): value = odd_timestamp(value, {field.name!r}, data)",
-            "   else:",
-            "    plain = moment.tzinfo is not None and (not moment.microsecond or value[19:20] == '.')",
-            f"    value = moment if plain else odd_timestamp(value, {field.name!r}, data)",
-        ]
-    read = f"read_{field.name}"
-    if issubclass(kind, Enum):
-        scope[read] = _choice(kind)
-        scope[f"listed_{field.name}"] = {member.value: member for member in kind}.get
-        listed = f"(type(value) is str and listed_{field.name}(value))"
-        return [f"  if value is not None: value = {listed} or {read}(value)"]
-    scope[read] = {str: _text, bool: _flag, int: _integer}[kind]
-    lines = [f"  if type(value) is not {kind.__name__}:"]
-    if field.default is attrs.NOTHING:
-        return [*lines, "   if value is None: raise Unreadable('missing')", f"   value = {read}(value)"]
-    return [*lines, f"   value = {field.default!r} if value is None else {read}(value)"]
+def decode_records(items: Any, cls: type[T]) -> tuple[T, ...]:
+    """Decode each object of a parsed list."""
+    return _decode_all(items, _hook(cls))  # type: ignore[arg-type]  # a class is hashable
 
 
 @cache
 def converter() -> cattrs.Converter:
-    """The converter with a hook for each record class, made before the first request: cattrs is slow to import."""
+    """Return the converter with a hook for each record class.
+
+    It is made before the first request, in a thread: importing cattrs is slow.
+    """
     import cattrs
 
     made = cattrs.Converter(detailed_validation=False)
-    hooks: dict[Any, Callable[[Any, Any], Any]] = {}
-    for cls in (Document, Signing, Recipient, User):
-        hooks[cls] = _generate(cls, hooks)
-        made.register_structure_hook(cls, hooks[cls])
+    made.register_structure_hook(Document, _decode_document)
+    made.register_structure_hook(Signing, _decode_signing)
+    made.register_structure_hook(Recipient, _decode_recipient)
+    made.register_structure_hook(User, _decode_user)
     return made
 
 
@@ -372,3 +169,266 @@ def is_ready() -> bool:
 @cache
 def _hook(cls: Any) -> Callable[[Any, Any], Any]:
     return converter().get_structure_hook(cls)
+
+
+def _decode_all(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
+    records: list[T] = []
+    if not isinstance(items, list):
+        raise Unreadable(f"expected a list, got {_describe(items)}")
+    try:
+        for item in items:
+            records.append(hook(item, None))
+    except Unreadable as error:
+        raise error.under(f"[{len(records)}]") from None
+    return tuple(records)
+
+
+# A list holds thousands of records. The hooks fill the instance's dict, as a frozen class's own `__init__` does at a
+# third more cost, and call a function only for a value that does not have the field's type.
+
+_new = object.__new__
+_from_iso = datetime.fromisoformat
+_LANGUAGES: dict[str, Language] = {each.value: each for each in Language}
+_ORDERS: dict[str, SigningOrder] = {each.value: each for each in SigningOrder}
+_METHODS: dict[str, SigningMethod] = {each.value: each for each in SigningMethod}
+
+
+def _decode_document(data: Any, _: Any) -> Document:
+    if type(data) is not dict:
+        raise Unreadable(f"expected an object, got {_describe(data)}")
+    take = data.pop
+    document = _new(Document)
+    fields = document.__dict__
+    value = take("id", None)
+    fields["id"] = value if type(value) is str else _decode_id(value)
+    value = take("name", None)
+    fields["name"] = value if type(value) is str else "" if value is None else _decode_string("name", value)
+    value = take("completed_at", None)
+    fields["completed_at"] = None if value is None else timestamp(value, "completed_at", data)
+    value = take("signed_file_path", None)
+    fields["signed_file_path"] = (
+        value if type(value) is str or value is None else _decode_string("signed_file_path", value)
+    )
+    fields["extra"] = data
+    return document
+
+
+def _decode_signing(data: Any, _: Any) -> Signing:
+    if type(data) is not dict:
+        raise Unreadable(f"expected an object, got {_describe(data)}")
+    take = data.pop
+    signing = _new(Signing)
+    fields = signing.__dict__
+    value = take("id", None)
+    fields["id"] = value if type(value) is str else _decode_id(value)
+    value = take("name", None)
+    fields["name"] = value if type(value) is str else "" if value is None else _decode_string("name", value)
+    value = take("language", None)
+    if value is not None:
+        value = (type(value) is str and _LANGUAGES.get(value)) or _decode_choice("language", value, Language)
+    fields["language"] = value
+    value = take("signing_order", None)
+    if value is not None:
+        value = (type(value) is str and _ORDERS.get(value)) or _decode_choice("signing_order", value, SigningOrder)
+    fields["signing_order"] = value
+    value = take("message", None)
+    fields["message"] = value if type(value) is str or value is None else _decode_string("message", value)
+    value = take("is_draft", None)
+    fields["is_draft"] = value if type(value) is bool or value is None else _decode_flag("is_draft", value)
+    value = take("is_completed", None)
+    fields["is_completed"] = value if type(value) is bool or value is None else _decode_flag("is_completed", value)
+    value = take("cancelled_at", None)
+    fields["cancelled_at"] = None if value is None else timestamp(value, "cancelled_at", data)
+    value = take("updated_at", None)
+    fields["updated_at"] = None if value is None else timestamp(value, "updated_at", data)
+    value = take("documents", None)
+    fields["documents"] = _decode_documents(value) if value else ()
+    fields["extra"] = data
+    return signing
+
+
+def _decode_recipient(data: Any, _: Any) -> Recipient:
+    if type(data) is not dict:
+        raise Unreadable(f"expected an object, got {_describe(data)}")
+    take = data.pop
+    recipient = _new(Recipient)
+    fields = recipient.__dict__
+    value = take("id", None)
+    fields["id"] = value if type(value) is str else _decode_id(value)
+    value = take("email", None)
+    fields["email"] = value if type(value) is str else "" if value is None else _decode_string("email", value)
+    value = take("first_name", None)
+    fields["first_name"] = value if type(value) is str or value is None else _decode_string("first_name", value)
+    value = take("last_name", None)
+    fields["last_name"] = value if type(value) is str or value is None else _decode_string("last_name", value)
+    value = take("signing_method", None)
+    if value is not None:
+        value = (type(value) is str and _METHODS.get(value)) or _decode_choice("signing_method", value, SigningMethod)
+    fields["signing_method"] = value
+    value = take("order", None)
+    fields["order"] = value if type(value) is int or value is None else _decode_integer("order", value)
+    fields["extra"] = data
+    return recipient
+
+
+def _decode_user(data: Any, _: Any) -> User:
+    if type(data) is not dict:
+        raise Unreadable(f"expected an object, got {_describe(data)}")
+    take = data.pop
+    user = _new(User)
+    fields = user.__dict__
+    for name in ("id", "email", "name"):
+        value = take(name, None)
+        fields[name] = value if type(value) is str or value is None else _decode_string(name, value)
+    fields["extra"] = data
+    return user
+
+
+def _decode_documents(value: Any) -> tuple[Document, ...]:
+    try:
+        return _decode_all(value, _decode_document)
+    except Unreadable as error:
+        raise error.under("documents") from None
+
+
+# Values that do not have the type of their field
+
+
+def _decode_id(value: Any) -> str:
+    if value is None:
+        raise Unreadable("missing", "id")
+    return _decode_string("id", value)
+
+
+def _decode_string(name: str, value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise _unexpected(name, "a string", value)
+
+
+def _decode_flag(name: str, value: Any) -> bool:
+    if type(value) is int and value in (0, 1):
+        return bool(value)
+    raise _unexpected(name, "true or false", value)
+
+
+def _decode_integer(name: str, value: Any) -> int:
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise _unexpected(name, "an integer", value)
+
+
+def _decode_choice(name: str, value: Any, cls: type[Enum]) -> Any:
+    if type(value) is str:
+        return cls(value)
+    raise _unexpected(name, "a string", value)
+
+
+def _unexpected(name: str, expected: str, value: Any) -> Unreadable:
+    return Unreadable(f"expected {expected}, got {_describe(value)}", name)
+
+
+def _describe(value: Any) -> str:
+    """Return a value for an error message, or only its kind if it may be long."""
+    if isinstance(value, str):
+        # Whole or not at all: redaction does not recognize half of a secret.
+        return repr(value) if len(value) <= 40 else f"a string of {len(value)} characters"
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "a number"
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else json.dumps(value)
+
+
+# Timestamps
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ANY_DAY = "2000-01-01T00:00"
+_DIGITS = re.compile(r"[+-]?\d{9,}(\.\d+)?", re.ASCII)  # eight digits are a date
+_ISO = re.compile(
+    r"(\d{4}-\d\d-\d\d|\d{8}|\d{4}-W\d\d(?:-\d)?|\d{4}W\d\d\d?)"
+    r"(?:[T ](\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?)?(?:\s?(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))?)?",
+    re.ASCII,
+)
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+_HTTP_DATE = re.compile(  # also that of an e-mail
+    r"(?:[A-Z]{3}, )?(\d\d?) ([A-Z]{3}) (\d{4}) (\d\d:\d\d(?::\d\d)?)(?: (Z|UTC|GMT|[+-]\d{4}))?", re.ASCII
+)
+_DOTNET_DATE = re.compile(r"/DATE\((-?\d{1,17})([+-]\d{4})?\)/", re.ASCII)
+
+
+def timestamp(value: Any, name: str = "", rest: dict[str, Any] | None = None) -> datetime | None:
+    """Parse a timestamp to an aware datetime, in UTC if it names no zone; return None if it is null or empty.
+
+    ISO 8601, (milli-, micro-)seconds since 1970, HTTP dates, and ``/Date(1769860800000)/`` are understood. Anything
+    else is `Unreadable`; or None, if the ``rest`` of a record is given to keep it in under its ``name``.
+    """
+    try:
+        moment = _from_iso(value)
+    except (TypeError, ValueError):
+        pass
+    else:
+        # Python takes a fraction of an hour or of a minute for one of a second.
+        if moment.tzinfo is not None and (not moment.microsecond or value[19:20] == "."):
+            return moment
+    try:
+        return _parse_timestamp(value)
+    except Unreadable:
+        if rest is None:
+            raise
+        rest[name] = value
+        return None
+
+
+def _parse_timestamp(value: Any) -> datetime | None:
+    """Parse a timestamp that Python does not parse, or parses wrongly."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = value.strip()
+        if not value:
+            return None
+    moment = None
+    with contextlib.suppress(ValueError, OverflowError):
+        if isinstance(value, str) and not _DIGITS.fullmatch(value):
+            moment = _parse_date_string(value.upper())
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            moment = _from_epoch(float(value))
+    if moment is None:
+        raise Unreadable(f"expected a timestamp, got {_describe(value)}")
+    return moment
+
+
+def _parse_date_string(text: str) -> datetime | None:
+    if (found := _HTTP_DATE.fullmatch(text)) and found[2] in _MONTHS:
+        day, month, year, time, zone = found.groups("")
+        text = f"{year}-{_MONTHS.index(month) + 1:02}-{day:0>2}T{time}{zone}"
+    elif found := _DOTNET_DATE.fullmatch(text):
+        moment = _EPOCH + timedelta(milliseconds=int(found[1]))
+        return moment.astimezone(_parse_zone(found[2])) if found[2] else moment
+    return _parse_iso(text)
+
+
+def _parse_iso(text: str) -> datetime | None:
+    found = _ISO.fullmatch(text.replace("\u2212", "-"))
+    if found is None:
+        return None
+    hour, minute, second = (int(digits or 0) for digits in found.group(2, 3, 4))
+    micros = int((found[5] or "")[:6].ljust(6, "0"))
+    is_leap_second = minute == 59 and second == 60  # it ends a minute in any zone
+    is_end_of_day = hour == 24 and not (minute or second or micros)
+    if (hour > 23 and not is_end_of_day) or minute > 59 or (second > 59 and not is_leap_second):
+        return None
+    zone = UTC if found[6] in (None, "Z", "UTC", "GMT") else _parse_zone(found[6])
+    day = datetime.fromisoformat(found[1]).replace(tzinfo=zone)
+    return day + timedelta(hours=hour, minutes=minute, seconds=second, microseconds=micros)
+
+
+def _parse_zone(offset: str) -> tzinfo | None:
+    return datetime.fromisoformat(f"{_ANY_DAY}{offset}").tzinfo
+
+
+def _from_epoch(number: float) -> datetime:
+    # Seconds reach 1e11 in the year 5138; milliseconds reach it in 1973.
+    size = abs(number)
+    return _EPOCH + timedelta(seconds=number if size < 1e11 else number / 1e3 if size < 1e14 else number / 1e6)

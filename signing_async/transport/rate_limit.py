@@ -195,21 +195,18 @@ class RateLearner:
     TRUSTED = 20  # with fewer accepted before the first 429, the first rate is a guess
     LOWEST = 0.2  # a rate that is never tried is never learnt
     FALL = 0.9  # factor of the rate if no request was accepted since the previous 429
-    # A plateau lasts a second for each accepted request, or 5 for each second of the pause, within these seconds, ...
-    SHORTEST, LONGEST = 0.5, 5.0
-    FEWEST = 5  # ... and at least for so many requests.
-    GROWTH = 0.08  # share by which the rate has grown when twice the plateau has passed
+    # A plateau lasts a second for each accepted request, or five for each second of the pause, between these bounds,
+    SHORTEST, LONGEST, FEWEST = 0.5, 5.0, 5  # and at least as long as `FEWEST` requests take
+    GROWTH = 0.08  # growth of the rate after a second plateau
     LATE = 0.01  # seconds of a timer's delay that are made up for
 
     def __init__(self) -> None:
-        self.rate: float | None = None
-        """Requests per second that may be sent; None before the first 429."""
+        self.rate: float | None = None  # requests per second that may be sent; None before the first 429
         self.paused_until: float = 0.0
         self._slow_start = _SlowStart()
         self._next = self._used = self._base = 0.0
         self._start = self._plateau = 1.0
-        # Since the previous 429: when the accepted requests were sent, and how many they are.
-        self._accepted: deque[float] = deque(maxlen=self.KEPT)
+        self._accepted: deque[float] = deque(maxlen=self.KEPT)  # when they were sent; since the previous 429
         self._count = self._burst = 0
         self._began = math.inf  # the time of the first request, then of the previous 429
         self._resumed_at = -math.inf  # requests sent earlier have nothing new to say about the rate
@@ -259,27 +256,25 @@ class RateLearner:
     def _learn(self, rejected_at: float, now: float) -> None:
         """Set the rate after a pause that ends now."""
         pause, plateau = now - rejected_at, self._count or self._plateau
+        sent = list(enumerate(sorted(self._accepted, reverse=True), 1))
         if self.rate is None:
-            measured = reached = max(self._first_rate(rejected_at, now), self.LOWEST)
-            plateau = 0.0
-            pause *= self._burst >= self.TRUSTED  # a guess is corrected early
+            measured = reached = max(self._first_rate(sent, rejected_at, now), self.LOWEST)
+            plateau, pause = 0.0, pause * (self._burst >= self.TRUSTED)  # a guess is corrected early
         else:
             reached = self.rate
             # One measurement may be wrong: it leaves at least a third.
-            measured = min(max(self._measure(rejected_at, reached), reached / 3, self.LOWEST), reached)
+            measured = min(max(self._measure(sent, rejected_at, reached), reached / 3, self.LOWEST), reached)
         self._base = math.sqrt(measured * reached)
         self._start = measured / self._base
         plateau = min(max(self.SHORTEST, plateau, self.LONGEST * pause), self.LONGEST)
         self._plateau = max(plateau, self.FEWEST / self._base)
-        self._used, self._next = 0.0, now
+        self._used, self._next, self._count = 0.0, now, 0
         self._began, self._resumed_at, self._rejected_at = rejected_at, now, None
         self._accepted.clear()
-        self._count = 0
         self._update_rate()
 
-    def _first_rate(self, rejected_at: float, now: float) -> float:
-        """Return what was accepted per second where that was most, and at least in one second."""
-        sent = enumerate(sorted(self._accepted, reverse=True), 1)
+    def _first_rate(self, sent: list[tuple[int, float]], rejected_at: float, now: float) -> float:
+        """Return the rate of accepted requests in the densest period of one second or more."""
         rates = [(count / max(now - at, 1.0), count, at) for count, at in sent]
         rate, self._burst, began = max(rates, default=(1.0, 1, self._began))
         if self._burst >= self.TRUSTED:
@@ -287,7 +282,7 @@ class RateLearner:
         # Between the rates up to the 429 and up to the end of the pause.
         return self._burst / math.sqrt(max(now - began, 0.001) * max(rejected_at - began, 0.001))
 
-    def _measure(self, rejected_at: float, reached: float) -> float:
+    def _measure(self, sent: list[tuple[int, float]], rejected_at: float, reached: float) -> float:
         """Return the rate that the service accepted since the previous 429.
 
         In any period a token bucket accepts at most its burst and what its rate adds: each period proves a lower bound.
@@ -295,7 +290,6 @@ class RateLearner:
         """
         if not self._count:
             return self.FALL * reached
-        sent = enumerate(sorted(self._accepted, reverse=True), 1)
         bounds = [(count - self._burst) / max(rejected_at - at, 0.001) for count, at in sent]
         return max(self._count / max(rejected_at - self._began, 0.001), *bounds)
 

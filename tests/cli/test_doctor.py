@@ -325,7 +325,7 @@ async def test_cursor_that_no_parameter_takes_is_a_failure() -> None:
     async with probed({"/me": {}, "/signings": page}) as (found, probe):
         assert found["next page"].state == "failed"
         assert learned(probe)["cursor_param"] is None
-        assert "the service gave the cursor 'x' a second time" in found["client"].message
+        assert "the service returned the cursor 'x' a second time" in found["client"].message
     numbers = iter(range(1, 10_000))
     odd = lambda _: web.json_response({"data": _signings("1"), "next_cursor": f"c{next(numbers)}"})  # noqa: E731  # short
     async with probed({"/me": {}, "/signings": odd}) as (found, probe):

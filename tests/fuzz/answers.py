@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from signing_async import Assumptions, Document, Recipient, Signing, User
-from signing_async.transport.decode import Unreadable, parse, structure
+from signing_async.transport.decode import Unreadable, decode_record, parse
 from signing_async.transport.error_response import record
 from tests.fuzz.promises import check_record, check_text
 from tests.fuzz.running import Target
@@ -16,7 +16,7 @@ MODELS = (Signing, Document, Recipient, User)
 def attack(data: bytes) -> None:
     model = MODELS[data[0] % 4] if data else Signing
     try:
-        found = structure(record(parse(data[1:]), Assumptions()), model)
+        found = decode_record(record(parse(data[1:]), Assumptions()), model)
     except Unreadable as error:
         check_text(str(error))
         return

@@ -1,4 +1,4 @@
-"""JSON bytes become records: whatever the bytes are, a record comes out or `Unreadable` says where it went wrong."""
+"""Decoding: any bytes give a record, or `Unreadable` with the place of the problem."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.transport import decode
-from signing_async.transport.decode import Unreadable, parse, structure, structure_all, timestamp
+from signing_async.transport.decode import Unreadable, decode_record, decode_records, parse, timestamp
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
@@ -44,21 +44,21 @@ _RECORDS = (Signing, Document, Recipient, User)
 
 
 @pytest.fixture(params=["orjson", "json"])
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two JSON readers in turn."""
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with each of the two JSON parsers."""
     monkeypatch.setattr(decode, "orjson", _FAST if request.param == "orjson" else None)
     return str(request.param)
 
 
 def _outcome(call: Callable[[], Any]) -> Any:
-    """What a call gives, or that it is unreadable."""
+    """Return what a call returns, or `Unreadable` if it raises that."""
     try:
         return call()
     except Unreadable:
         return Unreadable
 
 
-# Bytes
+# JSON
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,14 @@ def _outcome(call: Callable[[], Any]) -> Any:
         (b"1e-999", 0.0),
     ],
 )
-def test_json_is_read(reader: str, body: bytes, data: Any) -> None:
-    """What is JSON is read, and alike with and without orjson."""
+def test_json_is_parsed_alike_with_and_without_orjson(parser: str, body: bytes, data: Any) -> None:
     found = parse(body)
     assert found == data
     assert type(found) is type(data)
 
 
-def test_depth_that_somebody_could_mean_is_read(reader: str) -> None:
-    """A hundred levels are no attack; one more is what nobody means, and no brackets in a text are levels."""
+def test_a_hundred_levels_are_parsed_and_one_more_is_refused(parser: str) -> None:
+    """Brackets in strings are no levels."""
     data, depth = parse(b"[" * 100 + b"]" * 100), 1
     while data:
         (data,), depth = data, depth + 1
@@ -99,8 +98,7 @@ def test_depth_that_somebody_could_mean_is_read(reader: str) -> None:
 
 
 @pytest.mark.parametrize("kinds", ["[", "{", "[{", "{{["])
-def test_levels_of_every_kind_count(reader: str, kinds: str) -> None:
-    """Lists and objects alike, and in whatever order."""
+def test_lists_and_objects_count_as_levels(parser: str, kinds: str) -> None:
 
     def nested(depth: int) -> bytes:
         data: Any = 1
@@ -148,8 +146,7 @@ def test_levels_of_every_kind_count(reader: str, kinds: str) -> None:
         b"[" * 2000 + b"]" * 2000,
     ],
 )
-def test_what_is_no_json_is_unreadable(reader: str, body: bytes) -> None:
-    """Bytes that are not JSON, or that no text, number or depth can hold, are `Unreadable` with a short reason."""
+def test_other_bytes_are_unreadable_for_a_short_reason(parser: str, body: bytes) -> None:
     with pytest.raises(Unreadable) as caught:
         parse(body)
     assert "JSON" in str(caught.value) or "nested too deeply" in str(caught.value) or "UTF-8" in str(caught.value)
@@ -159,14 +156,12 @@ def test_what_is_no_json_is_unreadable(reader: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" \n", b"\xef\xbb\xbf"])
-def test_an_empty_body_is_called_empty(reader: str, body: bytes) -> None:
-    """An empty body is told from a broken one."""
+def test_empty_body_is_unreadable_as_empty(parser: str, body: bytes) -> None:
     with pytest.raises(Unreadable, match=r"^empty$"):
         parse(body)
 
 
-def test_orjson_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra `speed` the standard library reads."""
+def test_json_is_parsed_where_orjson_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orjson", None)
     spec = importlib.util.find_spec("signing_async.transport.decode")
     assert spec is not None
@@ -174,7 +169,7 @@ def test_orjson_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(slow)
     assert slow.orjson is None
-    assert slow.structure(slow.parse(b'{"id": "d"}'), Document) == Document("d")
+    assert slow.decode_record(slow.parse(b'{"id": "d"}'), Document) == Document("d")
 
 
 _JSON = st.recursive(
@@ -188,11 +183,11 @@ _JSON = st.recursive(
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode) | _JSON.map(json.dumps).map(str.encode))
 @example(b"[-0.0]")
 @example(b'{"":1e400}')
-def test_both_readers_agree(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    """With and without orjson the same bytes give the same data, or are unreadable; nothing else is ever raised."""
+def test_both_parsers_agree_on_any_bytes(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    """Both give the same data, or both raise `Unreadable`."""
     found = []
-    for reader in (_FAST, None):
-        monkeypatch.setattr(decode, "orjson", reader)
+    for orjson_or_none in (_FAST, None):
+        monkeypatch.setattr(decode, "orjson", orjson_or_none)
         found.append(_outcome(lambda: parse(body)))
     assert found[0] == found[1]
     assert repr(found[0]) == repr(found[1])
@@ -201,8 +196,7 @@ def test_both_readers_agree(monkeypatch: pytest.MonkeyPatch, body: bytes) -> Non
 # Records
 
 
-def test_a_signing_is_read_whole(reader: str) -> None:
-    """Every documented field lands in its attribute, and everything else in ``extra``."""
+def test_documented_fields_become_attributes_and_the_rest_extra(parser: str) -> None:
     body = json.dumps(
         {
             "id": "s1",
@@ -236,7 +230,7 @@ def test_a_signing_is_read_whole(reader: str) -> None:
         documents=(Document("d1", "a.pdf", noon, "/f", {"size": 5}), Document("d2", "b.pdf")),
         extra={"owner": {"id": "u1"}, "extra": "theirs"},
     )
-    signing = structure(parse(body), Signing)
+    signing = decode_record(parse(body), Signing)
     assert signing == expected
     assert signing.language is Language.SV
     assert signing.signing_order is SigningOrder.SEQUENTIAL
@@ -244,39 +238,38 @@ def test_a_signing_is_read_whole(reader: str) -> None:
 
 
 @pytest.mark.parametrize("cls", [Signing, Document, Recipient])
-def test_an_id_is_all_that_is_needed(cls: type[Any]) -> None:
-    """Absent and null fields are the same: the class's own defaults."""
+def test_record_needs_only_an_id(cls: type[Any]) -> None:
+    """Absent and null fields have the defaults of the class."""
     names = [name for name in cls.__annotations__ if name not in ("id", "extra")]
-    assert structure({"id": "x"}, cls) == structure({"id": "x", **dict.fromkeys(names)}, cls) == cls(id="x")
+    assert decode_record({"id": "x"}, cls) == decode_record({"id": "x", **dict.fromkeys(names)}, cls) == cls(id="x")
 
 
-def test_a_user_needs_nothing() -> None:
-    """The specification names no field of a user."""
-    assert structure({}, User) == User()
-    assert structure({"id": 7, "tenant": "t"}, User) == User(id="7", extra={"tenant": "t"})
+def test_user_needs_no_field() -> None:
+    """The specification names none."""
+    assert decode_record({}, User) == User()
+    assert decode_record({"id": 7, "tenant": "t"}, User) == User(id="7", extra={"tenant": "t"})
 
 
-def test_numbers_are_taken_where_they_mean_the_same() -> None:
-    """Numeric ids become texts; 0 and 1 become flags; digits and whole floats become an order."""
-    assert structure({"id": 42}, Document).id == "42"
-    assert structure({"id": "s", "is_draft": 1, "is_completed": 0}, Signing).is_draft is True
-    assert structure({"id": "s", "is_draft": 1, "is_completed": 0}, Signing).is_completed is False
-    assert structure({"id": "r", "order": "2"}, Recipient).order == 2
-    assert structure({"id": "r", "order": 2.0}, Recipient).order == 2
+def test_numbers_and_digits_are_converted_where_they_mean_the_same() -> None:
+    """Numeric ids become strings; 0 and 1 become flags; digits and whole floats become an order."""
+    assert decode_record({"id": 42}, Document).id == "42"
+    assert decode_record({"id": "s", "is_draft": 1, "is_completed": 0}, Signing).is_draft is True
+    assert decode_record({"id": "s", "is_draft": 1, "is_completed": 0}, Signing).is_completed is False
+    assert decode_record({"id": "r", "order": "2"}, Recipient).order == 2
+    assert decode_record({"id": "r", "order": 2.0}, Recipient).order == 2
 
 
-def test_an_unknown_choice_is_kept() -> None:
-    """A language, order or method that this package does not list arrives as it came."""
-    signing = structure({"id": "s", "language": "FI", "signing_order": ""}, Signing)
+def test_unknown_enumeration_value_is_kept() -> None:
+    signing = decode_record({"id": "s", "language": "FI", "signing_order": ""}, Signing)
     assert (signing.language, signing.signing_order) == ("FI", "")
     assert isinstance(signing.language, Language)
-    assert structure({"id": "r", "signing_method": "sms"}, Recipient).signing_method == "sms"
+    assert decode_record({"id": "r", "signing_method": "sms"}, Recipient).signing_method == "sms"
 
 
 @pytest.mark.parametrize("empty", [None, [], {}])
-def test_no_documents_in_any_spelling(empty: Any) -> None:
-    """Null, an empty list, and the empty object that PHP writes are all no documents."""
-    assert structure({"id": "s", "documents": empty}, Signing).documents == ()
+def test_null_empty_list_and_empty_object_are_no_documents(empty: Any) -> None:
+    """PHP writes an empty list as an object."""
+    assert decode_record({"id": "s", "documents": empty}, Signing).documents == ()
 
 
 @pytest.mark.parametrize(
@@ -284,53 +277,51 @@ def test_no_documents_in_any_spelling(empty: Any) -> None:
     [
         ({}, Signing, "id: missing"),
         ({"id": None}, Document, "id: missing"),
-        ({"id": True}, Recipient, "id: expected a text, got true"),
-        ({"id": 1.5}, Recipient, "id: expected a text, got 1.5"),
-        ({"id": ["x"]}, Recipient, "id: expected a text, got a list"),
-        ({"id": "s", "name": {"en": "x"}}, Signing, "name: expected a text, got an object"),
-        ({"id": "s", "message": False}, Signing, "message: expected a text, got false"),
+        ({"id": True}, Recipient, "id: expected a string, got true"),
+        ({"id": 1.5}, Recipient, "id: expected a string, got 1.5"),
+        ({"id": ["x"]}, Recipient, "id: expected a string, got a list"),
+        ({"id": "s", "name": {"en": "x"}}, Signing, "name: expected a string, got an object"),
+        ({"id": "s", "message": False}, Signing, "message: expected a string, got false"),
         ({"id": "s", "is_draft": "false"}, Signing, "is_draft: expected true or false, got 'false'"),
         ({"id": "s", "is_draft": 2}, Signing, "is_draft: expected true or false, got 2"),
         ({"id": "s", "is_completed": []}, Signing, "is_completed: expected true or false, got a list"),
-        ({"id": "s", "language": 7}, Signing, "language: expected a text, got 7"),
-        ({"id": "s", "language": True}, Signing, "language: expected a text, got true"),
-        ({"id": "s", "signing_order": []}, Signing, "signing_order: expected a text, got a list"),
+        ({"id": "s", "language": 7}, Signing, "language: expected a string, got 7"),
+        ({"id": "s", "language": True}, Signing, "language: expected a string, got true"),
+        ({"id": "s", "signing_order": []}, Signing, "signing_order: expected a string, got a list"),
         ({"id": "s", "documents": "d"}, Signing, "documents: expected a list, got 'd'"),
         ({"id": "s", "documents": {"0": {}}}, Signing, "documents: expected a list, got an object"),
         ({"id": "s", "documents": [{"id": "d"}, None]}, Signing, "documents[1]: expected an object, got null"),
         ({"id": "s", "documents": [{"name": "d"}]}, Signing, "documents[0].id: missing"),
-        ({"id": "r", "order": "first"}, Recipient, "order: expected a whole number, got 'first'"),
-        ({"id": "r", "order": 1.5}, Recipient, "order: expected a whole number, got 1.5"),
-        ({"id": "r", "order": True}, Recipient, "order: expected a whole number, got true"),
-        ({"id": "r", "email": {}}, Recipient, "email: expected a text, got an object"),
-        ({"email": 1.5}, User, "email: expected a text, got 1.5"),
+        ({"id": "r", "order": "first"}, Recipient, "order: expected an integer, got 'first'"),
+        ({"id": "r", "order": 1.5}, Recipient, "order: expected an integer, got 1.5"),
+        ({"id": "r", "order": True}, Recipient, "order: expected an integer, got true"),
+        ({"id": "r", "email": {}}, Recipient, "email: expected a string, got an object"),
+        ({"email": 1.5}, User, "email: expected a string, got 1.5"),
         ([], Signing, "expected an object, got a list"),
-        ("x" * 100, User, "expected an object, got a text of 100 characters"),
+        (7, Recipient, "expected an object, got 7"),
+        ("x" * 100, User, "expected an object, got a string of 100 characters"),
         (None, Signing, "expected an object, got null"),
     ],
 )
-def test_a_wrong_type_is_named_with_its_place(data: Any, cls: type[Any], message: str) -> None:
-    """The error names the path in the answer, what was expected there, and what stood there."""
+def test_error_names_path_expected_type_and_value(data: Any, cls: type[Any], message: str) -> None:
     with pytest.raises(Unreadable) as caught:
-        structure(data, cls)
+        decode_record(data, cls)
     assert str(caught.value) == message
 
 
-def test_a_list_is_read_item_by_item() -> None:
-    """Every item becomes a record, and the first wrong one is named by its position."""
-    assert structure_all([{"id": "a"}, {"id": "b"}], Document) == (Document("a"), Document("b"))
-    assert structure_all([], Document) == ()
+def test_error_in_a_list_names_the_index() -> None:
+    assert decode_records([{"id": "a"}, {"id": "b"}], Document) == (Document("a"), Document("b"))
+    assert decode_records([], Document) == ()
     with pytest.raises(Unreadable, match=r"^\[1\]\.id: missing$"):
-        structure_all([{"id": "a"}, {}], Document)
+        decode_records([{"id": "a"}, {}], Document)
     with pytest.raises(Unreadable, match=r"^expected a list, got 5$"):
-        structure_all(5, Document)
+        decode_records(5, Document)
 
 
-def test_the_converter_makes_the_same_records() -> None:
-    """The generated functions are the hooks of the cattrs converter, nested records included."""
+def test_hooks_are_registered_with_cattrs() -> None:
     data = {"id": "s", "documents": [{"id": "d", "size": 1}], "language": "EN", "x": 1}
     assert isinstance(decode.converter(), cattrs.Converter)
-    assert decode.converter().structure(copy.deepcopy(data), Signing) == structure(data, Signing)
+    assert decode.converter().structure(copy.deepcopy(data), Signing) == decode_record(data, Signing)
 
 
 _FIELDS = st.fixed_dictionaries(
@@ -344,9 +335,8 @@ _FIELDS = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(_JSON | _FIELDS, st.sampled_from(_RECORDS))
-def test_any_data_gives_a_record_or_unreadable(data: Any, cls: type[Any]) -> None:
-    """No JSON value raises anything but `Unreadable`, and a record that comes out holds what its types promise."""
-    made = _outcome(lambda: structure(copy.deepcopy(data), cls))
+def test_any_json_value_gives_a_record_of_its_types_or_unreadable(data: Any, cls: type[Any]) -> None:
+    made = _outcome(lambda: decode_record(copy.deepcopy(data), cls))
     if made is Unreadable:
         return
     assert type(made) is cls
@@ -443,16 +433,14 @@ _NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
         (-1.5, datetime(1969, 12, 31, 23, 59, 58, 500000, tzinfo=UTC)),
     ],
 )
-def test_a_timestamp_is_read(text: Any, moment: datetime) -> None:
-    """ISO 8601 in its variants and seconds, milli- or microseconds since 1970 give an aware datetime."""
+def test_timestamp_is_parsed_to_an_aware_datetime(text: Any, moment: datetime) -> None:
     found = timestamp(text)
     assert found == moment
     assert found is not None
     assert found.utcoffset() is not None
 
 
-def test_an_offset_is_kept() -> None:
-    """The zone that the service wrote is not lost."""
+def test_offset_of_a_timestamp_is_kept() -> None:
     for text in (
         "2026-01-31T13:00:00+01:00",
         "2026-01-31T13:00:00.5 +0100",
@@ -466,8 +454,8 @@ def test_an_offset_is_kept() -> None:
 
 
 @pytest.mark.parametrize("empty", [None, "", "  "])
-def test_no_timestamp(empty: Any) -> None:
-    """Null and an empty text are no timestamp: "empty until the document is fully signed"."""
+def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
+    """The specification says "empty until the document is fully signed"."""
     assert timestamp(empty) is None
 
 
@@ -536,8 +524,7 @@ def test_no_timestamp(empty: Any) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, int) else str(value)[:40],
 )
 @pytest.mark.timeout(30)
-def test_what_is_no_timestamp_is_unreadable(value: Any) -> None:
-    """Impossible moments and hostile texts are refused in no time, with at most the start of what stood there."""
+def test_impossible_and_hostile_timestamps_are_unreadable_at_once(value: Any) -> None:
     if isinstance(value, str) and len(value) == 1_000_020:
         assert timestamp(value) == _NOON + timedelta(microseconds=111111)
         return
@@ -554,8 +541,9 @@ _MOMENTS = st.datetimes(datetime(1902, 1, 1), datetime(2200, 1, 1), timezones=st
 @given(
     _MOMENTS, st.sampled_from("T t"), st.booleans(), st.booleans(), st.sampled_from(["Z", "z", "+00:00", " UTC", ""])
 )
-def test_iso_round_trip(moment: datetime, separator: str, basic: bool, comma: bool, zulu: str) -> None:
-    """Whatever a moment's spelling in ISO 8601, the same moment is read."""
+def test_any_iso_8601_form_is_parsed_to_the_same_moment(
+    moment: datetime, separator: str, basic: bool, comma: bool, zulu: str
+) -> None:
     text = moment.replace(tzinfo=None).isoformat() + zulu if moment.tzinfo is UTC else moment.isoformat()
     if basic:
         date, _, rest = text.partition("T")
@@ -567,8 +555,8 @@ def test_iso_round_trip(moment: datetime, separator: str, basic: bool, comma: bo
 
 @settings(deadline=None)
 @given(st.datetimes(datetime(1974, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)))
-def test_epoch_round_trip(moment: datetime) -> None:
-    """Seconds, milliseconds and microseconds since 1970, as number or digits, give the moment back."""
+def test_epoch_seconds_milliseconds_and_microseconds_are_parsed(moment: datetime) -> None:
+    """As numbers and as digits."""
     micros = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     tolerance = timedelta(microseconds=1)
     second, milli = moment.replace(microsecond=0), moment.replace(microsecond=moment.microsecond // 1000 * 1000)
@@ -582,8 +570,7 @@ def test_epoch_round_trip(moment: datetime) -> None:
 @settings(deadline=None)
 @given(st.text(max_size=40) | st.from_regex(r"\d{4}-?\d\d-?\d\d[T ]?[\d:.,+zZ -]*", fullmatch=True) | _JSON)
 @example("2026-01-31T12:00:00.5+01:00:00.5")
-def test_any_value_is_a_timestamp_or_unreadable(value: Any) -> None:
-    """Nothing but an aware datetime, None or `Unreadable` comes of any value."""
+def test_any_value_is_an_aware_datetime_none_or_unreadable(value: Any) -> None:
     moment = _outcome(lambda: timestamp(value))
     assert moment is Unreadable or moment is None or moment.utcoffset() is not None
 
@@ -592,9 +579,8 @@ def test_any_value_is_a_timestamp_or_unreadable(value: Any) -> None:
     "value", ["soon", "0000-00-00 00:00:00", "31/01/2026 12:00", "2026", True, False, 1e300, ["x"], {"date": "x"}]
 )
 def test_unreadable_timestamp_is_none_and_its_value_is_kept_in_extra(value: Any) -> None:
-    """A form that nobody foresaw does not cost the record."""
     data = {"id": "s", "name": "Lease", "updated_at": value, "documents": [{"id": "d", "completed_at": value}]}
-    signing = structure(copy.deepcopy(data), Signing)
+    signing = decode_record(copy.deepcopy(data), Signing)
     assert (signing.id, signing.name, signing.updated_at) == ("s", "Lease", None)
     assert signing.extra == {"updated_at": value}
     assert signing.documents == (Document("d", extra={"completed_at": value}),)
@@ -611,8 +597,8 @@ def test_unreadable_timestamp_is_none_and_its_value_is_kept_in_extra(value: Any)
     ],
 )
 def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: SigningState) -> None:
-    """Only what stands for null does not count."""
-    signing = structure({"id": "s", "is_draft": False, "cancelled_at": value}, Signing)
+    """Unless the value stands for null."""
+    signing = decode_record({"id": "s", "is_draft": False, "cancelled_at": value}, Signing)
     assert (signing.state, signing.cancelled_at) == (state, None)
 
 
@@ -623,7 +609,7 @@ def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: Si
     "moment", ["Sat, 31 Jan 2026 12:00:00 GMT", "0000-00-00 00:00:00", "/Date(1769860800000)/", "?"]
 )
 async def test_created_signing_is_returned_whatever_its_timestamps(moment: str) -> None:
-    """The id of what was created is not lost, and a row with such a timestamp does not fail its page."""
+    """Its id is not lost, and such a row does not fail its page."""
 
     async def handler(request: web.Request) -> web.Response:
         signing = {"id": "s9", "is_draft": True, "updated_at": moment}
@@ -642,7 +628,7 @@ async def test_created_signing_is_returned_whatever_its_timestamps(moment: str) 
 
 
 async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
-    """What was created can be found by it; nothing of it is in any text, and no token in the body."""
+    """It helps to find what was created; none of it is in any text."""
 
     async def handler(request: web.Request) -> web.Response:
         answer = {"id": "s9", "is_draft": "perhaps", "message": "by secret-token", "secret-token": [{"x": 1}]}
@@ -658,8 +644,7 @@ async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
         assert "s9" not in f"{error} {error!r} {error.args}"
 
 
-async def test_decode_error_of_what_is_not_json_has_no_body() -> None:
-    """There is nothing parsed to carry."""
+async def test_decode_error_has_no_body_if_the_response_is_not_json() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         return web.Response(body=b"<html>", content_type="application/json")
@@ -679,18 +664,17 @@ async def test_decode_error_of_what_is_not_json_has_no_body() -> None:
         (b'{"data": [', "not JSON"),
         (b"\xff\xfe", "not"),
         (b"[" * 100_000, "depth|nested"),
-        (b'{"data": {"x": 1}}', "no list of items: neither the answer itself nor any of data, signings, items"),
+        (b'{"data": {"x": 1}}', "no list of items: neither the response itself nor any of data, signings, items"),
         (b"null", "no list of items"),
         (b'{"data": [{"id": "a"}, {"id": "b", "is_draft": "x"}]}', r"data\[1\]\.is_draft: expected true or false"),
         (
             b'{"items": [{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4, "documents": [{"id": 1, "name": false}]}]}',
-            r"items\[3\]\.documents\[0\]\.name: expected a text, got false \(HTTP 200, request id req-1\)$",
+            r"items\[3\]\.documents\[0\]\.name: expected a string, got false \(HTTP 200, request id req-1\)$",
         ),
         (b'[{"id": "a"}, 5]', r"signings\.list: the response cannot be read: \[1\]: expected an object, got 5 \("),
     ],
 )
-async def test_an_unreadable_answer_is_a_decode_error(body: bytes, problem: str) -> None:
-    """An answer of status 200 that cannot be read says which call, where in the answer, status and request id."""
+async def test_decode_error_names_operation_place_status_and_request_id(body: bytes, problem: str) -> None:
 
     async def handler(request: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": "req-1"})
@@ -704,8 +688,7 @@ async def test_an_unreadable_answer_is_a_decode_error(body: bytes, problem: str)
     assert len(server.requests) == 1
 
 
-async def test_a_decode_error_takes_the_request_id_from_the_body() -> None:
-    """Without a header the body's request id is told; and a secret that the answer echoes is not."""
+async def test_decode_error_takes_the_request_id_from_the_body_and_redacts_secrets() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         return web.json_response({"id": "u", "email": ["x"], "name": "x", "request_id": "req-2"})
@@ -715,7 +698,7 @@ async def test_a_decode_error_takes_the_request_id_from_the_body() -> None:
 
     async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
         with pytest.raises(
-            DecodeError, match=r"^me: .* email: expected a text, got a list \(HTTP 200, request id req-2"
+            DecodeError, match=r"^me: .* email: expected a string, got a list \(HTTP 200, request id req-2"
         ):
             await client.me()
     async with serving(echo) as server, SigningClient(server.origin, "secret-token") as client:
@@ -725,8 +708,7 @@ async def test_a_decode_error_takes_the_request_id_from_the_body() -> None:
 
 
 @pytest.mark.parametrize("kind", ["empty", "not-json", "truncate"])
-async def test_broken_answers_of_the_sandbox(sandbox: Sandbox, kind: str) -> None:
-    """What the sandbox breaks on purpose is an error of the package, after a retry where that can help."""
+async def test_broken_responses_of_the_sandbox_raise_errors_of_the_package(sandbox: Sandbox, kind: str) -> None:
     sandbox.faults.add("me", kind, times=None)
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
         with pytest.raises(TransportError if kind == "truncate" else DecodeError):
@@ -735,8 +717,7 @@ async def test_broken_answers_of_the_sandbox(sandbox: Sandbox, kind: str) -> Non
 
 @pytest.mark.parametrize("timestamps", ["iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis"])
 @pytest.mark.parametrize("ids", ["uuid", "ulid", "integer"])
-async def test_every_timestamp_and_id_format_of_the_sandbox(timestamps: Any, ids: Any) -> None:
-    """Whatever format the service chose, records come out the same."""
+async def test_records_are_the_same_in_every_timestamp_and_id_format(timestamps: Any, ids: Any) -> None:
     async with (
         Sandbox(seed=1, profile=Profile(timestamps=timestamps, ids=ids, documents_in_list=True)) as sandbox,
         SigningClient(sandbox.base_url, sandbox.access_token()) as client,

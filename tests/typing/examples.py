@@ -114,7 +114,7 @@ async def paging(client: SigningClient) -> None:
     assert_type(page.next_cursor, str | None)
     async for signing in pager:
         assert_type(signing, Signing)
-    async for each in client.signings.list(cursor=page.next_cursor, read_ahead=False).pages():
+    async for each in client.signings.list(cursor=page.next_cursor, prefetch=False).pages():
         assert_type(each, Page[Signing])
     assert_type(pager.pages(), AsyncGenerator[Page[Signing], None])
     assert_type([signing.name async for signing in pager], list[str])
