@@ -222,7 +222,7 @@ async def test_failed_connection_is_retried_as_the_policy_says(sandbox: Sandbox)
         base_url = server.base_url
     store = MemoryTokenStore(expired())
     async with oauth_for(base_url, store=store, retry=RetryPolicy(max_attempts=3, base_delay=0.001)) as oauth:
-        with pytest.raises(TransportError, match=r"oauth\.refresh: no connection could be made") as caught:
+        with pytest.raises(TransportError, match=r"^oauth\.refresh: .*connect") as caught:
             await oauth.access_token()
         assert caught.value.attempts == 3
         assert caught.value.operation == "oauth.refresh"
@@ -512,7 +512,7 @@ async def test_error_texts_name_status_reason_and_request_id() -> None:
     async with Scripted(drops) as server, oauth_for(server.base_url) as oauth:
         with pytest.raises(TransportError) as lost:
             await oauth.exchange("a-code")
-        assert str(lost.value).startswith("oauth.exchange: the connection was closed before an answer came (")
+        assert str(lost.value).startswith("oauth.exchange: the connection was closed before ")
         assert "request id" not in str(lost.value)
         assert str(lost.value).endswith(")")
         assert len(server.token_requests) == 2
