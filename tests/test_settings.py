@@ -193,7 +193,7 @@ def test_invalid_setting_in_file_is_an_error_with_file_name_and_value(text: str,
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("BASE_URL", "x", r"not 'x' \(SIGNING_BASE_URL\)$"),
+        ("BASE_URL", "x", r"'x' \(SIGNING_BASE_URL\)$"),
         ("TIMEOUT", "soon", r"^SIGNING_TIMEOUT: must be a number, got 'soon'$"),
         ("MAX_ATTEMPTS", "inf", r"^SIGNING_MAX_ATTEMPTS: must be a number, got 'inf'$"),
         ("ASSUMPTIONS", "none.toml", r"^none.toml cannot be read"),
