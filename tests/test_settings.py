@@ -161,7 +161,10 @@ def test_settings_file_is_chosen_by_argument_then_variable_and_must_exist(
         ("xyzzy = 1", r"unknown setting 'xyzzy'$"),
         ("base_url = 5", r"^base_url in .*config.toml: must be a non-empty string, got 5$"),
         ('base_url = ""', r"^base_url in .*config.toml: must be a non-empty string, got ''$"),
-        ('base_url = "http://example.com"', r"^base_url:? must be https .*'http://example.com' \(base_url in .*toml\)$"),
+        (
+            'base_url = "http://example.com"',
+            r"^base_url:? must be https .*'http://example.com' \(base_url in .*toml\)$",
+        ),
         ('timeout = "5"', r"^timeout in .*config.toml: must be a number, got '5'$"),
         ("timeout = true", r"^timeout in .*config.toml: must be a number, got True$"),
         ("timeout = nan", r"^timeout in .*config.toml: must be a number, got nan$"),
