@@ -538,7 +538,7 @@ async def test_oversized_response_is_an_error() -> None:
     async with serving(canned({"/me": {"name": "x" * 5000}})) as server:
         small = Assumptions(max_answer_bytes=1000)
         async with SigningClient(server.origin, "t", assumptions=small) as client:
-            with pytest.raises(SigningError, match="GET /me: .* larger than 1000 bytes"):
+            with pytest.raises(SigningError, match=r"GET /me: .* larger than 1000 bytes"):
                 [finding async for finding in Probe(client).findings()]
 
 
