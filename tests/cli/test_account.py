@@ -431,7 +431,7 @@ def test_nothing_is_asked_where_nobody_can_answer(run: Run, monkeypatch: pytest.
     names = "SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI"
     assert (ran.code, ran.err) == (2, f"Error: to log in without a terminal to ask at, set {names}\n")
     ran = run("list")
-    words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; signing-async login asks for it"
+    words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; or run signing-async login"
     assert (ran.code, ran.err) == (2, f"Error: {words}\n")
 
 
@@ -444,7 +444,7 @@ def test_logout(run: Run, app: dict[str, str], service: Service, pages: list[str
     assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []
     ran = run("me")
     assert ran.code == 4
-    assert ran.err == f"Error: nobody has logged in at {service.sandbox.base_url}: run signing-async login\n"
+    assert ran.err == f"Error: not logged in at {service.sandbox.base_url}: run signing-async login\n"
     assert run("logout", "--json").lines[0]["removed"] is False
     assert run("logout").out == f"Nobody was logged in at {service.sandbox.base_url}\n"
 
