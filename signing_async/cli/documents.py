@@ -65,8 +65,8 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], again: b
 
     async with state.client() as client:
         held = {} if again else await _held(state, client, signing_id, files)
-        for file, document in held.items():
-            fail(file, InvalidRequest(f"the draft already holds this file ({document.id}): use --again to upload it"))
+        for file in filter(held.__contains__, files):
+            fail(file, InvalidRequest(f"the draft already holds this file ({held[file].id}): use --again to upload it"))
         remaining = [file for file in files if file not in held]
         with state.out.progress("Uploading") as report:
 

@@ -470,7 +470,7 @@ def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pyte
     names = "SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI"
     assert (ran.code, ran.err) == (2, f"Error: there is no terminal to ask for missing settings: set {names}\n")
     ran = run("list")
-    words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; signing-async login asks for it"
+    words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; or run signing-async login"
     assert (ran.code, ran.err) == (2, f"Error: {words}\n")
 
 
@@ -484,7 +484,7 @@ def test_logout_removes_the_token_and_says_that_the_service_was_not_told(
     assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []
     ran = run("me")
     assert ran.code == 4
-    assert ran.err == f"Error: nobody has logged in at {service.sandbox.base_url}: run signing-async login\n"
+    assert ran.err == f"Error: not logged in at {service.sandbox.base_url}: run signing-async login\n"
     assert run("logout", "--json").lines[0]["removed"] is False
     assert run("logout").out == f"Not logged in at {service.sandbox.base_url}\n"
 

@@ -110,7 +110,7 @@ def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
     assert ran.out.endswith("  inventory.pdf\n")
     assert f"Error: lease.pdf: the draft already holds this file ({held}): use --again to upload it" in ran.err
     assert ran.err.endswith("1 of 2 files were not uploaded.\n")
-    ran = run("upload", signing, "lease.pdf", "--json")
+    ran = run("upload", signing, "lease.pdf", "lease.pdf", "--json")
     assert (ran.code, ran.lines[0]["file"], ran.lines[0]["error"]["type"]) == (2, "lease.pdf", "InvalidRequest")
     assert len(service.do(service.sandbox.documents, signing)) == 2
     assert run("upload", signing, "lease.pdf", "--again").code == 0
