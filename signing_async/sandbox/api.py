@@ -21,11 +21,11 @@ from typing import Any
 from aiohttp import web
 
 from .accounts import Accounts
-from .answers import API, Answer, Answers
+from .responses import API, Answer, Answers
 from .clock import Clock
 from .faults import Fault, Faults
 from .profile import Profile
-from .reading import chunks_of, read_form_or_json, read_json, receive_file
+from .request_body import chunks_of, read_form_or_json, read_json, receive_file
 from .records import Signing, User
 from .refused import Refused, not_found
 from .service import Service

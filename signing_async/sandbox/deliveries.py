@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .accounts import is_loopback
-from .answers import Answers
+from .responses import Answers
 from .clock import Clock
 from .database import Database
 from .faults import DELIVERY, Fault, Faults

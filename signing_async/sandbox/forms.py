@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from .accounts import is_loopback
-from .reading import read_form
+from .request_body import read_form
 from .refused import Refused
 
 COOKIE = "signing_sandbox"

@@ -7,9 +7,9 @@ from typing import Any
 
 from aiohttp import web
 
-from .answers import API
+from .responses import API
 from .profile import Profile
-from .reading import FILE_FIELD
+from .request_body import FILE_FIELD
 from .service import EMAIL, LANGUAGES, MAX_MESSAGE, MAX_ORDER, NOT_BLANK, ORDERS
 
 Json = dict[str, Any]

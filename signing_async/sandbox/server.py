@@ -24,7 +24,7 @@ from .faults import Faults
 from .files import Files
 from .forms import Forms
 from .ids import Ids
-from .own import Own
+from .control import Own
 from .profile import Profile
 from .records import App, Document, Notification, Recipient, Signing, User
 from .service import Service

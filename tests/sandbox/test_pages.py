@@ -21,7 +21,7 @@ from signing_async.sandbox import Profile, Sandbox, sealing
 from signing_async.sandbox.pages import dashboard, inbox
 from signing_async.sandbox.pages.markup import isolated, render, tag
 from signing_async.sandbox.pages.site import NOTICES
-from signing_async.sandbox.pages.words import ENGLISH, LANGUAGES, SWEDISH, Words
+from signing_async.sandbox.pages.texts import ENGLISH, LANGUAGES, SWEDISH, Words
 from signing_async.sandbox.records import App
 from tests import needs as needs_of_tests
 from tests.pdfs import make_pdf

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ..own import OWN_API
+from ..control import OWN_API
 from ..refused import Refused, not_found
 from .apps import AUTHORIZE, Apps
 from .dashboard import Dashboard

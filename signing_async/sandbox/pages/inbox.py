@@ -17,7 +17,7 @@ from .site import (
     signing_page,
     standing,
 )
-from .words import LANGUAGES
+from .texts import LANGUAGES
 
 MOST = 100
 ALL = ""

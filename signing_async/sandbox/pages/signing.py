@@ -10,7 +10,7 @@ from ..records import Document, Recipient, Signing
 from ..refused import Refused
 from .markup import Child, Html, isolated, tag, theirs
 from .site import Site, Standing, alert, card, detail_page, facts, heading, moment, see, signing_page, standing
-from .words import LANGUAGES, Words
+from .texts import LANGUAGES, Words
 
 PDF_HEADERS = {
     "X-Content-Type-Options": "nosniff",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from .faults import Fault
-from .reading import read_json
+from .request_body import read_json
 from .refused import Refused, invalid
 
 if TYPE_CHECKING:
