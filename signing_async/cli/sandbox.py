@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from ..sandbox import Profile, Refused, Sandbox
-from ..sandbox.accounts import is_loopback
+from ..sandbox.addresses import is_loopback
 from ..sandbox.authority import LEVELS, Level
 from .command import State, command
 from .output import Output

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import aiohttp
@@ -16,6 +16,7 @@ from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 
 Result = TypeVar("Result")
+Part = tuple[str | None, str | None, bytes | None]
 
 API = "/api/1.0"
 
@@ -111,3 +112,25 @@ class Caller:
         people = [await self.recipient(signing_id, email=f"p{n}@example.com") for n in range(recipients)]
         await self.ok("POST", f"{API}/signings/{signing_id}/send")
         return signing_id, document["id"], people
+
+
+@asynccontextmanager
+async def caller(sandbox: Sandbox) -> AsyncIterator[Caller]:
+    """Return a caller with the default user's token."""
+    headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
+    async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
+        yield Caller(sandbox, session)
+
+
+def body_of(parts: Sequence[Part], boundary: str = "bOuNdArY") -> tuple[bytes, str]:
+    """Return a multipart body and its content type. Parts are name, filename and content (None: a small PDF)."""
+    out = b""
+    for name, filename, content in parts:
+        disposition = "form-data"
+        if name is not None:
+            disposition += f'; name="{name}"'
+        if filename is not None:
+            disposition += '; filename="{}"'.format(filename.replace("\\", "\\\\").replace('"', '\\"'))
+        out += f"--{boundary}\r\nContent-Disposition: {disposition}\r\n\r\n".encode()
+        out += (make_pdf() if content is None else content) + b"\r\n"
+    return out + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from signing_async.sandbox import Profile, Refused, Sandbox
-from signing_async.sandbox.deliveries import BACK_OFF
+from signing_async.sandbox.courier import BACK_OFF
 from signing_async.sandbox.faults import DELIVERY
 from signing_async.webhooks import WebhookVerifier
 from tests.sandbox.serving import Caller
@@ -229,14 +229,14 @@ async def test_a_receiver_that_does_not_answer(
     hooked: Sandbox, receiver: Receiver, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A receiver has its seconds to answer; then the delivery counts as not made."""
-    from signing_async.sandbox import deliveries
+    from signing_async.sandbox import courier
 
-    monkeypatch.setattr(deliveries, "TIMEOUT", 0.2)
+    monkeypatch.setattr(courier, "TIMEOUT", 0.2)
     hooked.faults.add(DELIVERY, "slow", seconds=30)
     await call.draft()
     await hooked.webhooks.settled()
     [attempt] = hooked.webhooks.attempts()
-    assert attempt.error == "no answer within 0.2 seconds"
+    assert attempt.error == "no response within 0.2 seconds"
 
 
 async def test_two_endpoints(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:

@@ -122,17 +122,24 @@ async def test_snapshots_of_a_kept_sandbox(tmp_path: Path) -> None:
         assert sandbox.clock.offset.days == 0
 
 
-async def test_a_database_of_the_first_version(tmp_path: Path) -> None:
-    """It had no room for PKCE's challenges: it gets that, and keeps the rest."""
+@pytest.mark.parametrize("version", [1, 2])
+async def test_database_of_an_earlier_version_is_migrated(tmp_path: Path, version: int) -> None:
     async with Sandbox(data=tmp_path) as sandbox:
         app = sandbox.register_app("http://127.0.0.1:1/")
+        sandbox.webhooks.register("http://127.0.0.1:1/")
     with contextlib.closing(sqlite3.connect(tmp_path / "sandbox.db")) as connection:
-        connection.execute("ALTER TABLE codes DROP COLUMN challenge")
-        connection.execute("PRAGMA user_version = 1")
+        if version == 1:
+            connection.execute("ALTER TABLE codes DROP COLUMN challenge")
+        for column in ("seconds", "signature", "response_headers", "response_body"):
+            connection.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
+        connection.execute(f"PRAGMA user_version = {version}")
     for _ in range(2):
         async with Sandbox(data=tmp_path) as sandbox:
             assert [one.client_id for one in sandbox.apps] == [app.client_id]
             assert sandbox.accounts.authorize(app, challenge="c")
+            sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
+            await sandbox.webhooks.settled()
+            assert sandbox.webhooks.attempts()[-1].signature
 
 
 async def test_a_database_of_another_version(tmp_path: Path) -> None:

@@ -107,13 +107,6 @@ async def test_post_send(call: Caller, signing_sandbox: Sandbox) -> None:
     assert signing_sandbox.signing(signing_id).times_sent == 1
 
 
-async def test_notifications_of_one(call: Caller, signing_sandbox: Sandbox) -> None:
-    """What one recipient was sent can be told from what others were."""
-    _, _, people = await call.sent(recipients=2)
-    [notification] = signing_sandbox.service.notifications(people[1])
-    assert (notification.kind, notification.email) == ("invitation", "p1@example.com")
-
-
 async def test_post_remind(call: Caller, signing_sandbox: Sandbox) -> None:
     """POST …/remind: a reminder is sent to the recipient."""
     signing_id, _, [person] = await call.sent()

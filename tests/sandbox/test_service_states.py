@@ -113,7 +113,7 @@ async def test_rule_2_holds_for_an_upload_under_way(call: Caller, signing_sandbo
     await call.upload(signing_id)
     await call.recipient(signing_id)
     port = int(signing_sandbox.base_url.rpartition(":")[2])
-    from tests.sandbox.test_multipart import body_of
+    from tests.sandbox.serving import body_of
 
     body, kind = body_of([("selected_file", "late.pdf", None)])
     head = f"POST {API}/signings/{signing_id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
