@@ -200,12 +200,12 @@ class Dashboard:
 
 def _search(text: str, state: str) -> Html:
     states = [("", "Any state"), *((key, LABELS[key][0]) for key in STATES)]
-    hint = "Part of a name, document, recipient or e-mail address; or an id."
+    label = "Search by name, document, recipient, e-mail address or id"
     return tag(
         "form",
         tag(
             "div",
-            text_field("Search", "search", Filled({"search": text}), hint, type="search", autocomplete="off"),
+            text_field(label, "search", Filled({"search": text}), type="search", autocomplete="off"),
             choice_field("State", "state", EMPTY, states, default=state),
             tag("button", "Search", class_="plain"),
             class_="line",

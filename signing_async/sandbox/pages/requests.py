@@ -96,10 +96,11 @@ def table_of_requests(state: State, most: int, *, everything: bool = False, abou
 
 
 def code_block(label: str, text: str) -> Html:
-    """Return text in a box that scrolls; JSON with line breaks."""
+    """Return text in a labelled box that scrolls; JSON with line breaks."""
     with contextlib.suppress(ValueError):
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    return tag("pre", tag("code", text), tabindex=0, role="region", aria_label=label)
+    box = tag("pre", tag("code", text), tabindex=0, role="region", aria_label=label)
+    return tag("div", tag("p", label, class_="label", aria_hidden="true"), box)
 
 
 def _row(record: RequestRecord) -> list[Child]:

@@ -154,7 +154,10 @@ class Webhooks:
             ("Last error", _problem(delivery)),
         )
         attempts = self._webhooks.attempts_of(delivery.id)
-        tried = [card(f"Attempt {number}", _attempt(attempt)) for number, attempt in enumerate(attempts, 1)]
+        tried = [
+            tag("div", card(f"Attempt {number}", _attempt(attempt)), class_="attempt")
+            for number, attempt in enumerate(attempts, 1)
+        ]
         return self._site.page(
             request,
             f"Delivery of {delivery.event_type}",
@@ -240,18 +243,20 @@ def _problem(delivery: Delivery) -> Child:
 
 def _attempt(attempt: Attempt) -> list[Child]:
     seconds = None if attempt.seconds is None else f"{attempt.seconds * 1000:.0f} ms"
-    about = facts(
-        ("Time", moment(attempt.at)),
-        ("Duration", seconds),
-        ("Fault", attempt.fault),
-        ("X-Signature", tag("code", attempt.signature, class_="id") if attempt.signature else None),
-        ("Response", _status(attempt)),
-    )
+    about: list[Child] = [
+        facts(
+            ("Response", _status(attempt)),
+            ("Time", moment(attempt.at)),
+            ("Duration", seconds),
+            ("Fault", attempt.fault),
+        ),
+        code_block("X-Signature", attempt.signature) if attempt.signature else None,
+    ]
     if attempt.headers is None:
-        return [about]
+        return about
     lines = "\n".join(f"{name}: {value}" for name, value in attempt.headers.items())
     body = code_block("Body of the response", attempt.body) if attempt.body else tag("p", "No body.", class_="quiet")
-    return [about, code_block("Headers of the response", lines), body]
+    return [*about, code_block("Headers of the response", lines), body]
 
 
 def _status(attempt: Attempt) -> Html:
