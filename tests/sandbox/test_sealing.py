@@ -579,7 +579,7 @@ def test_a_damaged_authority_file_is_named(tmp_path: Path, content: bytes) -> No
     """A file that holds no authority gives an error with its path and what to do."""
     (tmp_path / "authority.pem").write_bytes(content)
     with pytest.raises(
-        SealingFailed, match=r"authority\.pem does not hold an authority's 3 keys and 6 certificates .* remove it"
+        SealingFailed, match=r"authority\.pem expected the 3 keys and 6 certificates of an authority .* delete it"
     ):
         Authority.open(tmp_path, WHEN)
 
