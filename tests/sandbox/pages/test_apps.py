@@ -130,11 +130,11 @@ async def test_unregistered_app_or_redirect_uri_is_never_redirected_to(
     app = visitor.sandbox.register_app(CALLBACK)
     page = await visitor.get(consent(app))
     fields = {"csrf_token": page.main.find("input", name="csrf_token").attributes["value"], "decision": "allow"}
-    for answer in (await visitor.get(consent(app, **changes)), await visitor.post(consent(app, **changes), fields)):
-        assert answer.status == 400
-        check_document(answer)
-        assert answer.main.find("h1").text == "This application cannot be authorized"
-        assert next(iter(changes.values())) in answer.main.text
+    for response in (await visitor.get(consent(app, **changes)), await visitor.post(consent(app, **changes), fields)):
+        assert response.status == 400
+        check_document(response)
+        assert response.main.find("h1").text == "This application cannot be authorized"
+        assert next(iter(changes.values())) in response.main.text
     assert "response_type missing" in (await visitor.get("/oauth/authorize?state=s1")).main.text
 
 
@@ -145,5 +145,5 @@ async def test_unsupported_response_type_is_reported_to_the_app(visitor: Visitor
     token = page.main.find("input", name="csrf_token").attributes["value"]
     data = {"csrf_token": token, "decision": "allow"} if method == "POST" else None
     address = consent(app, response_type="token")
-    answer = await visitor.request(method, address, data=data, allow_redirects=False, headers={})
-    assert answer.headers["location"] == f"{CALLBACK}?error=unsupported_response_type&state=s1"
+    response = await visitor.request(method, address, data=data, allow_redirects=False, headers={})
+    assert response.headers["location"] == f"{CALLBACK}?error=unsupported_response_type&state=s1"

@@ -16,7 +16,7 @@ from signing_async import MemoryTokenStore, OAuth, SigningClient
 from signing_async.sandbox import Sandbox
 from tests.needs import needs, needs_module
 from tests.pdfs import make_pdf
-from tests.sandbox.test_sealing import accepts
+from tests.sandbox.seals import accepts
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, ConsoleMessage, Page
