@@ -49,7 +49,7 @@ class Middleware:
         except web.HTTPException:
             raise
         except Exception:
-            logger.exception("internal error of the sandbox at %s %s", request.method, request.path)
+            logger.exception("internal error of the sandbox at %s %s", request.method, request.rel_url.raw_path)
             problem = Refused(500, "server_error", "Internal error of the sandbox; its log has the traceback.")
         in_control = request.path.startswith(f"{CONTROL_API}/")
         response = control_error(problem) if in_control else self._encoder.error(problem, record.id)

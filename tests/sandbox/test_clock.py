@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 import pytest
 
+import signing_async.sandbox
 from signing_async.sandbox import Profile, Refused, Sandbox
 from signing_async.sandbox.clock import Clock
 from tests.sandbox.serving import API, Caller
@@ -171,6 +172,7 @@ async def test_ulids_are_26_crockford_characters_that_sort_by_age() -> None:
         {"keep_requests": True},
         {"host": ""},
         {"webhook_secret": "x"},
+        {"seal_level": "B-X"},
     ],
 )
 async def test_invalid_setting_is_a_value_error_that_names_it(settings: dict[str, object]) -> None:
@@ -215,6 +217,12 @@ async def test_sandbox_listens_on_the_given_host_and_its_base_url_works(host: st
 
 async def test_repr_says_that_the_sandbox_is_not_started() -> None:
     assert repr(Sandbox()) == "<Sandbox not started>"
+
+
+def test_missing_module_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signing_async.sandbox, "find_spec", lambda _: None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs cryptography: pip install 'signing-async\[sandbox\]'"):
+        _ = signing_async.sandbox.Sandbox
 
 
 def test_importing_the_package_loads_no_heavy_modules() -> None:

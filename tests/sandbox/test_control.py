@@ -82,9 +82,10 @@ async def test_faults_are_arranged_listed_and_removed(call: Caller, signing_sand
     assert shown["details"] == {"retry_after": 3}
     assert (await call("GET", f"{API}/me"))[0] == 429
     assert [row["hits"] for row in (await call.ok("GET", f"{CONTROL}/faults"))["items"]] == [1]
-    await call.ok("POST", f"{CONTROL}/faults", json={"operation": "*", "kind": "500"})
-    await call.ok("DELETE", f"{CONTROL}/faults/{shown['id']}")
-    assert [row.kind for row in signing_sandbox.faults.arranged] == ["500"]
+    second = await call.ok("POST", f"{CONTROL}/faults", json={"operation": "*", "kind": "500"})
+    await call.ok("POST", f"{CONTROL}/faults", json={"operation": "*", "kind": "empty"})
+    await call.ok("DELETE", f"{CONTROL}/faults/{second['id']}")
+    assert [row.kind for row in signing_sandbox.faults.arranged] == ["429", "empty"]
     await call.ok("DELETE", f"{CONTROL}/faults")
     assert signing_sandbox.faults.arranged == []
 

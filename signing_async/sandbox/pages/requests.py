@@ -9,7 +9,6 @@ from aiohttp import web
 
 from ..refused import not_found
 from ..request_log import BODIES, RequestRecord
-from ..responses import is_api_path
 from ..state import State
 from .components import card, facts, heading, identifier, live, table
 from .markup import Child, Html, tag
@@ -90,7 +89,7 @@ def table_of_requests(state: State, most: int, *, everything: bool = False, abou
     wanted = [
         record
         for record in reversed(state.requests.records)
-        if (everything or record.operation is not None or is_api_path(record.path)) and about in record.path
+        if (everything or record.operation is not None or record.path.startswith("/api/")) and about in record.path
     ]
     return table("Requests, newest first", _HEADERS, map(_row, wanted[:most]), _NO_REQUESTS)
 
