@@ -78,7 +78,7 @@ class RequestLog:
             request.path,
             self._clock.now(),
             redact_headers(request.headers),
-            redact_form(request.rel_url.raw_query_string),
+            redact_form(request.rel_url.raw_query_string) if request.query_string else "",
         )
         request[RECORD] = record
         if not _is_refresh(request):
@@ -98,7 +98,7 @@ class RequestLog:
         if is_api_path(request.path):
             record._request_body = _shorten(request.get(BODY))
             record._response_body = _shorten(_body_of(response))
-        if not _is_refresh(request):
+        if logger.isEnabledFor(logging.INFO) and not _is_refresh(request):
             path = request.rel_url.raw_path.encode("ascii", "backslashreplace").decode()
             fault = f" (fault: {record.fault})" if record.fault else ""
             status = record.status or "no response"

@@ -49,23 +49,23 @@ class State:
         loopback_only: bool,
     ) -> None:
         self._database = database
-        self.profile = profile
-        self.faults = faults
+        self.profile: Profile = profile
+        self.faults: Faults = faults
         self.base_url: str = ""
         self.rate_limit: RateLimit | None = None
-        self.closing = asyncio.Event()
-        self.clock = Clock(self._saved_offset(), self._save_offset)
-        self.requests = RequestLog(self.clock, seed, keep_requests)
-        self.forms = Forms(loopback_only=loopback_only)
+        self.closing: asyncio.Event = asyncio.Event()
+        self.clock: Clock = Clock(self._saved_offset(), self._save_offset)
+        self.requests: RequestLog = RequestLog(self.clock, seed, keep_requests)
+        self.forms: Forms = Forms(loopback_only=loopback_only)
         ids = Ids(database, seed, profile.ids)
-        self.accounts = Accounts(database, self.clock, ids, profile)
+        self.accounts: Accounts = Accounts(database, self.clock, ids, profile)
         courier = Courier(database, self.clock, profile, faults, allow_remote=allow_remote_webhooks)
-        self.webhooks = Deliveries(database, self.clock, ids, profile, courier)
+        self.webhooks: Deliveries = Deliveries(database, self.clock, ids, profile, courier)
         emit = self.webhooks.emit
-        self.service = Service(database, files, self.clock, ids, profile, emit)
-        self.invitations = Invitations(database, self.clock, profile, self.service, emit)
-        self.sealer = Sealer(files.folder.parent / "authority", self.clock, seal_level)
-        self.signatures = Signatures(
+        self.service: Service = Service(database, files, self.clock, ids, profile, emit)
+        self.invitations: Invitations = Invitations(database, self.clock, profile, self.service, emit)
+        self.sealer: Sealer = Sealer(files.folder.parent / "authority", self.clock, seal_level)
+        self.signatures: Signatures = Signatures(
             database, files, self.clock, profile, self.service, self.invitations, self.sealer, emit
         )
         files.remove_all_but(name for d in self.service.documents() for name in (d.file, d.sealed_file) if name)

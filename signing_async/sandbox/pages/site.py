@@ -54,7 +54,7 @@ class Site:
     """Makes pages and protected forms for one sandbox."""
 
     def __init__(self, state: State) -> None:
-        self.state = state
+        self.state: State = state
 
     def page(
         self,
