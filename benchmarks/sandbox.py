@@ -49,13 +49,13 @@ class Server:
 def running(*options: str) -> Iterator[Server]:
     """Start the command, and stop it."""
     started = time.perf_counter()
-    process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     os.sched_setaffinity(process.pid, {other_core()})
     assert process.stdout
     try:
         url = re.search(r"http://\S+", process.stdout.readline())
         seconds = time.perf_counter() - started
-        lines = [process.stdout.readline() for _ in range(4)]
+        lines = list(iter(process.stdout.readline, "Press Ctrl-C to stop.\n"))
         token = re.search(r"access_\S+", "".join(lines))
         assert url
         assert token

@@ -1,17 +1,20 @@
-"""`signing-async sandbox`: the whole service on this machine, for a browser and for programs."""
+"""`signing-async sandbox`: the service on this machine, for browsers and programs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import shlex
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from ..sandbox import Profile, Refused, Sandbox
-from ..sandbox.accounts import is_loopback
+from ..sandbox.addresses import is_loopback
 from ..sandbox.authority import LEVELS, Level
 from .command import State, command
 from .output import Output
@@ -21,14 +24,16 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
 
 @command()
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep everything in this folder; without it all is gone at the end.",
+    help="Keep everything in this folder; by default everything is temporary.",
 )
-@click.option("--profile", default="default", show_default=True, type=click.Choice(PROFILES), help="How it answers.")
+@click.option(
+    "--profile", default="default", show_default=True, type=click.Choice(PROFILES), help="How the service responds."
+)
 @click.option(
     "--seal-level",
     default="B-B",
@@ -37,9 +42,7 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
     help="PAdES level of the sealed PDFs.",
 )
 @click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
-@click.option(
-    "--webhook-url", help="Deliver events to this address; their secret is taken from SIGNING_WEBHOOK_SECRET."
-)
+@click.option("--webhook-url", help="Deliver events to this URL, signed with SIGNING_WEBHOOK_SECRET if it is set.")
 @click.option("--allow-remote-webhooks", is_flag=True, help="Also deliver events to other machines.")
 def sandbox(
     state: State,
@@ -52,9 +55,10 @@ def sandbox(
     webhook_url: str | None,
     allow_remote_webhooks: bool,
 ) -> None:
-    """Run the whole service on this machine, until Ctrl-C. It is no legal signing service.
+    """Run the service on this machine until Ctrl-C. It is not a legal signing service.
 
-    --json prints one object when it is ready: base_url, access_token, and the webhooks with their secrets.
+    Every request is logged on standard error. --json prints one object when the sandbox is ready: base_url,
+    access_token, and the webhooks with their secrets.
 
     \b
     Example:
@@ -80,7 +84,7 @@ def sandbox(
     except click.exceptions.Exit:  # which is a RuntimeError
         raise
     except OSError as error:
-        # Asyncio's words for an address repeat its number.
+        # asyncio's message for an address repeats the error number.
         number = error.errno or 0
         words = os.strerror(number) if number > 0 else error.strerror
         raise click.ClickException(f"{error.filename or f'{host}:{port}'}: {words}") from error
@@ -95,27 +99,59 @@ async def _run(server: Sandbox, out: Output) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with server:
-        _tell(server, out)
-        await stop.wait()
+    with _logging(out):
+        async with server:
+            _announce(server, out)
+            await stop.wait()
     if not out.json:
         out.text("Stopped.")
 
 
-def _tell(server: Sandbox, out: Output) -> None:
+@contextlib.contextmanager
+def _logging(out: Output) -> Iterator[None]:
+    """Print the sandbox's log on standard error."""
+    log, handler = logging.getLogger("signing_async.sandbox"), _Log(out)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+
+
+class _Log(logging.Handler):
+    def __init__(self, out: Output) -> None:
+        super().__init__(logging.INFO)
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno >= logging.WARNING:
+            self._out.warn(text)
+        else:
+            self._out.say(text, log=text)
+
+
+def _announce(server: Sandbox, out: Output) -> None:
     url, token = server.base_url, server.access_token(lifetime=86_400)
     endpoints = server.webhooks.endpoints()
+    exports = {"SIGNING_BASE_URL": url, "SIGNING_ACCESS_TOKEN": token}
     lines = [
-        f"Signing sandbox on {url} (for trying and testing: no legal signing service)",
-        f"  In a browser      {url}/",
+        f"Signing sandbox on {url} (for development and tests: not a legal signing service)",
+        f"  Dashboard         {url}/sandbox",
         f"  Register an app   {url}/developer/my-apps",
-        f"  API description   {url}/openapi.json",
-        f"  An access token   {token} (a day)",
+        f"  OpenAPI           {url}/openapi.json",
     ]
     if "SIGNING_WEBHOOK_SECRET" not in os.environ:
         lines += [f"  Webhook secret    {endpoint.secret} (for {endpoint.url})" for endpoint in endpoints]
+        if len(endpoints) == 1:
+            exports["SIGNING_WEBHOOK_SECRET"] = endpoints[0].secret
+    lines.append("To use it from a shell, with an access token for a day:")
+    lines += [f"  export {name}={shlex.quote(value)}" for name, value in exports.items()]
     if not is_loopback(server.host):
-        lines.append("  Anyone who reaches this address can use all of it: it knows no passwords of its own.")
-    lines.append("Ctrl-C stops it.")
+        lines.append("Everybody who can reach this address has full access: the sandbox asks for no password.")
+    lines.append("Press Ctrl-C to stop.")
     webhooks = [{"url": endpoint.url, "secret": endpoint.secret} for endpoint in endpoints]
     out.result({"base_url": url, "access_token": token, "webhooks": webhooks}, "\n".join(lines))

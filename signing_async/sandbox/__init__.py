@@ -1,4 +1,4 @@
-"""The whole signing service, running for real on this machine. It is no legal signing service.
+"""The documented signing service on this machine. It is not a legal signing service.
 
 Example::
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "Refused", "Sandbox"]
 
-_HOMES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server"}
-_NEEDED = ("cryptography", "pikepdf", "pyhanko")
+_MODULES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server"}
+_REQUIRED = ("cryptography", "pikepdf", "pyhanko")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module in _NEEDED:
-        # They are imported late, when the first file comes; that one is missing is said at once.
+    for module in _REQUIRED:
+        # They are imported with the first upload; a missing one is reported now.
         if find_spec(module) is None:
-            words = f"signing_async.sandbox needs {module}: pip install 'signing-async[sandbox]'"
-            raise ModuleNotFoundError(words, name=module)
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+            message = f"signing_async.sandbox needs {module}: pip install 'signing-async[sandbox]'"
+            raise ModuleNotFoundError(message, name=module)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

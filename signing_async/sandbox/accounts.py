@@ -1,6 +1,6 @@
 """Users, their applications, and OAuth 2.0: authorization codes, access tokens, rotating refresh tokens.
 
-Secrets and tokens are kept as hashes: what was shown once cannot be read again.
+Only hashes of secrets and tokens are stored.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
+from .addresses import is_loopback, split_url
 from .clock import Clock
 from .database import Database
 from .ids import Ids
@@ -25,17 +25,17 @@ DEFAULT_TENANT = "sandbox"
 
 
 def hashed(secret: str) -> str:
-    """What is kept of a secret."""
+    """Return what is stored of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def oauth_error(code: str, message: str, status: int = 400) -> Refused:
-    """An error of the token endpoint, by RFC 6749's names."""
+    """Return an error of the token endpoint, with a code of RFC 6749."""
     return Refused(status, code, message)
 
 
 class Accounts:
-    """Who may do what."""
+    """Users, applications and tokens."""
 
     def __init__(self, database: Database, clock: Clock, ids: Ids, profile: Profile) -> None:
         self._database = database
@@ -46,14 +46,14 @@ class Accounts:
     # users
 
     def add_user(self, name: str, email: str, tenant: str = DEFAULT_TENANT) -> User:
-        """A new user; those of one tenant see the same signings, and nothing of another's."""
+        """Add a user. Users of one tenant see the same signings and none of another tenant's."""
         with self._database.transaction():
             user = User(self._ids.new("user"), tenant, name, email)
             self._database.insert("users", id=user.id, tenant=tenant, name=name, email=email)
         return user
 
     def default_user(self) -> User:
-        """The user who consents when nobody else is named; made on the first run."""
+        """Return the user who consents unless another is named."""
         user_id = self._database.value("SELECT value FROM meta WHERE key = 'default_user'")
         if user_id is not None:
             return self.user(user_id)
@@ -63,20 +63,20 @@ class Accounts:
         return user
 
     def users(self) -> list[User]:
-        """Everybody, tenant by tenant."""
+        """Return all users, by tenant."""
         return self._database.select(User, "users", "1 ORDER BY tenant, name, id")
 
     def user(self, user_id: str) -> User:
-        """The user of that id; a KeyError when there is none."""
+        """Return the user of that id, or raise KeyError."""
         user = self._database.get(User, "users", "id = ?", user_id)
         if user is None:
-            raise KeyError(f"there is no user {user_id!r}")
+            raise KeyError(f"unknown user {user_id!r}")
         return user
 
     # applications
 
     def register_app(self, name: str, redirect_uri: str, user: User | None = None) -> App:
-        """A new application, with its secret for this once."""
+        """Register an application and return it with its secret."""
         errors: dict[str, list[str]] = {}
         if not name.strip() or len(name) > 200:
             errors["name"] = ["The name must have 1 to 200 characters."]
@@ -106,12 +106,12 @@ class Accounts:
         return app
 
     def apps(self) -> list[App]:
-        """All applications, without their secrets."""
+        """Return all applications, without their secrets."""
         sql = "SELECT client_id, name, redirect_uri, user_id, created_at FROM apps ORDER BY created_at, client_id"
         return [App(*row) for row in self._database.run(sql)]
 
     def app(self, client_id: str) -> App | None:
-        """The application of that id."""
+        """Return the application of that id, or None."""
         sql = "SELECT client_id, name, redirect_uri, user_id, created_at FROM apps WHERE client_id = ?"
         row = self._database.run(sql, client_id).fetchone()
         return App(*row) if row else None
@@ -119,10 +119,7 @@ class Accounts:
     # the consent page
 
     def authorization_request(self, query: Mapping[str, str]) -> tuple[App, str | None]:
-        """The application that asks and its state; Refused when it is not to be trusted with a redirect.
-
-        A wrong response_type is reported to the application by `consent_redirect`.
-        """
+        """Return the application that asks, and its state; refuse one that must not be redirected to."""
         app = self.app(query.get("client_id", ""))
         if app is None:
             raise Refused(400, "invalid_client", "No application has this client_id.")
@@ -133,7 +130,7 @@ class Accounts:
         return app, query.get("state")
 
     def code_challenge(self, query: Mapping[str, str]) -> str | None:
-        """PKCE's challenge, if there is one; Refused unless it is an S256 one."""
+        """Return the PKCE challenge, or None; refuse any method but S256."""
         challenge = query.get("code_challenge")
         if challenge is None or not self._profile.pkce:
             return None
@@ -144,11 +141,11 @@ class Accounts:
     def consent_redirect(
         self, app: App, state: str | None, *, user: User | None = None, challenge: str | None = None
     ) -> str:
-        """Where the browser goes when the user agreed: the redirect URI with a code."""
+        """Return the redirect URI with a code, for a user who consented."""
         return redirect_with(app, code=self.authorize(app, user=user, challenge=challenge), state=state)
 
     def authorize(self, app: App, *, user: User | None = None, challenge: str | None = None) -> str:
-        """An authorization code, as if the user had agreed."""
+        """Return an authorization code, as if the user had consented."""
         with self._database.transaction():
             code = self._ids.secret("code", "code_")
             self._database.insert(
@@ -164,35 +161,26 @@ class Accounts:
     # the token endpoint
 
     def token(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a token request; Refused with RFC 6749's codes."""
-        kind = self._required(parameters, "grant_type")
+        """Return the token response, or refuse with a code of RFC 6749."""
+        kind = _required(parameters, "grant_type")
         if kind not in {"authorization_code", "refresh_token"}:
             raise oauth_error("unsupported_grant_type", "grant_type must be authorization_code or refresh_token.")
-        client_id = self._required(parameters, "client_id")
-        secret = self._required(parameters, "client_secret")
+        client_id = _required(parameters, "client_id")
+        secret = _required(parameters, "client_secret")
         known = self._database.value("SELECT secret_hash FROM apps WHERE client_id = ?", client_id)
         if not hmac.compare_digest(known or "", hashed(secret)):
             raise oauth_error("invalid_client", "The client_id or the client_secret is wrong.", 401)
         if kind == "authorization_code":
-            redirect_uri, code = self._required(parameters, "redirect_uri"), self._required(parameters, "code")
+            redirect_uri, code = _required(parameters, "redirect_uri"), _required(parameters, "code")
             return self._exchange(client_id, redirect_uri, code, parameters.get("code_verifier"))
-        return self._refresh(client_id, self._required(parameters, "refresh_token"))
-
-    @staticmethod
-    def _required(parameters: Mapping[str, Any], name: str) -> str:
-        value = parameters.get(name, "")
-        if not isinstance(value, str):
-            raise oauth_error("invalid_request", f"{name} must be a string.")
-        if not value:
-            raise oauth_error("invalid_request", f"{name} is required.")
-        return value
+        return self._refresh(client_id, _required(parameters, "refresh_token"))
 
     def _exchange(self, client_id: str, redirect_uri: str, code: str, verifier: object) -> dict[str, Any]:
         sql = """SELECT grant_id, redirect_uri, expires_at, used_at, challenge
                  FROM codes JOIN grants ON grants.id = grant_id WHERE hash = ? AND client_id = ?"""
         row = self._database.run(sql, hashed(code), client_id).fetchone()
         if row is None:
-            raise oauth_error("invalid_grant", "The code is not known.")
+            raise oauth_error("invalid_grant", "The code is unknown.")
         grant, registered, expires_at, used_at, challenge = row
         if used_at is not None:
             self._replayed(grant)
@@ -202,7 +190,7 @@ class Accounts:
         if not hmac.compare_digest(registered.encode(), redirect_uri.encode("utf-8", "surrogatepass")):
             raise oauth_error("invalid_grant", "The redirect_uri is not the one the code was issued for.")
         if challenge is not None and challenge != _challenge_of(verifier):
-            raise oauth_error("invalid_grant", "The code_verifier does not belong to the code's code_challenge.")
+            raise oauth_error("invalid_grant", "The code_verifier does not match the code_challenge.")
         with self._database.transaction():
             self._database.run("UPDATE codes SET used_at = ? WHERE hash = ?", self._clock.micros(), hashed(code))
             return self._issue(grant)
@@ -212,7 +200,7 @@ class Accounts:
                  WHERE hash = ? AND kind = 'refresh' AND client_id = ?"""
         row = self._database.run(sql, hashed(refresh_token), client_id).fetchone()
         if row is None:
-            raise oauth_error("invalid_grant", "The refresh token is not known.")
+            raise oauth_error("invalid_grant", "The refresh token is unknown.")
         grant, expires_at, replaced_at, revoked_at = row
         now = self._clock.micros()
         if revoked_at is not None:
@@ -239,24 +227,24 @@ class Accounts:
     def _issue(self, grant: str, *, refresh: bool = True) -> dict[str, Any]:
         lifetime = self._profile.access_token_lifetime
         unit = {"seconds": 1.0, "minutes": 1 / 60, "milliseconds": 1000.0}[self._profile.expires_in_unit]
-        answer: dict[str, Any] = {
+        response: dict[str, Any] = {
             "access_token": self._new_token("access", grant, lifetime),
             "token_type": "Bearer",
             "expires_in": max(1, int(lifetime * unit)),
         }
         if refresh and self._profile.issue_refresh_tokens:
-            answer["refresh_token"] = self._new_token("refresh", grant, self._profile.refresh_token_lifetime)
-        return answer
+            response["refresh_token"] = self._new_token("refresh", grant, self._profile.refresh_token_lifetime)
+        return response
 
     # access tokens
 
     def access_token(self, *, user: User | None = None, lifetime: float | None = None) -> str:
-        """A ready access token; it never expires unless it is given a lifetime in seconds."""
+        """Return an access token; it expires only if it has a lifetime in seconds."""
         with self._database.transaction():
             return self._new_token("access", self._grant(None, user or self.default_user()), lifetime)
 
     def authenticate(self, authorization: str | None) -> User:
-        """The user behind an Authorization header."""
+        """Return the user of an Authorization header."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             status = self._profile.missing_token_status
@@ -270,7 +258,7 @@ class Accounts:
         return User(*row)
 
     def token_rejected(self) -> Refused:
-        """The refusal of an access token that is expired, revoked or unknown."""
+        """Return the refusal of an access token that is expired, revoked or unknown."""
         status = self._profile.expired_token_status
         challenge = _challenge(status, ' error="invalid_token"')
         return Refused(status, "invalid_token", "The access token is invalid or has expired.", headers=challenge)
@@ -291,8 +279,17 @@ class Accounts:
         return self._clock.micros() + int(seconds * 1e6)
 
 
+def _required(parameters: Mapping[str, Any], name: str) -> str:
+    value = parameters.get(name, "")
+    if not isinstance(value, str):
+        raise oauth_error("invalid_request", f"{name} must be a string.")
+    if not value:
+        raise oauth_error("invalid_request", f"{name} is required.")
+    return value
+
+
 def _challenge_of(verifier: object) -> str | None:
-    """The S256 code challenge of RFC 7636; None without a verifier."""
+    """Return the S256 challenge of a verifier (RFC 7636); None if there is no verifier."""
     if not isinstance(verifier, str):
         return None
     digest = hashlib.sha256(verifier.encode()).digest()
@@ -300,7 +297,7 @@ def _challenge_of(verifier: object) -> str | None:
 
 
 def redirect_with(app: App, **parameters: str | None) -> str:
-    """The application's redirect URI with these query parameters added (those that are not None)."""
+    """Return the application's redirect URI with these query parameters added, except None."""
     parts = urlsplit(app.redirect_uri)
     added = urlencode({name: value for name, value in parameters.items() if value is not None})
     return urlunsplit(parts._replace(query=f"{parts.query}&{added}" if parts.query else added))
@@ -311,25 +308,9 @@ def _challenge(status: int, error: str = "") -> dict[str, str]:
 
 
 def _redirect_problem(uri: str) -> str | None:
-    try:
-        parts = urlsplit(uri)
-        host = parts.hostname or ""
-        _ = parts.port
-    except ValueError:
-        return f"{uri!r} is not an address."
-    if any(ord(character) <= 32 or ord(character) >= 127 for character in uri) or not host or parts.fragment:
-        return f"{uri!r} must be a full address without a fragment."
-    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)):
+    parts = split_url(uri)
+    if parts is None or parts.fragment:
+        return f"{uri!r} must be an absolute URL without a fragment."
+    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         return None
     return f"{uri!r} must begin with https://, or with http:// and a loopback host."
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the host names this machine alone: localhost, or a loopback address."""
-    name = host.lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -1,6 +1,6 @@
-"""The sandbox's own certificate authority: who seals, and the offline services that vouch for a seal for long.
+"""The sandbox's own certificate authority: certificates for seals, timestamps and OCSP responses, all offline.
 
-pyHanko and cryptography are imported when the first authority is opened.
+pyHanko and cryptography are imported when an authority is opened.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["LEVELS", "Authority", "Level", "SealingFailed"]
 
 Level: TypeAlias = Literal["B-B", "B-T", "B-LT", "B-LTA"]
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
-"""The PAdES levels, each of which adds to the one before it."""
+"""The PAdES levels; each adds to the one before."""
 
 AUTHORITY_FILE: Final = "authority.pem"
 LIFETIME: Final = timedelta(days=36525)
 LONG_AGO: Final = datetime(2020, 1, 1, tzinfo=UTC)
 OCSP_LIFETIME: Final = timedelta(days=7)
-OCSP_URL: Final = "http://ocsp.signing-sandbox.invalid/"  # a name that never exists (RFC 2606)
+OCSP_URL: Final = "http://ocsp.signing-sandbox.invalid/"  # .invalid never resolves (RFC 2606)
 NAME: Final = "Signing Sandbox {} (no legal value)"
 
 
 @dataclass(frozen=True)
 class _Identity:
-    """A key with its two certificates."""
+    """A key and its two certificates."""
 
     key: Any
     plain: Any
@@ -43,19 +43,18 @@ class _Identity:
 
 
 class SealingFailed(Exception):
-    """The document cannot be sealed; the text says why."""
+    """A document that cannot be sealed; the message says why."""
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Who seals: a throw-away certificate authority, and the certificates that it issued once.
+    """A disposable certificate authority and the certificates it issued: for seals, timestamps and OCSP responses.
 
-    They are for the seal, for timestamps, and for OCSP responses. The authority's own key is forgotten as soon as it
-    has issued them, so that trusting `certificate_pem` while trying things out means to trust nothing else.
+    The authority's own key is discarded after it has issued them, so trusting `certificate_pem` trusts nothing else.
 
-    There are two certificates each for the seal and for timestamps, of the same key. The one for B-LT and B-LTA names
-    an OCSP service, since validators look for a response only then. The other names none, since there is no such
-    service on a network: validators that asked it would wait for nothing.
+    The keys for seals and for timestamps have two certificates each. The one for B-LT and B-LTA names an OCSP service:
+    without it validators ignore OCSP responses. The other names none: validators would wait for a service that does
+    not exist.
     """
 
     certificate_pem: bytes
@@ -66,10 +65,10 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path, now: datetime) -> Authority:
-        """The authority kept in a folder, made on first use; any number of processes may open it at once.
+        """Return the authority kept in a folder, created on first use; any number of processes may open it at once.
 
-        Its certificates are valid for validators that go by the wall clock and for a sandbox whose clock was moved
-        by years: from 2020 (or a year before `now`) on for a century.
+        Its certificates are valid for a century from 2020 (or a year before `now`): for validators with real time, and
+        for a sandbox whose clock was advanced by years.
         """
         path = folder / AUTHORITY_FILE
         if not path.exists():
@@ -93,8 +92,10 @@ class Authority:
                 (key, responder),
             )
         except ValueError as error:
-            said = f"{path} does not hold an authority's 3 keys and 6 certificates ({error}); remove it for a new one."
-            raise SealingFailed(said) from None
+            message = (
+                f"{path}: expected the 3 keys and 6 certificates of an authority ({error}); delete it to get a new one"
+            )
+            raise SealingFailed(message) from None
 
     def signer(self, level: Level) -> Any:
         """Return pyHanko's signer of the seal."""
@@ -108,7 +109,7 @@ class Authority:
         )
 
     def timestamper(self, level: Level, when: datetime) -> Any:
-        """Return a timestamp service (RFC 3161) in this process whose clock stands still; B-B needs none."""
+        """Return a timestamp service (RFC 3161) in this process with a fixed time; B-B needs none."""
         from pyhanko.sign.timestamps import DummyTimeStamper
 
         if level == "B-B":
@@ -117,7 +118,7 @@ class Authority:
         return DummyTimeStamper(self._timestamps.certificate(level), self._timestamps.key, root, fixed_dt=when)
 
     def evidence(self, when: datetime) -> dict[str, Any]:
-        """Return what proves for long that a seal was good: all certificates, and OCSP responses for them."""
+        """Return the validation data of B-LT: all certificates, and OCSP responses for them."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
 
@@ -149,8 +150,10 @@ class Authority:
 
 
 def _create(path: Path, content: bytes) -> None:
-    """Write a private file that is either whole or absent; the first of several writers wins."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its owner alone
+    """Write a private file atomically; the first of several writers wins."""
+    descriptor, name = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}."
+    )  # mkstemp makes it readable by the owner only
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -166,14 +169,14 @@ def _create(path: Path, content: bytes) -> None:
 
 
 def _new_authority(now: datetime) -> bytes:
-    """Return a signing key, its certificate and the issuing authority's certificate, in PEM; then all the others."""
+    """Return all keys and certificates in PEM, in the order that `_load` expects."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from cryptography.x509 import oid
 
     root_key, seal_key, responder_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    timestamp_key = rsa.generate_private_key(65537, 2048)  # pyHanko's DummyTimeStamper takes RSA keys only
+    timestamp_key = rsa.generate_private_key(65537, 2048)  # pyHanko's DummyTimeStamper supports RSA only
     root = _certificate("CA", root_key, root_key, now)
     url = x509.UniformResourceIdentifier(OCSP_URL)
     access = x509.AccessDescription(oid.AuthorityInformationAccessOID.OCSP, url)
@@ -205,10 +208,7 @@ def _certificate(
     issuer: Any = None,
     extensions: Iterable[tuple[Any, bool]] = (),
 ) -> Any:
-    """Return a certificate for the key: an authority's own, or one that `issuer` stands for.
-
-    The `extensions` are pairs with whether they are critical.
-    """
+    """Return a certificate of the key, issued by `issuer` or self-signed. `extensions` are pairs with `critical`."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 

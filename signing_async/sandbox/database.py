@@ -1,12 +1,12 @@
-"""SQLite under the sandbox: quick and forgetful for a temporary one, durable for one that is kept.
+"""The sandbox's SQLite database: fast if it is temporary, durable if it is kept.
 
-All calls are short and made on the event loop; a transaction never spans an await, so each is alone.
+All calls are short and made on the event loop. No transaction spans an await, so no two overlap.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from .records import columns_of
 
 Record = TypeVar("Record")
 
-VERSION = 2
+VERSION = 3
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -67,14 +67,21 @@ CREATE TABLE deliveries (
 CREATE INDEX deliveries_due ON deliveries (endpoint_id, due_at) WHERE due_at IS NOT NULL;
 CREATE TABLE attempts (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, delivery_id TEXT NOT NULL, event_id TEXT NOT NULL, at INTEGER NOT NULL,
-    status INTEGER, error TEXT, fault TEXT);
+    status INTEGER, error TEXT, fault TEXT, seconds REAL, signature TEXT, response_headers TEXT, response_body BLOB);
 """
 
-FROM_1_TO_2 = "ALTER TABLE codes ADD COLUMN challenge TEXT;"
+MIGRATIONS = {
+    1: "ALTER TABLE codes ADD COLUMN challenge TEXT;",
+    2: """ALTER TABLE attempts ADD COLUMN seconds REAL;
+          ALTER TABLE attempts ADD COLUMN signature TEXT;
+          ALTER TABLE attempts ADD COLUMN response_headers TEXT;
+          ALTER TABLE attempts ADD COLUMN response_body BLOB;""",
+}
+"""What leads from each version to the next."""
 
 
 class Database:
-    """One connection, for the thread of the event loop."""
+    """One connection, used by the thread of the event loop."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self._depth = 0
@@ -84,7 +91,7 @@ class Database:
         except sqlite3.DatabaseError as error:
             if "locked" in str(error):
                 raise RuntimeError(f"another sandbox is using {path.parent}") from None
-            raise RuntimeError(f"{path} cannot be used: {error}") from None
+            raise RuntimeError(f"could not open the database {path}: {error}") from None
 
     def _set_up(self, *, durable: bool) -> None:
         try:
@@ -94,30 +101,30 @@ class Database:
             raise
 
     def _open(self, *, durable: bool) -> None:
-        # WAL with a synced commit: what was committed is there after a kill or a power cut.
+        # WAL with a synced commit: a committed transaction survives a kill and a power cut.
         settings = ("journal_mode=WAL", "synchronous=FULL") if durable else ("journal_mode=MEMORY", "synchronous=OFF")
+        self._connection.create_function("folded", 1, _folded, deterministic=True)
         for setting in ("locking_mode=EXCLUSIVE", *settings, "temp_store=MEMORY"):
             self._connection.execute(f"PRAGMA {setting}")
-        self._connection.execute("BEGIN EXCLUSIVE")  # the lock is kept until the end: one process for a folder
+        self._connection.execute("BEGIN EXCLUSIVE")  # the lock is held until the end: one process per folder
         self._connection.execute("COMMIT")
         self._create()
 
     def _create(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 1:
-            self._connection.executescript(f"BEGIN IMMEDIATE; {FROM_1_TO_2} PRAGMA user_version={VERSION}; COMMIT;")
-        elif version not in {0, VERSION}:
-            raise ValueError(f"the sandbox's database has version {version}; this one reads version {VERSION}")
-        if version == 0:
-            self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+        if version not in {0, *MIGRATIONS, VERSION}:
+            raise ValueError(f"the sandbox's database has version {version}; expected at most {VERSION}")
+        script = SCHEMA if version == 0 else "".join(MIGRATIONS[each] for each in range(version, VERSION))
+        if script:
+            self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version={VERSION}; COMMIT;")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; inside another one it is part of that."""
+        """Run the block in a transaction; inside another transaction, as part of it."""
         if self._depth:
             yield
             return
@@ -137,40 +144,55 @@ class Database:
         return self._connection.execute(sql, values)
 
     def value(self, sql: str, *values: Any) -> Any:
-        """The first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
         row = self._connection.execute(sql, values).fetchone()
         return None if row is None else row[0]
 
     def insert(self, table: str, **values: Any) -> int:
-        """Add a row; its number."""
+        """Insert a row and return its number."""
         names = ", ".join(f'"{name}"' for name in values)
         marks = ", ".join("?" * len(values))
         cursor = self._connection.execute(
-            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608  # names are the program's, values are bound
+            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608  # callers pass literal names; values are bound
             tuple(values.values()),
         )
         return cursor.lastrowid or 0
 
     def get(self, record: type[Record], table: str, where: str = "1", *values: Any) -> Record | None:
-        """The first record that fits, or None."""
+        """Return the first record that matches, or None."""
         found = self.select(record, table, f"{where} LIMIT 1", *values)
         return found[0] if found else None
 
     def select(self, record: type[Record], table: str, where: str = "1", *values: Any) -> list[Record]:
-        """The records that fit; `where` may go on with ORDER BY."""
-        sql = f"SELECT {columns_of(record)} FROM {table} WHERE {where}"  # noqa: S608  # no part of it comes from outside
+        """Return the records that match; `where` may end in ORDER BY and LIMIT."""
+        sql = f"SELECT {columns_of(record)} FROM {table} WHERE {where}"  # noqa: S608  # callers pass literals; values are bound
         return [record(*row) for row in self._connection.execute(sql, values)]
 
+    def page(
+        self, record: type[Record], table: str, where: str, values: Mapping[str, Any], offset: int, limit: int
+    ) -> tuple[list[Record], int]:
+        """Return some of the records that match, newest first, and how many match in all."""
+        total = f"SELECT count(*) FROM {table} WHERE {where}"  # noqa: S608  # callers pass literals; values are bound
+        sql = f"SELECT {columns_of(record)} FROM {table} WHERE {where} ORDER BY seq DESC LIMIT :limit OFFSET :offset"  # noqa: S608  # as above
+        count: int = self._connection.execute(total, values).fetchone()[0]
+        rows = self._connection.execute(sql, {**values, "limit": limit, "offset": offset})
+        return [record(*row) for row in rows], count
+
     def dump(self) -> bytes:
-        """All of it as bytes."""
+        """Return the whole database."""
         return self._connection.serialize()
 
     def load(self, dump: bytes) -> None:
-        """Become what was dumped."""
+        """Replace the contents by those of a dump."""
         source = sqlite3.connect(":memory:")
         try:
-            # Bytes 18 and 19 say whether there is a write-ahead log, which a database in memory cannot have.
+            # Bytes 18 and 19 announce a write-ahead log, which a database in memory cannot have.
             source.deserialize(dump[:18] + b"\x01\x01" + dump[20:])
             source.backup(self._connection)
         finally:
             source.close()
+
+
+def _folded(text: str | None) -> str | None:
+    """Return the text for comparison without regard to case; SQLite's `lower` knows ASCII only."""
+    return None if text is None else text.casefold()

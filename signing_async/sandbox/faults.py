@@ -1,10 +1,13 @@
-"""Faults on demand: which operation goes wrong, how, how often."""
+"""Faults on demand: in which operation, of which kind, how often."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 from typing import Any
+
+from .. import _checks
 
 OPERATIONS = (
     "me",
@@ -39,7 +42,7 @@ KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "not-json": {},
     "hang": {},
 }
-"""What can happen to a request, and the details each takes. Truncated, empty and not-json answers follow the work."""
+"""The faults of requests and their details. Truncated, empty and not-json responses follow an effect."""
 
 DELIVERY_KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "duplicate": {},
@@ -49,13 +52,13 @@ DELIVERY_KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "drop": {},
     "lose": {},
 }
-"""What can happen to a webhook delivery (operation `webhooks.deliver`): sent twice, after the next one, with a wrong
-signature, with a pause in its body, broken off halfway (and retried), never sent at all."""
+"""The faults of webhook deliveries (operation `webhooks.deliver`): sent twice, sent after the next one, with a wrong
+signature, with a pause in the body, broken off halfway (and retried), never sent."""
 
 
 @dataclass(eq=False)
 class Fault:
-    """One arranged fault; `hits` counts how often it struck."""
+    """One arranged fault; `hits` counts the requests it was applied to."""
 
     operation: str
     kind: str
@@ -65,19 +68,20 @@ class Fault:
     details: dict[str, Any]
     _random: random.Random
     _owner: Faults
+    id: str
     hits: int = field(default=0, init=False)
 
     def remove(self) -> None:
-        """Let it strike no more."""
+        """Remove the fault."""
         if self in self._owner.arranged:
             self._owner.arranged.remove(self)
 
     def covers(self, operation: str) -> bool:
-        """Whether it concerns this operation; "*" is all of /api/1.0."""
+        """Return whether the fault is for this operation; "*" is all of /api/1.0."""
         return self.operation == operation or (self.operation == "*" and operation in OPERATIONS[:10])
 
     def strikes(self) -> bool:
-        """Whether it is this request's turn; if so it is counted."""
+        """Return whether the fault applies to this request, and count it."""
         if self.times is not None and self.hits >= self.times:
             return False
         if self._random.random() >= self.probability:
@@ -90,10 +94,11 @@ class Fault:
 
 
 class Faults:
-    """The arranged faults; the first that fits a request strikes it."""
+    """The arranged faults; the first that matches a request applies."""
 
     def __init__(self) -> None:
         self.arranged: list[Fault] = []
+        self._ids = itertools.count(1)
 
     def add(
         self,
@@ -106,37 +111,37 @@ class Faults:
         skip: int = 0,
         **details: Any,
     ) -> Fault:
-        """Arrange a fault for the next `times` requests of an operation (None: for all), after letting `skip` pass.
+        """Arrange a fault for the next `times` requests of an operation (None: all), after `skip` requests.
 
-        With a probability below 1 each request is a throw of dice, the same in every run with the same seed. Details:
-        `retry_after=` seconds, text, or None for no header, and `http_date=True` for its date form (429, 503);
-        `seconds=` (slow). What is not known is a ValueError.
+        A probability below 1 decides at random for each request, with the same `seed` alike in every run. Details:
+        `retry_after=` (429, 503) as seconds, text, or None for no header, with `http_date=True` as a date;
+        `seconds=` (slow). Raise ValueError for anything unknown.
         """
         kinds = DELIVERY_KINDS if operation == DELIVERY else KINDS
         if operation not in (*OPERATIONS, DELIVERY, "*"):
             valid = ", ".join((*OPERATIONS, DELIVERY, "*"))
-            raise ValueError(f"there is no operation {operation!r}; there are {valid}")
+            raise ValueError(f"operation: unknown operation {operation!r}; use one of {valid}")
         if kind not in kinds:
-            raise ValueError(f"there is no fault {kind!r} for {operation}; there are {', '.join(kinds)}")
+            raise ValueError(f"kind: {operation} has no fault {kind!r}; use one of {', '.join(kinds)}")
         if kind == "expired-token" and operation.startswith("oauth."):
-            raise ValueError(f"the fault 'expired-token' is for operations that take a token, not for {operation}")
-        if times is not None and (isinstance(times, bool) or not isinstance(times, int) or times < 1):
-            raise ValueError(f"times must be a whole number from 1, or None for always, not {times!r}")
-        if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 <= probability <= 1:
-            raise ValueError(f"probability must be from 0 to 1, not {probability!r}")
-        if isinstance(skip, bool) or not isinstance(skip, int) or skip < 0:
-            raise ValueError(f"skip must be a whole number from 0, not {skip!r}")
+            raise ValueError(f"kind: 'expired-token' needs an operation that takes a token, got {operation}")
+        if times is not None:
+            _checks.integer("times", times, error=ValueError)
+        _checks.number("probability", probability, at_least=0, at_most=1, error=ValueError)
+        _checks.integer("skip", skip, at_least=0, error=ValueError)
         _check_details(kind, kinds[kind], details)
-        fault = Fault(operation, kind, times, probability, skip, details, random.Random(seed), self)  # dice
+        fault = Fault(
+            operation, kind, times, probability, skip, details, random.Random(seed), self, str(next(self._ids))
+        )
         self.arranged.append(fault)
         return fault
 
     def clear(self) -> None:
-        """Remove them all."""
+        """Remove all faults."""
         self.arranged.clear()
 
     def take(self, operation: str) -> Fault | None:
-        """The fault that strikes this request, if any does."""
+        """Return the fault that applies to this request, or None, and count it."""
         for fault in self.arranged:
             if fault.covers(operation) and fault.strikes():
                 return fault
@@ -146,11 +151,11 @@ class Faults:
 def _check_details(kind: str, known: dict[str, Any], details: dict[str, Any]) -> None:
     for name, value in details.items():
         if name not in known:
-            valid = ", ".join(known) if known else "none"
-            raise ValueError(f"the fault {kind!r} has no detail {name!r}; it has {valid}")
+            valid = f"its details are {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"{name}: unknown detail of the fault {kind!r}; {valid}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
-            raise ValueError(f"the fault {kind!r} cannot have {name}={value!r}")
-        if isinstance(value, int | float) and not 0 <= value <= 1e9:
-            raise ValueError(f"the fault {kind!r} takes {name} from 0 to 1e9, not {value!r}")
+            raise ValueError(f"{name}: wrong type for the fault {kind!r}, got {value!r}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _checks.number(name, value, at_least=0, at_most=1e9, error=ValueError)
     if details.get("http_date") and isinstance(details.get("retry_after"), str):
-        raise ValueError(f"the fault {kind!r} takes a number as retry_after= with http_date=True")
+        raise ValueError("retry_after: must be a number with http_date=True, got a string")

@@ -1,4 +1,4 @@
-"""The uploaded and the sealed files, on disk: written aside, made durable, and then given their name."""
+"""Uploaded and sealed files on disk: written under a temporary name, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from pathlib import Path
 from types import TracebackType
 
 BLOCK = 512 * 1024
-"""So much of an upload is held in memory before it goes to disk."""
+"""How many bytes of an upload are buffered in memory."""
 
 OWN_NAME = re.compile(r"\.?[0-9a-f]{24}\.(pdf|part)(\.\w+)?")
-"""Names of files that are made here; sealing puts a dot before and a suffix behind while it writes."""
+"""Names of files created here; while sealing writes, with a dot in front and a suffix."""
 
 
 class Files:
-    """A folder of files with names of its own making; finished files never change."""
+    """A folder of files with random names; finished files never change."""
 
     def __init__(self, folder: Path, *, durable: bool) -> None:
-        self._folder = folder
+        self.folder: Path = folder
         self.durable = durable
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
-        """Where the file of that name is."""
-        return self._folder / name
+        """Return the path of a file."""
+        return self.folder / name
 
     def new_name(self) -> str:
-        """A name that nothing has yet."""
+        """Return an unused name."""
         return f"{secrets.token_hex(12)}.pdf"
 
     def incoming(self, limit: int) -> Incoming:
-        """A file that is being received."""
+        """Return a file for an upload to be written to."""
         return Incoming(self, self.path(f"{secrets.token_hex(12)}.part"), limit)
 
     def publish(self, source: Path, name: str) -> None:
-        """Give a finished file its name, for good. Blocking."""
+        """Give a finished file its final name. Blocking."""
         if self.durable:
             with source.open("r+b") as file:
                 os.fsync(file.fileno())
         source.rename(self.path(name))
         if self.durable:
-            sync_folder(self._folder)
+            sync_folder(self.folder)
 
     def remove_all_but(self, names: Iterable[str]) -> int:
-        """Delete what a killed process left behind: every file of its own making but these; how many it were."""
+        """Delete the files that a killed process left behind and return how many there were."""
         known = set(names)
-        strays = [p for p in self._folder.iterdir() if OWN_NAME.fullmatch(p.name) and p.name not in known]
+        strays = [p for p in self.folder.iterdir() if OWN_NAME.fullmatch(p.name) and p.name not in known]
         for path in strays:
             path.unlink()
         return len(strays)
 
 
 class Incoming:
-    """Bytes on their way to disk: block by block, never more than one block in memory, counted and hashed."""
+    """A file being received: written block by block, counted and hashed."""
 
     def __init__(self, files: Files, path: Path, limit: int) -> None:
         self.files = files
@@ -70,16 +70,16 @@ class Incoming:
 
     @property
     def too_large(self) -> bool:
-        """More came than the limit allows; nothing further is kept."""
+        """Whether more was received than the limit; nothing further is kept."""
         return self.size > self._limit
 
     @property
     def sha256(self) -> str:
-        """Of all bytes, in hex; once `flush` was called."""
+        """The hash of all bytes, in hex, after `flush`."""
         return self._hash.hexdigest()
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take these bytes."""
+        """Append bytes."""
         self.size += len(data)
         if self.too_large:
             self._block.clear()
@@ -89,7 +89,7 @@ class Incoming:
             await asyncio.to_thread(self.flush)
 
     def flush(self) -> None:
-        """Put on disk what is held in memory. Blocking."""
+        """Write the buffer to disk. Blocking."""
         self._hash.update(self._block)
         with self.path.open("ab") as file:
             file.write(self._block)
@@ -105,8 +105,8 @@ class Incoming:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a folder's entries survive a power cut."""
-    with suppress(PermissionError):  # where folders cannot be opened (Windows), the system has its own guarantees
+    """Sync a folder, for its entries to survive a power cut."""
+    with suppress(PermissionError):  # Windows cannot open folders, and has guarantees of its own
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Identifiers and secrets, random or, with a seed, the same in every run."""
+"""Identifiers and secrets: random, or with a seed the same in every run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 class Ids:
-    """The n-th thing of a kind has the same id whenever the seed is the same, whatever happened to other kinds."""
+    """Makes identifiers. With the same seed, the n-th of each kind is the same, independent of other kinds."""
 
     def __init__(self, database: Database, seed: int | str | None, style: Literal["uuid", "ulid", "integer"]) -> None:
         self._database = database
@@ -22,7 +22,7 @@ class Ids:
         self._style = style
 
     def new(self, kind: str) -> str:
-        """An id in the profile's style."""
+        """Return an id in the profile's style."""
         if self._style == "integer":
             return str(1000 + self._count(kind))
         if self._style == "ulid":
@@ -30,7 +30,7 @@ class Ids:
         return str(uuid.UUID(bytes=self._bytes(kind)[:16], version=4))
 
     def secret(self, kind: str, prefix: str) -> str:
-        """A long string that nobody guesses (unless there is a seed)."""
+        """Return a long string that cannot be guessed, unless there is a seed."""
         return prefix + base64.urlsafe_b64encode(self._bytes(kind)[:30]).decode()
 
     def _ulid(self, kind: str) -> str:

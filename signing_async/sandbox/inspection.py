@@ -1,7 +1,7 @@
-"""Judge an uploaded file as the service does: is it a PDF, small enough, open, and not signed yet?
+"""Inspect an uploaded file as the service does: a PDF, small enough, not protected and not signed yet.
 
-The verdict is pikepdf's, which is imported when the first file comes in. Files that it calls broken are searched for
-`/Encrypt` byte by byte, so that a password it cannot make sense of is still named as such.
+The verdict is pikepdf's, which is imported with the first upload. A file that it calls broken is searched for
+`/Encrypt`: it may be protected in a way that pikepdf does not know.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import pikepdf
 
 HEADER_WINDOW = 1024
-"""Readers look for `%PDF-` within so many first bytes."""
+"""How many bytes readers search for `%PDF-`."""
 
 MAX_INFLATED = 128 * 2**20
-"""No compressed stream may grow beyond this while a file is being judged."""
+"""How many bytes a compressed stream may inflate to during inspection."""
 
 _ENCRYPT = re.compile(rb"/Encrypt(?![0-9A-Za-z#._-])")
 _loading = threading.Lock()
@@ -30,22 +30,22 @@ _loading = threading.Lock()
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a file is refused; `message` is a sentence for people."""
+    """Why a file is refused."""
 
     code: Literal["not_pdf", "too_large", "protected", "already_signed"]
     message: str
 
 
-NOT_PDF = Rejection("not_pdf", "The file is not a PDF that can be read.")
+NOT_PDF = Rejection("not_pdf", "The file is not a readable PDF.")
 PROTECTED = Rejection("protected", "The PDF is password protected.")
 SIGNED = Rejection("already_signed", "The PDF is already signed.")
 
 
 def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
-    """The reason to refuse the file at `path`, or None.
+    """Return why the file is refused, or None.
 
-    Nothing in a file makes it raise; `OSError` means that the file itself cannot be read. An empty user password still
-    counts as protection. Adobe's usage rights and empty signature fields do not count as signatures.
+    No content of a file raises; `OSError` means that the file cannot be read. An empty user password is a protection.
+    Adobe's usage rights and empty signature fields are not signatures.
     """
     size = path.stat().st_size
     if size > max_bytes:
@@ -57,16 +57,16 @@ def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
     pikepdf = load_pikepdf()
     try:
         with pikepdf.open(path) as pdf:
-            return _judge(pdf)
+            return _inspect(pdf)
     except pikepdf.PasswordError:
         return PROTECTED
-    except Exception:  # libqpdf's complaints arrive as many types, and each of them is the file's fault
+    except Exception:  # libqpdf reports a broken file with many exception types
         return PROTECTED if _ENCRYPT.search(path.read_bytes()) else NOT_PDF
 
 
 def load_pikepdf() -> ModuleType:
-    """pikepdf, with a bound on what a stream may inflate to where the process has set none of its own."""
-    with _loading:  # libqpdf's limits are the process's own, and setting them is not safe in two threads at once
+    """Return pikepdf, with limits on inflated streams unless the process has set its own."""
+    with _loading:  # libqpdf's limits are global, and setting them is not thread-safe
         return _load()
 
 
@@ -85,7 +85,7 @@ def _load() -> ModuleType:
     return pikepdf
 
 
-def _judge(pdf: pikepdf.Pdf) -> Rejection | None:
+def _inspect(pdf: pikepdf.Pdf) -> Rejection | None:
     if pdf.is_encrypted:
         return PROTECTED
     if not len(pdf.pages):
@@ -102,7 +102,7 @@ def _is_signed(pdf: pikepdf.Pdf) -> bool:
 
 
 def _signatures(pdf: pikepdf.Pdf) -> Iterator[Any]:
-    """The values of the form's signature fields, each field seen once however the tree is tangled."""
+    """Yield the values of the signature fields, each field once even if the tree has cycles."""
     seen: set[tuple[int, int]] = set()
     waiting = [(_get(_get(pdf.Root, "/AcroForm"), "/Fields"), False)]
     while waiting:
@@ -116,7 +116,7 @@ def _signatures(pdf: pikepdf.Pdf) -> Iterator[Any]:
 
 
 def _unseen(objects: list[Any], seen: set[tuple[int, int]]) -> list[Any]:
-    """The objects without those whose number was seen before; from now on they are."""
+    """Return the objects that are not in `seen`, and add them."""
     new = []
     for thing in objects:
         identity = _identity(thing)
@@ -128,7 +128,7 @@ def _unseen(objects: list[Any], seen: set[tuple[int, int]]) -> list[Any]:
 
 
 def _get(holder: Any, key: str) -> Any:
-    """The dictionary's entry, or None for a missing or null one and for a holder that is no dictionary."""
+    """Return a dictionary's entry, or None if it is missing or the holder is not a dictionary."""
     return holder.get(key) if _is_filled(holder) else None
 
 
@@ -145,6 +145,6 @@ def _is_filled(value: Any) -> bool:
 
 
 def _identity(value: Any) -> tuple[int, int] | None:
-    """The object's number and generation when it is a numbered one."""
+    """Return the number and generation of an indirect object, or None."""
     number: tuple[int, int] = getattr(value, "objgen", (0, 0))
     return number if number != (0, 0) else None

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the service, as this profile answers."""
+"""The OpenAPI 3.1 document of the service in one profile, and of the control API."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
-from .answers import API
+from .control_schema import SCHEMAS, control_paths
+from .fields import EMAIL, LANGUAGES, MAX_MESSAGE, MAX_ORDER, NOT_BLANK, ORDERS
 from .profile import Profile
-from .reading import FILE_FIELD
-from .service import EMAIL, LANGUAGES, MAX_MESSAGE, MAX_ORDER, NOT_BLANK, ORDERS
+from .request_body import FILE_FIELD
+from .responses import API
 
 Json = dict[str, Any]
 
@@ -18,24 +19,28 @@ IDS = ("signing_id", "document_id", "recipient_id")
 
 
 async def serve(profile: Profile, _: web.Request) -> web.Response:
-    """The document over HTTP."""
+    """Respond with the document."""
     return web.json_response(document(profile))
 
 
 def document(profile: Profile) -> Json:
-    """The document."""
+    """Return the document."""
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Electronic Signing Service (sandbox)",
             "version": "1.0",
-            "description": "The documented service, running on this machine. It is no legal signing service.",
+            "description": "The documented service on this machine. It is not a legal signing service.",
         },
+        "tags": [
+            {"name": "service", "description": "The documented service."},
+            {"name": "control", "description": "The sandbox's control API. It is not part of the documented service."},
+        ],
         "security": [{"bearer": []}],
-        "paths": _Paths(profile).all(),
+        "paths": _Paths(profile).all() | control_paths(),
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-            "schemas": _schemas(profile),
+            "schemas": _schemas(profile) | SCHEMAS,
             "parameters": {
                 name: {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
                 for name in IDS
@@ -45,13 +50,13 @@ def document(profile: Profile) -> Json:
 
 
 class _Paths:
-    """The endpoint table, operation by operation."""
+    """The operations of the service."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
 
     def all(self) -> Json:
-        """Every path."""
+        """Return all paths."""
         profile = self._profile
         signing, documents = f"{API}/signings/{{signing_id}}", f"{API}/signings/{{signing_id}}/documents"
         send, remind = profile.send_status, profile.remind_status
@@ -116,7 +121,7 @@ class _Paths:
         self,
         name: str,
         status: int,
-        answer: Json | None,
+        body_schema: Json | None,
         *path: str,
         body: Json | None = None,
         parameters: Sequence[Json] = (),
@@ -127,10 +132,10 @@ class _Paths:
             {404} if path else set()
         )
         responses = {str(code): _error_response(profile) for code in sorted(statuses)}
-        responses[str(status)] = self._success(status, answer)
+        responses[str(status)] = self._success(status, body_schema)
         if name == "signings.create":
             responses[str(status)]["links"] = self._links()
-        operation: Json = {"operationId": name, "responses": responses}
+        operation: Json = {"operationId": name, "tags": ["service"], "responses": responses}
         shown = [{"$ref": f"#/components/parameters/{one}"} for one in path] + list(parameters)
         if shown:
             operation["parameters"] = shown
@@ -138,12 +143,12 @@ class _Paths:
             operation["requestBody"] = body
         return operation
 
-    def _success(self, status: int, answer: Json | None) -> Json:
+    def _success(self, status: int, body_schema: Json | None) -> Json:
         if status == 204:
             return {"description": "Done."}
-        if answer is None:
+        if body_schema is None:
             return {"description": "The signed PDF.", "content": {"application/pdf": {}}}
-        return {"description": "Done.", "content": {"application/json": {"schema": answer}}}
+        return {"description": "Done.", "content": {"application/json": {"schema": body_schema}}}
 
     def _links(self) -> Json:
         wrapper = self._profile.record_field
@@ -204,6 +209,7 @@ class _Paths:
         )
         return {
             "operationId": "oauth.token",
+            "tags": ["service"],
             "security": [],
             "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}},
             "responses": {
@@ -309,7 +315,7 @@ def _grant(kind: str, *fields: str) -> Json:
 
 
 def _maybe(schema: Json, *, required: bool) -> Json:
-    """The schema of a field that may be null as well, unless it is required."""
+    """Return the schema of a field that may be null unless it is required."""
     if required:
         return {**schema, "minLength": 1, "pattern": NOT_BLANK} if schema.get("type") == "string" else schema
     return {**schema, "type": [schema["type"], "null"]} if "type" in schema else {"enum": [*schema["enum"], None]}
@@ -330,7 +336,7 @@ def _new_signing(profile: Profile) -> Json:
 
 
 def _new_recipient(profile: Profile) -> Json:
-    """One alternative for each set of fields that methods need."""
+    """Return one alternative for each set of fields that signing methods need."""
     groups: dict[tuple[bool, bool], list[str]] = {}
     for method in profile.signing_methods:
         needs = (method in profile.phone_methods, method in profile.identification_methods)

@@ -1,7 +1,7 @@
-"""Draw the visible panel of a sealed document: who signed, how and when, on pages of its own.
+"""Draw the visible panel of a sealed document: pages that say who signed, how and when.
 
-Text that Helvetica's encoding can express is set in Helvetica, which needs no embedding. Other scripts are shaped and
-embedded from a font found on this machine; characters that no font has are shown by their code points, as in U+5C71.
+Text in Helvetica's encoding is set in Helvetica, which is not embedded. Other scripts are shaped and embedded from an
+installed font; characters without a font are shown as code points, such as U+5C71.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SEAL_BOX: Final = (LEFT, 84, RIGHT, 132)
 METHOD_AT: Final = 352
 
 JOINERS: Final = "\u200c\u200d"
-"""Invisible characters that some scripts need; all others are spelled out, lest they hide something."""
+"""Invisible characters that some scripts need; all others are shown as code points."""
 
 INK: Final = (0.11, 0.14, 0.20)
 MUTED: Final = (0.40, 0.44, 0.50)
 FAINT: Final = (0.86, 0.88, 0.90)
 ACCENT: Final = (0.05, 0.43, 0.36)
 
-_WIDTHS: Final = {  # in thousandths of the size: the wider one of each glyph's Helvetica and Helvetica-Bold
+_WIDTHS: Final = {  # in thousandths of the font size; the wider of Helvetica and Helvetica-Bold
     238: "'", 278: " ,./I\\ijl‚‘’\xa0·ÌÍÎÏìíîï", 280: "|¦", 333: "!()-:;[]`ftˆ‹˜›¡¨\xad¯²³´¸¹", 350: "•", 365: "º",
     370: "ª", 389: "*r{}", 400: "°", 474: '"', 500: "z„“”ž", 556: "#$0123456789J_aceksvxy€ƒ†‡–š¢£¤¥§«¶»àáâãäåçèéêëýÿ",
     584: "+<=>^~¬±×÷", 611: "?FLTZbdghnopquŽµ¿ßðñòóôõöøùúûüþ", 667: "EPSVXYŠŸÈÉÊËÝÞ", 722: "&ABCDHKNRUÀÁÂÃÄÅÇÐÑÙÚÛÜ",
@@ -73,7 +73,7 @@ FONT_FOLDERS: Final = (
 
 @dataclass(frozen=True)
 class Signer:
-    """One person who signed: with which method, and when (an aware time)."""
+    """A person who signed, the method, and the time (aware)."""
 
     name: str
     email: str
@@ -83,7 +83,7 @@ class Signer:
 
 @dataclass(frozen=True)
 class Panel:
-    """What the panel says: the names of the signing and the document, what to quote to support, and who signed."""
+    """The contents of the panel: names of the signing and the document, a reference, and the signers."""
 
     signing_name: str
     document_name: str
@@ -93,14 +93,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The panel's pages, already in the writer; the seal's field belongs on the last one, in `SEAL_BOX`."""
+    """The panel's pages in the writer; the seal's field goes on the last one, in `SEAL_BOX`."""
 
     pages: Sequence[Any]
     seal: Any
 
 
 class _Face(Protocol):
-    """A font at work: it measures text in units of its size, and shows it."""
+    """A font that measures text in units of its size, and shows it."""
 
     @property
     def name(self) -> str: ...
@@ -142,20 +142,20 @@ class _Embedded:
         return bytes(self.engine.shape(text).graphics_ops)
 
 
-class _Lettering:
-    """The fonts of one panel: Helvetica, its bold, and what has to be embedded for other scripts."""
+class _Typography:
+    """The fonts of one panel: Helvetica, Helvetica-Bold, and embedded fonts for other scripts."""
 
     def __init__(self, writer: IncrementalPdfFileWriter, panel: Panel) -> None:
         self.writer = writer
         self.plain: _Face = _Helvetica("/F1", _standard_font("Helvetica"))
         self.bold: _Face = _Helvetica("/F2", _standard_font("Helvetica-Bold"))
         self.embedded: dict[Path, _Face] = {}
-        said = [panel.document_name, panel.signing_name, panel.reference]
-        said += [word for signer in panel.signers for word in (signer.name, signer.email, signer.method)]
-        self.characters = frozenset("".join(map(_tidy, said))) | set("U+0123456789ABCDEF .")
+        words = [panel.document_name, panel.signing_name, panel.reference]
+        words += [word for signer in panel.signers for word in (signer.name, signer.email, signer.method)]
+        self.characters = frozenset("".join(map(_tidy, words))) | set("U+0123456789ABCDEF .")
 
     def choose(self, text: str, *, bold: bool) -> tuple[_Face, str]:
-        """The face for this text, and the text in characters that it has."""
+        """Return the font for a text, and the text in the font's characters."""
         text = _tidy(text)
         foreign = {char for char in text if char not in _ADVANCE}
         best = max(_fonts(), key=lambda font: len(foreign & font.characters), default=None) if foreign else None
@@ -168,7 +168,7 @@ class _Lettering:
 
 
 def as_pdf(value: Any) -> Any:
-    """A plain value as pyHanko's object: dictionaries, lists, whole numbers, and names (text with its slash)."""
+    """Return a plain value as a pyHanko object: dictionaries, lists, integers, and names (with the slash)."""
     generic: Any = import_module("pyhanko.pdf_utils.generic")
     match value:
         case generic.PdfObject():
@@ -194,7 +194,7 @@ def _embed(name: str, path: Path, characters: frozenset[str], writer: Incrementa
 
 @lru_cache(maxsize=32)
 def _subset(path: Path, characters: frozenset[str]) -> bytes:
-    """A font file of these characters alone, at 1000 units per em: pyHanko takes a font's units for thousandths."""
+    """Return a font file of these characters, at 1000 units per em, which pyHanko assumes."""
     library: Any = import_module("fontTools.ttLib")
     subset: Any = import_module("fontTools.subset")
     scaling: Any = import_module("fontTools.ttLib.scaleUpem")
@@ -210,7 +210,7 @@ def _subset(path: Path, characters: frozenset[str]) -> bytes:
 
 
 def _tidy(text: str) -> str:
-    """One line of composed characters; what would move the text about is made visible by its code point."""
+    """Return the text on one line, in composed characters."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -227,9 +227,9 @@ class _Font:
 
 @cache
 def _fonts() -> tuple[_Font, ...]:
-    """The fonts of this machine that can be embedded; none when pyHanko's `opentype` extra is not installed."""
+    """Return the installed fonts that can be embedded; none without pyHanko's extra `opentype`."""
     try:
-        import_module("uharfbuzz")  # without it pyHanko cannot embed a font
+        import_module("uharfbuzz")  # pyHanko needs it to embed a font
         library: Any = import_module("fontTools.ttLib")
     except ImportError:
         return ()
@@ -246,7 +246,7 @@ def _fonts() -> tuple[_Font, ...]:
 
 
 def _font_files() -> list[Path]:
-    """The files named in FONT_FILES that are installed, best first."""
+    """Return the installed files of FONT_FILES, best first."""
     found: dict[str, Path] = {}
     for root in FONT_FOLDERS:
         for folder, _, names in os.walk(Path(root).expanduser()):
@@ -257,7 +257,7 @@ def _font_files() -> list[Path]:
 
 
 def _wrap(text: str, face: _Face, limit: float, lines: int) -> list[str]:
-    """The text in lines no wider than `limit`; what does not fit into the last one is left out visibly."""
+    """Return the text in lines no wider than `limit`; what does not fit is cut with an ellipsis."""
     wrapped: list[str] = []
     rest = text
     while rest and len(wrapped) < lines:
@@ -273,7 +273,7 @@ def _wrap(text: str, face: _Face, limit: float, lines: int) -> list[str]:
 
 
 def _fitting(text: str, face: _Face, limit: float) -> int:
-    """How many first characters fit, at least one: found by halving, for shaping a text is not cheap."""
+    """Return how many characters fit, at least one, by bisection: shaping text is expensive."""
     low, high = 1, min(len(text), 400)
     while low < high:
         middle = (low + high + 1) // 2
@@ -286,9 +286,9 @@ def _fitting(text: str, face: _Face, limit: float) -> int:
 
 @dataclass
 class _Sheet:
-    """A surface to draw on: a page, or the seal's own appearance."""
+    """A surface to draw on: a page, or the appearance of the seal."""
 
-    lettering: _Lettering
+    typography: _Typography
     operators: list[bytes] = field(default_factory=list)
     fonts: dict[str, Any] = field(default_factory=dict)
 
@@ -303,11 +303,11 @@ class _Sheet:
         bold: bool = False,
         color: tuple[float, float, float] = INK,
     ) -> float:
-        """Set a text in at most `lines` lines, the first on the base line of `at`; returns the last base line."""
-        face, text = self.lettering.choose(text, bold=bold)
+        """Draw text in at most `lines` lines from the base line of `at`; return the last base line."""
+        face, text = self.typography.choose(text, bold=bold)
         self.fonts[face.name] = face.resource
         x, y = at
-        heavier = bold and isinstance(face, _Embedded)  # one weight is embedded: an outline makes it bold
+        heavier = bold and isinstance(face, _Embedded)  # only one weight is embedded; an outline makes it bold
         weight = b"%g %g %g RG 0.35 w 2 Tr" % color if heavier else b"0 Tr"
         for number, line in enumerate(_wrap(text, face, width / size, lines)):
             y = at[1] - number * size * 1.3
@@ -316,11 +316,11 @@ class _Sheet:
         return y
 
     def rule(self, y: float) -> None:
-        """A faint line from margin to margin."""
+        """Draw a line from margin to margin."""
         self.operators.append(b"%g %g %g RG 0.7 w %g %g m %g %g l S" % (*FAINT, LEFT, y, RIGHT, y))
 
     def tick(self, x: float, y: float) -> None:
-        """A filled circle with a check mark, centred on a point."""
+        """Draw a filled circle with a check mark, centred on a point."""
         self.operators += [
             b"q 1 0 0 1 %g %g cm %g %g %g rg" % (x, y, *ACCENT),
             b"8 0 m 8 4.42 4.42 8 0 8 c -4.42 8 -8 4.42 -8 0 c -8 -4.42 -4.42 -8 0 -8 c 4.42 -8 8 -4.42 8 0 c f",
@@ -328,25 +328,25 @@ class _Sheet:
         ]
 
     def stream(self, **entries: Any) -> Any:
-        """The drawing as a stream object."""
+        """Return the drawing as a stream object."""
         generic: Any = import_module("pyhanko.pdf_utils.generic")
         named = as_pdf({f"/{key}": value for key, value in entries.items()})
         return generic.StreamObject(named, stream_data=b"\n".join(self.operators))
 
     def resources(self) -> dict[str, Any]:
-        """What the drawing needs: its fonts."""
+        """Return the fonts of the drawing."""
         return {"/Font": self.fonts}
 
 
 def draw(panel: Panel, writer: IncrementalPdfFileWriter, when: datetime) -> Drawn:
-    """Draw the panel's pages and the seal's appearance into a writer; the pages are not in the page tree yet."""
-    lettering = _Lettering(writer, panel)
-    sheet = _Sheet(lettering)
+    """Draw the panel's pages and the seal into a writer; the pages are not yet in the page tree."""
+    typography = _Typography(writer, panel)
+    sheet = _Sheet(typography)
     sheets = [sheet]
     y = _heading(sheet, panel, when)
     for signer in panel.signers:
         if y < BOTTOM:
-            sheet = _Sheet(lettering)
+            sheet = _Sheet(typography)
             sheets.append(sheet)
             y = _continued(sheet, panel)
         y = _signer(sheet, y, signer)
@@ -354,7 +354,7 @@ def draw(panel: Panel, writer: IncrementalPdfFileWriter, when: datetime) -> Draw
         each.rule(66)
         each.text((LEFT, 50), NOTICE, size=8, width=400, color=MUTED)
         each.text((RIGHT - 60, 50), f"Page {number} of {len(sheets)}", size=8, width=60, color=MUTED)
-    return Drawn([_page(writer, each) for each in sheets], _seal(writer, lettering, panel, when))
+    return Drawn([_page(writer, each) for each in sheets], _seal(writer, typography, panel, when))
 
 
 def _heading(sheet: _Sheet, panel: Panel, when: datetime) -> float:
@@ -385,7 +385,7 @@ def _continued(sheet: _Sheet, panel: Panel) -> float:
 
 
 def _signer(sheet: _Sheet, y: float, signer: Signer) -> float:
-    """One signer's block from the base line y on; returns the next one's."""
+    """Draw a signer from the base line y; return the next base line."""
     sheet.tick(LEFT + 8, y - 3)
     sheet.text((METHOD_AT, y), METHODS.get(signer.method, signer.method), size=10.5, width=RIGHT - METHOD_AT)
     sheet.text((METHOD_AT, y - 14), _moment(signer.signed_at), size=9, width=RIGHT - METHOD_AT, color=MUTED)
@@ -401,7 +401,7 @@ def _moment(when: datetime) -> str:
 
 
 def _page(writer: IncrementalPdfFileWriter, sheet: _Sheet) -> Any:
-    """A page of its own size and orientation: nothing is left to be inherited from the document's page tree."""
+    """Return a page that inherits nothing from the document's page tree."""
     contents = sheet.stream()
     contents.compress()
     box = [0, 0, WIDTH, HEIGHT]
@@ -416,10 +416,10 @@ def _page(writer: IncrementalPdfFileWriter, sheet: _Sheet) -> Any:
     return writer.add_object(as_pdf(entries))
 
 
-def _seal(writer: IncrementalPdfFileWriter, lettering: _Lettering, panel: Panel, when: datetime) -> Any:
-    """The appearance of the signature's field: a framed note that opens the signature's details when clicked."""
+def _seal(writer: IncrementalPdfFileWriter, typography: _Typography, panel: Panel, when: datetime) -> Any:
+    """Return the appearance of the signature field, a framed note."""
     width, height = SEAL_BOX[2] - SEAL_BOX[0], SEAL_BOX[3] - SEAL_BOX[1]
-    sheet = _Sheet(lettering)
+    sheet = _Sheet(typography)
     sheet.operators += [
         b"0.965 0.975 0.972 rg 0 0 %g %g re f" % (width, height),
         b"%g %g %g rg 0 0 3 %g re f" % (*ACCENT, height),
@@ -427,7 +427,7 @@ def _seal(writer: IncrementalPdfFileWriter, lettering: _Lettering, panel: Panel,
     sheet.text(
         (18, height - 20), "Sealed electronically by the signing sandbox", size=10.5, width=width - 36, bold=True
     )
-    said = f"{_moment(when)}, reference {panel.reference}"
-    sheet.text((18, height - 35), said, size=9, width=width - 36, color=MUTED)
+    words = f"{_moment(when)}, reference {panel.reference}"
+    sheet.text((18, height - 35), words, size=9, width=width - 36, color=MUTED)
     box = [0, 0, width, height]
     return writer.add_object(sheet.stream(Type="/XObject", Subtype="/Form", BBox=box, Resources=sheet.resources()))

@@ -1,4 +1,4 @@
-"""Every detail that the service's specification leaves open, as one named setting with real alternatives.
+"""Every detail that the specification marks "not shown", as a named setting with realistic alternatives.
 
 Example::
 
@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from .. import _checks
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "pagination": ("meta_cursor", "top_cursor", "next_url", "link_header", "has_more", "bare"),
@@ -76,45 +78,45 @@ _RECIPIENT_FIELDS = {"id", "first_name", "last_name", "email", "signing_method",
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How this sandbox answers where the specification says "not shown". A wrong value is a ValueError naming it."""
+    """How the sandbox behaves where the specification says "not shown". Raise ValueError for a wrong value."""
 
     pagination: Literal["meta_cursor", "top_cursor", "next_url", "link_header", "has_more", "bare"] = "meta_cursor"
-    """Where a page of signings says how to go on: `meta.next_cursor`, `next_cursor`, the address in `links.next`, a
-    bare list with a `Link` header, `has_more` (the last item's id is the cursor), or a bare list of everything."""
+    """Where a page of signings has its cursor: in `meta.next_cursor`, in `next_cursor`, in the URL `links.next`, in a
+    `Link` header beside a bare list, in the last item's id with `has_more`; or there is one bare list of everything."""
     cursor_param: str = "cursor"
-    """Query parameter that carries the cursor; for example `after` or `starting_after`."""
+    """Query parameter of the cursor; for example `after` or `starting_after`."""
     limit_param: str = "limit"
-    """Query parameter that asks for a page size; for example `per_page` or `page_size`."""
+    """Query parameter of the page size; for example `per_page` or `page_size`."""
     items_field: str = "data"
-    """Where a page holds its items; for example `items` or `results`."""
+    """Member that holds a page's items; for example `items` or `results`."""
     page_size: int = 25
-    """Signings on a page when nothing is asked for."""
+    """Default page size."""
     max_page_size: int = 100
-    """The most signings on a page."""
+    """Largest page size."""
     over_page_size: Literal["clamp", "refuse"] = "clamp"
-    """A larger page asked for: the largest is given, or 400."""
+    """A request for a larger page gets the largest one, or 400."""
     list_order: Literal["newest_first", "oldest_first"] = "newest_first"
     """Order of the list of signings, by creation."""
     documents_in_list: bool = False
-    """Whether the signings of a list carry their documents."""
+    """Whether the signings of a list include their documents."""
     recipients_list: Literal["envelope", "paged", "bare"] = "envelope"
-    """The list of recipients: all in an envelope, in pages like the signings, or a bare list."""
+    """The list of recipients: all of them in an object, pages like those of signings, or a bare list."""
     record_field: str | None = None
-    """Member that wraps a single record, such as `data`; None: the record itself."""
+    """Member that wraps a single record, such as `data`; None for no wrapper."""
 
     error_shape: Literal["flat", "nested", "rfc9457", "list"] = "flat"
     """`{code, message, errors: {field: [..]}}`, `{error: {code, message, details: [{field, message}]}}`,
     `application/problem+json`, or `{errors: [{code, message, field}]}`."""
     token_error_shape: Literal["oauth", "profile"] = "oauth"
-    """Errors of the token endpoint: RFC 6749's `{error, error_description}`, or like all others."""
+    """Errors of the token endpoint: RFC 6749's `{error, error_description}`, or as everywhere else."""
     timestamps: Literal["iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis"] = "iso_z"
     """`2026-01-31T12:00:00Z`, with microseconds, with an offset (`+01:00`), or numbers since the epoch."""
     ids: Literal["uuid", "ulid", "integer"] = "uuid"
     """Identifiers: UUIDs, 26 letters and digits that sort by age, or numbers as strings."""
     request_id: Literal["both", "header", "body", "none"] = "both"
-    """Where answers carry the request id."""
+    """Where responses carry the request id."""
     request_id_header: str = "request_id"
-    """Name of that header; for example `X-Request-Id`."""
+    """Name of the header with the request id; for example `X-Request-Id`."""
 
     missing_token_status: Literal[401, 403, 400] = 401
     """Status without an access token."""
@@ -123,14 +125,14 @@ class Profile:
     created_status: Literal[201, 200] = 201
     """Status of creating a signing, a document or a recipient."""
     send_status: Literal[200, 202, 204] = 200
-    """Status of sending; with 204 there is no body, else it is the signing."""
+    """Status of sending; the body is the signing, or with 204 there is none."""
     remind_status: Literal[200, 202, 204] = 200
-    """Status of reminding; with 204 there is no body, else it is the recipient."""
+    """Status of reminding; the body is the recipient, or with 204 there is none."""
     not_editable_status: Literal[400, 409, 422] = 400
     """Status of adding a document or recipient to a signing that is no longer editable."""
 
     pkce: bool = True
-    """Whether a code asked for with a `code_challenge` (S256) needs its `code_verifier`; else both are ignored."""
+    """Whether a code requested with a `code_challenge` (S256) needs its `code_verifier`; if not, both are ignored."""
     expires_in_unit: Literal["seconds", "minutes", "milliseconds"] = "seconds"
     """Unit of the token response's `expires_in`."""
     access_token_lifetime: float = 3600
@@ -140,33 +142,33 @@ class Profile:
     code_lifetime: float = 600
     """Seconds an authorization code is valid."""
     issue_refresh_tokens: bool = True
-    """Whether there are refresh tokens at all."""
+    """Whether refresh tokens are issued at all."""
     rotate_refresh_tokens: bool = True
-    """Whether a refresh gives a new refresh token and ends the old one."""
+    """Whether a refresh issues a new refresh token and ends the old one."""
     revoke_family_on_replay: bool = True
-    """Whether an old refresh token (or code), used again, ends all tokens that came from the same consent."""
+    """Whether reuse of an old refresh token (or code) revokes all tokens of the same consent."""
     replay_grace: float = 0
-    """Seconds in which an old refresh token may still be used again without harm."""
+    """Seconds in which an old refresh token may be used again."""
     refresh_revokes_access_tokens: bool = False
-    """Whether a refresh ends the access tokens issued before."""
+    """Whether a refresh revokes the access tokens issued before."""
 
     signature: Literal["hex", "base64", "sha256", "timestamped"] = "hex"
-    """X-Signature: hex or base64 of the HMAC over the raw body, `sha256=` and hex, `t=..,v1=..` over `{t}.{body}`."""
+    """X-Signature: the HMAC of the raw body in hex, base64, or `sha256=` and hex; or `t=..,v1=..` over `{t}.{body}`."""
     event_names: Literal["dotted", "snake", "upper"] = "dotted"
     """`signing.completed`, `signing_completed` or `SIGNING_COMPLETED`."""
     event_shape: Literal["nested", "flat"] = "nested"
     """Payload: `{"event": {"id", "type"}, ...}`, or `{"event.id": .., "event.type": .., ...}`."""
 
     required_signing_fields: tuple[str, ...] = ()
-    """Which of `signing_order` and `message` must be given."""
+    """Which of `signing_order` and `message` are required."""
     default_signing_order: Literal["parallel", "sequential"] = "parallel"
-    """`signing_order` when it is not given."""
+    """`signing_order` if it is not given."""
     required_recipient_fields: tuple[str, ...] = ()
-    """Which of `first_name`, `last_name`, `order` and `signing_method` must be given."""
+    """Which of `first_name`, `last_name`, `order` and `signing_method` are required."""
     unique_order: Literal["sequential", "always"] = "sequential"
-    """Whether `order` must be unique in sequential signings only, or in all."""
+    """Whether `order` must be unique in sequential signings only, or always."""
     signing_methods: tuple[str, ...] = ("email", "bankid", "approval", "sms")
-    """The signing methods; the first is taken when none is given."""
+    """The signing methods; the first is the default."""
     phone_methods: tuple[str, ...] = ("sms",)
     """Methods that need the phone field."""
     phone_field: str = "phone"
@@ -185,20 +187,20 @@ class Profile:
     document_name: Literal["filename", "stem"] = "filename"
     """A document's name: the file's, with or without `.pdf`."""
     max_documents: int | None = None
-    """The most documents of a signing."""
+    """Largest number of documents of a signing."""
     max_recipients: int | None = None
-    """The most recipients of a signing."""
+    """Largest number of recipients of a signing."""
 
     invitation_days: int = 14
     """Days an invitation is valid; the specification says 14."""
     expiry_blocks_signing: bool = True
-    """Whether a recipient can no longer sign after that."""
+    """Whether an expired invitation can no longer be signed."""
     remind_expired: Literal["refuse", "renew"] = "refuse"
-    """A reminder after that: 400 `invitation_expired`, or a new invitation."""
+    """A reminder of an expired invitation: 400 `invitation_expired`, or the invitation is renewed."""
     remind_finished: Literal["skip", "refuse"] = "skip"
-    """A reminder to who has finished or is not yet invited: nothing is sent, or 400."""
+    """A reminder to a recipient who has finished or is not invited yet: nothing is sent, or 400."""
     decline_effect: Literal["cancels", "nothing"] = "cancels"
-    """What a declined signing comes to: it is cancelled, or the others may still sign, and it is never completed."""
+    """Whether declining cancels the signing; if not, the others may sign, but it is never completed."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -210,53 +212,25 @@ class Profile:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
-        self._check_numbers()
-        self._check_sets()
+        _check_numbers(self)
+        _check_sets(self)
         if self.record_field is not None:
             _check_name("record_field", self.record_field)
         if self.cursor_param == self.limit_param:
-            raise _wrong("cursor_param", self.cursor_param, "another name than limit_param")
+            raise _wrong("cursor_param", self.cursor_param, "different from limit_param")
         own = (self.phone_field, self.identification_field, self.recipient_completed_field)
         if len(set(own) - _RECIPIENT_FIELDS) < len(own):
             fields = "phone_field, identification_field and recipient_completed_field"
-            raise ValueError(f"Profile: {fields} must be new names, each another one, not {own!r}")
-
-    def _check_numbers(self) -> None:
-        for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if value is None and name in {"max_documents", "max_recipients"}:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1_000_000:
-                raise _wrong(name, value, f"a whole number from {least} to 1000000")
-        for name, least in _SECONDS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= _LONGEST:
-                raise _wrong(name, value, f"a number of seconds from {least} to {_LONGEST}")
-        if self.page_size > self.max_page_size:
-            raise _wrong("page_size", self.page_size, f"at most max_page_size ({self.max_page_size})")
-
-    def _check_sets(self) -> None:
-        for name, among in _SETS.items():
-            value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(item, str) and item for item in value):
-                raise _wrong(name, value, "a tuple of names")
-            if name == "signing_methods" and not value:
-                raise _wrong(name, value, "at least one method")
-            allowed = self.signing_methods if among is None else among
-            if value == getattr(type(self), name):  # a default names methods that another setting may have taken away
-                value = [item for item in value if item in allowed]
-            if unknown := [item for item in value if item not in allowed]:
-                raise _wrong(name, unknown[0], "one of " + ", ".join(repr(item) for item in allowed))
-            object.__setattr__(self, name, tuple(value))
+            raise ValueError(f"Profile: {fields} must be distinct names that no other field has, got {own!r}")
 
     @property
     def max_pdf_bytes(self) -> int:
-        """The largest file that is accepted."""
+        """The size of the largest accepted file."""
         return 10 * self.megabyte - (0 if self.accept_exact_limit else 1)
 
     @classmethod
     def laravel(cls, **changes: Any) -> Profile:
-        """As a service written with Laravel and its API resources would answer."""
+        """Return the profile of a service written with Laravel and its API resources."""
         settings: dict[str, Any] = {
             "pagination": "next_url",
             "limit_param": "per_page",
@@ -274,7 +248,7 @@ class Profile:
 
     @classmethod
     def rfc9457(cls, **changes: Any) -> Profile:
-        """As a service made of standards would answer: problem details, Link headers, numbered ids."""
+        """Return the profile of a service built on standards: problem details, Link headers, sortable ids."""
         settings: dict[str, Any] = {
             "pagination": "link_header",
             "recipients_list": "bare",
@@ -292,7 +266,7 @@ class Profile:
 
     @classmethod
     def numeric(cls, **changes: Any) -> Profile:
-        """As a service would answer that likes numbers: epochs, counted ids, `has_more`, nested errors."""
+        """Return the profile of a service with numbers: epochs, counted ids, `has_more`, nested errors."""
         settings: dict[str, Any] = {
             "pagination": "has_more",
             "cursor_param": "starting_after",
@@ -316,7 +290,7 @@ class Profile:
 
     @classmethod
     def preset(cls, name: str) -> Profile:
-        """One of the named combinations: default, laravel, rfc9457, numeric."""
+        """Return a profile by name: default, laravel, rfc9457 or numeric."""
         makers: dict[str, Callable[[], Profile]] = {
             "default": cls,
             "laravel": cls.laravel,
@@ -324,16 +298,43 @@ class Profile:
             "numeric": cls.numeric,
         }
         if name not in makers:
-            raise ValueError(f"there is no profile {name!r}; there are {', '.join(makers)}")
+            raise ValueError(f"profile: unknown profile {name!r}; use one of {', '.join(makers)}")
         return makers[name]()
 
     def replace(self, **changes: Any) -> Profile:
-        """This profile with other values for some settings."""
+        """Return this profile with some settings changed."""
         return dataclasses.replace(self, **changes)
 
 
+def _check_numbers(profile: Profile) -> None:
+    for name, least in _COUNTS.items():
+        value = getattr(profile, name)
+        if value is not None or name not in {"max_documents", "max_recipients"}:
+            _checks.integer(f"Profile.{name}", value, at_least=least, at_most=1_000_000, error=ValueError)
+    for name, least in _SECONDS.items():
+        value = getattr(profile, name)
+        _checks.number(f"Profile.{name}", value, at_least=least, at_most=_LONGEST, error=ValueError)
+    if profile.page_size > profile.max_page_size:
+        raise _wrong("page_size", profile.page_size, f"at most max_page_size ({profile.max_page_size})")
+
+
+def _check_sets(profile: Profile) -> None:
+    for name, among in _SETS.items():
+        value = getattr(profile, name)
+        if isinstance(value, str) or not all(isinstance(item, str) and item for item in value):
+            raise _wrong(name, value, "a tuple of names")
+        if name == "signing_methods" and not value:
+            raise _wrong(name, value, "at least one method")
+        allowed = profile.signing_methods if among is None else among
+        if value == getattr(Profile, name):  # a default may name methods that signing_methods no longer has
+            value = [item for item in value if item in allowed]
+        if unknown := [item for item in value if item not in allowed]:
+            raise _wrong(name, unknown[0], "one of " + ", ".join(repr(item) for item in allowed))
+        object.__setattr__(profile, name, tuple(value))
+
+
 def _wrong(name: str, value: object, wanted: str) -> ValueError:
-    return ValueError(f"Profile.{name} must be {wanted}, not {value!r}")
+    return ValueError(f"Profile.{name}: must be {wanted}, got {value!r}")
 
 
 def _check_name(name: str, value: object) -> None:

@@ -1,17 +1,20 @@
-"""What the service holds, as frozen records: the fields are the columns of the tables.
+"""Frozen records; their fields are the columns of the tables.
 
-Times are microseconds since the epoch by the sandbox's clock; None means that it has not happened.
+Times are microseconds since the epoch on the sandbox's clock. None means that it has not happened.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any
+
+from .redaction import redact_body
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who uses the service's API, in one tenant."""
+    """A user of the service's API, in one tenant."""
 
     id: str
     tenant: str
@@ -21,7 +24,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A registered application. Its secret is known when it is registered and never again."""
+    """A registered application. Only registering it returns the secret."""
 
     client_id: str
     name: str
@@ -52,17 +55,17 @@ class Signing:
 
     @property
     def is_draft(self) -> bool:
-        """Editable and unsent."""
+        """Whether the signing is editable and unsent."""
         return self.sent_at is None and self.cancelled_at is None
 
     @property
     def is_completed(self) -> bool:
-        """All recipients have finished."""
+        """Whether all recipients have finished."""
         return self.completed_at is not None
 
     @property
     def state(self) -> str:
-        """draft, sent, completed or cancelled."""
+        """The state: draft, sent, completed or cancelled."""
         if self.cancelled_at is not None:
             return "cancelled"
         if self.completed_at is not None:
@@ -88,7 +91,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """Somebody who is to sign; `order` is the position in a sequential signing."""
+    """A person who is to sign; `order` is the position in a sequential signing."""
 
     seq: int
     id: str
@@ -109,18 +112,18 @@ class Recipient:
 
     @property
     def full_name(self) -> str:
-        """First and last name, or the address when there is none."""
+        """First and last name, or the e-mail address if there is neither."""
         return " ".join(part for part in (self.first_name, self.last_name) if part) or self.email
 
     @property
     def is_done(self) -> bool:
-        """Has signed or declined."""
+        """Whether the recipient has signed or declined."""
         return self.completed_at is not None or self.declined_at is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What a recipient was sent: `kind` is invitation or reminder."""
+    """A message to a recipient; `kind` is invitation or reminder."""
 
     seq: int
     kind: str
@@ -132,7 +135,7 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A webhook receiver's address and the secret shared with it."""
+    """A webhook receiver's URL and the secret shared with it."""
 
     id: str
     url: str
@@ -142,7 +145,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A lifecycle event and the very bytes that are delivered."""
+    """A lifecycle event and the exact bytes that are delivered."""
 
     seq: int
     id: str
@@ -154,7 +157,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One event on its way to one endpoint: `state` is pending, delivered, failed or lost."""
+    """The delivery of one event to one endpoint; `state` is pending, delivered, failed or lost."""
 
     seq: int
     id: str
@@ -171,7 +174,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a delivery; `status` is the receiver's answer, `error` says why there was none."""
+    """One attempt at a delivery: the endpoint's response, or the error in `error`.
+
+    `response_headers` is a JSON object without secrets; `response_body` is cut after 16 KiB.
+    """
 
     seq: int
     delivery_id: str
@@ -180,13 +186,27 @@ class Attempt:
     status: int | None
     error: str | None
     fault: str | None
+    seconds: float | None
+    signature: str | None
+    response_headers: str | None
+    response_body: bytes | None
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """The headers of the response, without secrets; None if there was no response."""
+        return None if self.response_headers is None else json.loads(self.response_headers)
+
+    @property
+    def body(self) -> str | None:
+        """The body of the response, without secrets; None if there was no response."""
+        return None if self.response_body is None else redact_body(self.response_body)
 
 
 _COLUMNS: dict[type[Any], str] = {}
 
 
 def columns_of(record: type[Any]) -> str:
-    """The record's fields as a list of columns."""
+    """Return the record's fields as a list of columns."""
     if record not in _COLUMNS:
         _COLUMNS[record] = ", ".join(f'"{field.name}"' for field in fields(record))
     return _COLUMNS[record]

@@ -1,4 +1,4 @@
-"""The one exception of the sandbox: what was asked is against the service's rules."""
+"""The exception for requests that break the service's rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 class Refused(Exception):
-    """The service says no: over HTTP an answer in the profile's error shape, in Python this exception."""
+    """A request that the service refuses: over HTTP an error response, in Python this exception."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class Refused(Exception):
 
 
 def invalid(errors: Mapping[str, Sequence[str]]) -> Refused:
-    """A 400 that names what is wrong with each field."""
+    """Return a 400 with the problems of each field."""
     return Refused(400, "validation_failed", "The given data was invalid.", errors)
 
 
 def not_found(what: str) -> Refused:
-    """A 404 for a thing that does not exist, or belongs to somebody else."""
+    """Return a 404 for something that does not exist, or belongs to another tenant."""
     return Refused(404, "not_found", f"There is no such {what}.")

@@ -1,6 +1,6 @@
-"""Seal completed documents: an authority of the sandbox's own, a visible panel, and a PAdES signature over it all.
+"""Seal completed documents: a visible panel and a PAdES signature by the sandbox's own authority.
 
-pyHanko and cryptography are imported when the first document is sealed or the first authority opened.
+pyHanko and cryptography are imported when the first document is sealed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Authority", "Panel", "SealingFailed", "Signer", "seal"]
 
 RESERVED: Final[dict[Level, int]] = {"B-B": 8192, "B-T": 16384, "B-LT": 16384, "B-LTA": 16384}
-"""Hexadecimal digits kept free for the signature: it takes some 3,000, and with a timestamp 7,000."""
+"""Hexadecimal digits reserved for the signature, which needs about 3,000, with a timestamp 7,000."""
 
 FIELD_NAME: Final = "SandboxSeal"
 
@@ -42,12 +42,12 @@ _repairing = threading.Lock()
 def seal(
     source: Path, target: Path, *, panel: Panel, authority: Authority, when: datetime, level: Level = "B-B"
 ) -> None:
-    """Write the sealed copy of `source` to `target`, whole or not at all; blocking, and safe in any thread.
+    """Write the sealed copy of `source` to `target` atomically. Blocking and thread-safe.
 
-    The original's bytes come first, unchanged (without what precedes its `%PDF-` header, if anything); one
-    incremental update adds the panel's pages and the signature. Levels above B-B add a timestamp, B-LT and B-LTA also
-    an update with certificates and OCSP responses, B-LTA one more with a document timestamp. A file that readers have
-    to repair is first repaired by an update that repeats its objects. Raises `SealingFailed` when nothing helps.
+    The original's bytes come first, unchanged (without anything before the `%PDF-` header); one incremental update
+    adds the panel's pages and the signature. Levels above B-B add a timestamp, B-LT and B-LTA also an update with
+    certificates and OCSP responses, B-LTA one more with a document timestamp. A damaged file is first repaired by an
+    update that repeats its objects. Raise `SealingFailed` if it cannot be repaired.
     """
     with _replacing(target) as path:
         _copy_from_header(source, path)
@@ -60,17 +60,17 @@ def seal(
                 _rebuild(path)
                 _seal_checked(path, panel, authority, when, level, repaired=True)
             except _DamagedError as error:
-                said = f"The document {panel.document_name!r} cannot be sealed, it is damaged: {error}"
-                raise SealingFailed(said) from None
+                message = f"The document {panel.document_name!r} cannot be sealed, it is damaged: {error}"
+                raise SealingFailed(message) from None
 
 
 class _DamagedError(Exception):
-    """The file has to be repaired before it can be sealed."""
+    """A file that must be repaired before it can be sealed."""
 
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A file beside the target that takes its place when all went well, and is gone otherwise."""
+    """Yield a temporary file that replaces the target on success and is deleted on failure."""
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
     path = Path(name)
     try:
@@ -94,41 +94,41 @@ def _copy_from_header(source: Path, path: Path) -> None:
 def _seal_checked(
     path: Path, panel: Panel, authority: Authority, when: datetime, level: Level, *, repaired: bool
 ) -> None:
-    """Seal the file in place; raises when it, or what became of it, needs repair."""
+    """Seal the file in place; raise if the file or the result is damaged."""
     pages = _count_pages(path, whole=not repaired)
     try:
         with path.open("r+b") as file:
             added = asyncio.run(_seal_in_place(file, panel, authority, when, level))
     except OSError:
         raise
-    except Exception as error:  # pyHanko meets a hostile or broken file with many types, and none is a promise
+    except Exception as error:  # pyHanko raises many exception types for broken files
         raise _DamagedError(f"{type(error).__name__}: {error}") from error
     if _count_pages(path, whole=not repaired) != pages + added:
-        raise _DamagedError("its page tree does not hold together.")
+        raise _DamagedError("its page tree is inconsistent.")
 
 
 def _count_pages(path: Path, *, whole: bool) -> int:
-    """How many pages a reader finds; raises when there are none to find, or the file that is to be whole is not."""
+    """Return how many pages a reader finds; raise if the file is unreadable, or with `whole`, damaged."""
     pikepdf = load_pikepdf()
     try:
         with pikepdf.open(path) as pdf:
             count = len(pdf.pages)
-            complaints = pdf.get_warnings()
+            problems = pdf.get_warnings()
     except Exception as error:
         raise _DamagedError(str(error).replace(str(path), "the file")) from None
-    if whole and complaints:
-        raise _DamagedError(str(complaints[-1]).replace(str(path), "the file"))
+    if whole and problems:
+        raise _DamagedError(str(problems[-1]).replace(str(path), "the file"))
     return count
 
 
 def _rebuild(path: Path) -> None:
-    """Append an update that repeats all objects as a tolerant reader found them, and makes the damaged part moot."""
+    """Append an update that repeats all objects as a tolerant reader found them."""
     pikepdf = load_pikepdf()
     out = io.BytesIO()
     try:
         with pikepdf.open(path) as pdf, _repairing, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what else is odd in the file, which is to stay as it is
-            pdf.trailer["/Size"] = 0  # written anew, but only where it was not lost
+            warnings.simplefilter("ignore")  # about other defects, which stay
+            pdf.trailer["/Size"] = 0  # pikepdf rewrites it only if it is present
             pdf.save(out, object_stream_mode=pikepdf.ObjectStreamMode.disable)
     except Exception as error:
         raise _DamagedError(str(error).replace(str(path), "the file")) from None
@@ -145,7 +145,7 @@ def _rebuild(path: Path) -> None:
 
 
 async def _seal_in_place(file: IO[bytes], panel: Panel, authority: Authority, when: datetime, level: Level) -> int:
-    """Append the panel and the signature to the file; returns how many pages were added."""
+    """Append the panel and the signature to the file; return how many pages were added."""
     from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
     from pyhanko.sign.fields import SigSeedSubFilter
     from pyhanko.sign.signers.cms_embedder import PdfCMSEmbedder, SigIOSetup, SigObjSetup
@@ -185,7 +185,7 @@ async def _seal_in_place(file: IO[bytes], panel: Panel, authority: Authority, wh
 
 
 def _append_pages(writer: IncrementalPdfFileWriter, drawn: Drawn) -> None:
-    """Put the panel's pages behind all others, as kids of the page tree's root."""
+    """Append the panel's pages to the root of the page tree."""
     tree = writer.root["/Pages"]
     kids = tree["/Kids"]
     for page in drawn.pages:
@@ -197,7 +197,7 @@ def _append_pages(writer: IncrementalPdfFileWriter, drawn: Drawn) -> None:
 
 
 def _add_field(writer: IncrementalPdfFileWriter, drawn: Drawn) -> str:
-    """Put a signature field that shows the seal on the last page and into the form; returns its name."""
+    """Add a signature field with the seal to the last page and the form; return its name."""
     generic: Any = import_module("pyhanko.pdf_utils.generic")
     form = _own(writer, writer.root, "/AcroForm", {})
     fields = _own(writer, form, "/Fields", [])
@@ -212,21 +212,21 @@ def _add_field(writer: IncrementalPdfFileWriter, drawn: Drawn) -> str:
         "/FT": "/Sig",
         "/T": generic.pdf_string(name),
         "/Rect": SEAL_BOX,
-        "/F": 132,  # printed, locked
+        "/F": 132,  # print, locked
         "/P": page,
         "/AP": {"/N": drawn.seal},
     }
     field = writer.add_object(as_pdf(entries))
     page.get_object().update(as_pdf({"/Annots": [field]}))
     fields.append(field)
-    form.update(as_pdf({"/SigFlags": 3}))  # signed, and to be changed by appending only
+    form.update(as_pdf({"/SigFlags": 3}))  # signatures exist, append only
     writer.update_container(fields)
     writer.update_container(form)
     return name
 
 
 def _own(writer: IncrementalPdfFileWriter, holder: Any, key: str, empty: dict[str, Any] | list[Any]) -> Any:
-    """The holder's entry when it is of the type of `empty`, else a new one in its place."""
+    """Return the holder's entry if it has the type of `empty`; else replace it by a new one."""
     entry = _entry(holder, key)
     if not isinstance(entry, type(empty)):
         entry = as_pdf(empty)
@@ -236,7 +236,7 @@ def _own(writer: IncrementalPdfFileWriter, holder: Any, key: str, empty: dict[st
 
 
 def _entry(holder: Any, key: str) -> Any:
-    """Return a dictionary's entry itself, or None: pyHanko's `get` returns a reference to it."""
+    """Return a dictionary's entry, dereferenced, or None. pyHanko's `get` would return a reference."""
     try:
         return holder[key]
     except KeyError:
@@ -244,7 +244,7 @@ def _entry(holder: Any, key: str) -> Any:
 
 
 def _drop_usage_rights(writer: IncrementalPdfFileWriter) -> None:
-    """Usage rights vouch for the file as it was: readers warn about a changed file that still claims them."""
+    """Remove usage rights: readers warn about them in a changed file."""
     generic: Any = import_module("pyhanko.pdf_utils.generic")
     rights = _entry(writer.root, "/Perms")
     if isinstance(rights, generic.DictionaryObject):

@@ -1,4 +1,4 @@
-"""A browser without a screen: it visits pages over HTTP, reads them, and sends their forms as they are."""
+"""A minimal browser: it requests pages, parses them, and submits their forms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Element:
     children: list[Element | str] = field(default_factory=list)
 
     def every(self, *names: str) -> list[Element]:
-        """The elements inside that have one of these names (or all), in order."""
+        """Return the descendants with one of these names (or all), in order."""
         return [element for element in self._inside() if not names or element.name in names]
 
     def _inside(self) -> Iterator[Element]:
@@ -36,7 +36,7 @@ class Element:
 
     @property
     def text(self) -> str:
-        """What is to be read, with single spaces, also where one block ends and the next begins."""
+        """The visible text with single spaces, also between blocks."""
         return " ".join(self._apart().split())
 
     def _apart(self) -> str:
@@ -45,11 +45,11 @@ class Element:
 
     @property
     def raw(self) -> str:
-        """All its text as it is."""
+        """The text, unchanged."""
         return "".join(child if isinstance(child, str) else child.raw for child in self.children)
 
     def find(self, name: str, /, **attributes: str) -> Element:
-        """The one element of that name with these attributes."""
+        """Return the only element of that name with these attributes."""
         found = [
             element
             for element in self.every(name)
@@ -62,7 +62,7 @@ class Element:
 
 
 class _Reader(HTMLParser):
-    """Builds the tree and insists on balanced tags."""
+    """Builds the tree; tags must be balanced."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -86,7 +86,7 @@ class _Reader(HTMLParser):
 
 @dataclass
 class Page:
-    """An answer with its document."""
+    """A response with its document."""
 
     status: int
     path: str
@@ -96,16 +96,16 @@ class Page:
 
     @property
     def text(self) -> str:
-        """What is to be read on it."""
+        """The visible text."""
         return self.root.find("body").text
 
     @property
     def main(self) -> Element:
-        """Its main part."""
+        """The main element."""
         return self.root.find("main")
 
     def form(self, action: str, button: str | None = None) -> Element:
-        """The form with that action (and that button)."""
+        """Return the form with that action (and that button)."""
         forms = [f for f in self.root.every("form") if f.attributes["action"] == action]
         if button is not None:
             forms = [f for f in forms if any(b.text.startswith(button) for b in f.every("button"))]
@@ -114,7 +114,7 @@ class Page:
 
 
 def read(html: str) -> Element:
-    """The tree of a document."""
+    """Return the tree of a document."""
     reader = _Reader()
     reader.feed(html)
     reader.close()
@@ -123,14 +123,14 @@ def read(html: str) -> Element:
 
 
 class Visitor:
-    """Somebody with a browser at a sandbox."""
+    """A person with a browser."""
 
     def __init__(self, sandbox: Sandbox, session: aiohttp.ClientSession) -> None:
         self.sandbox = sandbox
         self.session = session
 
     async def request(self, method: str, path: str, **options: Any) -> Page:
-        """Ask for a page."""
+        """Request a page."""
         options.setdefault("headers", {"Accept": "text/html"})
         async with self.session.request(method, path, **options) as response:
             html = await response.text() if response.content_type.startswith("text/") else ""
@@ -139,14 +139,14 @@ class Visitor:
             return Page(response.status, response.url.path_qs, headers, html, root)
 
     async def get(self, path: str, **options: Any) -> Page:
-        """Visit a page."""
+        """Request a page with GET."""
         return await self.request("GET", path, **options)
 
     async def send(
         self, page: Page, action: str, typed: Mapping[str, str] | None = None, *, press: str | None = None,
         follow: bool = True, **fields: str,
     ) -> Page:  # fmt: skip
-        """Fill in a form of a page and press its button (the first, or the one with that text)."""
+        """Fill in a form and press its button (the first, or the one with that text)."""
         fields |= typed or {}
         form = page.form(action, press)
         values = {e.attributes["name"]: e.attributes.get("value", "") for e in form.every("input")
@@ -163,5 +163,5 @@ class Visitor:
         return await self.post(action, values | fields, follow=follow)
 
     async def post(self, path: str, fields: dict[str, str], *, follow: bool = True, **headers: str) -> Page:
-        """Send fields as a form."""
+        """Submit fields as a form."""
         return await self.request("POST", path, data=fields, allow_redirects=follow, headers=headers)

@@ -1,13 +1,13 @@
-"""A sandbox in a thread of its own, for tools that call it from outside of any event loop; and a small caller."""
+"""A sandbox in a thread, for tools outside of an event loop; and a caller of the API."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import aiohttp
@@ -16,19 +16,20 @@ from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 
 Result = TypeVar("Result")
+Part = tuple[str | None, str | None, bytes | None]
 
 API = "/api/1.0"
 
 
 class InThread:
-    """A running sandbox; `do` runs something with it in its own thread."""
+    """A running sandbox in a thread; `do` runs a function there."""
 
     def __init__(self, sandbox: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
         self.sandbox = sandbox
         self._loop = loop
 
     def do(self, work: Callable[[Sandbox], Result]) -> Result:
-        """What `work` gives."""
+        """Return the result of `work`, run in the sandbox's thread."""
         done: Future[Result] = Future()
 
         def run() -> None:
@@ -43,7 +44,7 @@ class InThread:
 
 @contextmanager
 def in_thread(**settings: Any) -> Iterator[InThread]:
-    """Start a sandbox in a thread, and stop it."""
+    """Run a sandbox in a thread."""
     started: Future[InThread] = Future()
 
     async def serve() -> None:
@@ -65,7 +66,7 @@ def in_thread(**settings: Any) -> Iterator[InThread]:
 
 
 class Caller:
-    """Calls the API and remembers the last answer's headers."""
+    """Calls the API; `headers` are those of the last response."""
 
     def __init__(self, sandbox: Sandbox, session: aiohttp.ClientSession) -> None:
         self.sandbox = sandbox
@@ -73,7 +74,7 @@ class Caller:
         self.headers: dict[str, str] = {}
 
     async def __call__(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
-        """Status and body: decoded if it is JSON, else bytes."""
+        """Return the status and the body: decoded JSON, or bytes."""
         async with self.session.request(method, path, **options) as response:
             self.headers = {name.lower(): value for name, value in response.headers.items()}
             body = await response.read()
@@ -82,32 +83,54 @@ class Caller:
             return response.status, body
 
     async def ok(self, method: str, path: str, **options: Any) -> Any:
-        """The body of an answer that must be a success."""
+        """Return the body of a response that must be a success."""
         status, body = await self(method, path, **options)
         assert 200 <= status < 300, (status, body)
         return body
 
     async def draft(self, **fields: Any) -> str:
-        """The id of a new draft."""
+        """Return the id of a new draft."""
         body = await self.ok("POST", f"{API}/signings", json={"name": "A contract", "language": "EN"} | fields)
         return str(body["id"])
 
     async def upload(self, signing_id: str, data: bytes | None = None, filename: str = "contract.pdf") -> Any:
-        """Status and body of an upload."""
+        """Return the status and body of an upload."""
         form = aiohttp.FormData()
         file = io.BytesIO(make_pdf() if data is None else data)
         form.add_field("selected_file", file, filename=filename, content_type="application/pdf")
         return await self("POST", f"{API}/signings/{signing_id}/documents", data=form)
 
     async def recipient(self, signing_id: str, **fields: Any) -> str:
-        """The id of a new recipient."""
+        """Return the id of a new recipient."""
         body = {"email": "anna@example.com", "first_name": "Anna", "last_name": "Berg"} | fields
         return str((await self.ok("POST", f"{API}/signings/{signing_id}/recipients", json=body))["id"])
 
     async def sent(self, recipients: int = 1, **fields: Any) -> tuple[str, str, list[str]]:
-        """A sent signing with one document: its id, the document's and the recipients'."""
+        """Return a sent signing's id, its document's, and its recipients'."""
         signing_id = await self.draft(**fields)
         _, document = await self.upload(signing_id)
         people = [await self.recipient(signing_id, email=f"p{n}@example.com") for n in range(recipients)]
         await self.ok("POST", f"{API}/signings/{signing_id}/send")
         return signing_id, document["id"], people
+
+
+@asynccontextmanager
+async def caller(sandbox: Sandbox) -> AsyncIterator[Caller]:
+    """Return a caller with the default user's token."""
+    headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
+    async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
+        yield Caller(sandbox, session)
+
+
+def body_of(parts: Sequence[Part], boundary: str = "bOuNdArY") -> tuple[bytes, str]:
+    """Return a multipart body and its content type. Parts are name, filename and content (None: a small PDF)."""
+    out = b""
+    for name, filename, content in parts:
+        disposition = "form-data"
+        if name is not None:
+            disposition += f'; name="{name}"'
+        if filename is not None:
+            disposition += '; filename="{}"'.format(filename.replace("\\", "\\\\").replace('"', '\\"'))
+        out += f"--{boundary}\r\nContent-Disposition: {disposition}\r\n\r\n".encode()
+        out += (make_pdf() if content is None else content) + b"\r\n"
+    return out + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"

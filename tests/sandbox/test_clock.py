@@ -1,4 +1,4 @@
-"""The sandbox's clock moves every expiry at once; snapshots and seeds make runs repeatable."""
+"""The clock, snapshots, seeds, and starting a sandbox."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 import pytest
 
+import signing_async.sandbox
 from signing_async.sandbox import Profile, Refused, Sandbox
 from signing_async.sandbox.clock import Clock
 from tests.sandbox.serving import API, Caller
 
 
-async def test_it_is_real_time_until_it_is_advanced(signing_sandbox: Sandbox) -> None:
-    """The clock runs with real time, in UTC."""
+async def test_clock_runs_with_real_time_in_utc(signing_sandbox: Sandbox) -> None:
     assert abs(signing_sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=5)
     assert signing_sandbox.clock.offset == timedelta(0)
 
 
-async def test_it_advances(signing_sandbox: Sandbox) -> None:
-    """advance() adds up, in any units, and gives the new time."""
+async def test_advance_adds_up_in_any_units_and_returns_the_new_time(signing_sandbox: Sandbox) -> None:
     before = signing_sandbox.clock.now()
     signing_sandbox.clock.advance(days=1, hours=2, minutes=3, seconds=4.5)
     after = signing_sandbox.clock.advance(seconds=0.5)
@@ -29,21 +28,20 @@ async def test_it_advances(signing_sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("step", [{}, {"seconds": 0}, {"days": -1}])
-async def test_it_goes_forward_only(signing_sandbox: Sandbox, step: dict[str, float]) -> None:
-    """Nothing, and back, are mistakes."""
+async def test_clock_cannot_be_set_back_or_advanced_by_nothing(
+    signing_sandbox: Sandbox, step: dict[str, float]
+) -> None:
     with pytest.raises(ValueError, match="forward"):
         signing_sandbox.clock.advance(**step)
 
 
-async def test_it_does_not_go_beyond_the_calendar(signing_sandbox: Sandbox, call: Caller) -> None:
-    """A step past the year 9999 is refused and changes nothing."""
+async def test_clock_cannot_be_advanced_past_the_year_9999(signing_sandbox: Sandbox, call: Caller) -> None:
     with pytest.raises(OverflowError):
         signing_sandbox.clock.advance(days=365 * 8000)
     assert (await call("GET", f"{API}/me"))[0] == 200
 
 
-async def test_waiting_ends_when_the_clock_is_moved() -> None:
-    """Who waits for a time looks again when the clock is moved, when woken, and when it is time."""
+async def test_waiting_ends_when_the_clock_is_advanced_or_woken_or_at_the_time() -> None:
     clock, wake = Clock(), asyncio.Event()
     async with asyncio.timeout(5):
         await clock.wait(clock.micros() - 1, wake)
@@ -57,8 +55,7 @@ async def test_waiting_ends_when_the_clock_is_moved() -> None:
 
 
 @pytest.mark.parametrize("ticks", range(6))
-async def test_who_waits_can_be_cancelled_at_any_moment(ticks: int) -> None:
-    """A cancellation is never swallowed, also not in the very moment in which the waiting ends."""
+async def test_cancellation_of_a_wait_is_never_swallowed(ticks: int) -> None:
     clock, wake = Clock(), asyncio.Event()
 
     async def wait_for_ever() -> None:
@@ -76,8 +73,7 @@ async def test_who_waits_can_be_cancelled_at_any_moment(ticks: int) -> None:
     assert waiting.cancelled()
 
 
-async def test_one_step_moves_every_expiry(signing_sandbox: Sandbox, call: Caller) -> None:
-    """Tokens, codes and invitations expire together."""
+async def test_advancing_expires_tokens_codes_and_invitations_together(signing_sandbox: Sandbox, call: Caller) -> None:
     app = signing_sandbox.register_app("http://127.0.0.1:1/")
     code, token = signing_sandbox.authorize(app), signing_sandbox.access_token(lifetime=3600)
     _, _, [person] = await call.sent()
@@ -94,8 +90,9 @@ async def test_one_step_moves_every_expiry(signing_sandbox: Sandbox, call: Calle
 # snapshots
 
 
-async def test_snapshot_and_restore(signing_sandbox: Sandbox, call: Caller) -> None:
-    """Everything is as it was: signings, documents, tokens, the clock; what came later is gone."""
+async def test_restore_brings_back_signings_documents_tokens_and_the_clock(
+    signing_sandbox: Sandbox, call: Caller
+) -> None:
     signing_id, _, [person] = await call.sent()
     snapshot = signing_sandbox.snapshot()
     before = signing_sandbox.signings, signing_sandbox.recipients(), signing_sandbox.notifications
@@ -113,8 +110,7 @@ async def test_snapshot_and_restore(signing_sandbox: Sandbox, call: Caller) -> N
 
 
 @pytest.mark.signing_sandbox(seed=5)
-async def test_a_restored_sandbox_goes_on_alike(signing_sandbox: Sandbox, call: Caller) -> None:
-    """With a seed, what is done again after a restore has the same ids; as often as one likes."""
+async def test_seeded_sandbox_repeats_the_same_ids_after_every_restore(signing_sandbox: Sandbox, call: Caller) -> None:
     snapshot = signing_sandbox.snapshot()
     runs = []
     for _ in range(3):
@@ -127,8 +123,7 @@ async def test_a_restored_sandbox_goes_on_alike(signing_sandbox: Sandbox, call: 
 
 
 @pytest.mark.parametrize("style", ["uuid", "ulid", "integer"])
-async def test_same_seed_same_ids(style: str) -> None:
-    """The same seed gives the same ids, tokens and secrets; another seed, or none, gives others."""
+async def test_same_seed_gives_the_same_ids_tokens_and_secrets(style: str) -> None:
 
     async def run(seed: int | str | None) -> list[object]:
         async with Sandbox(seed=seed, profile=Profile(ids=style)) as sandbox:  # type: ignore[arg-type]  # one of the three
@@ -144,8 +139,7 @@ async def test_same_seed_same_ids(style: str) -> None:
     assert (same[5] == other[5]) == (style == "integer")
 
 
-async def test_ids_do_not_depend_on_other_kinds() -> None:
-    """The third signing has the same id whatever else was made before it."""
+async def test_ids_of_one_kind_do_not_depend_on_other_kinds() -> None:
     ids = []
     for others in (0, 5):
         async with Sandbox(seed=1) as sandbox:
@@ -156,8 +150,7 @@ async def test_ids_do_not_depend_on_other_kinds() -> None:
     assert ids[0] == ids[1]
 
 
-async def test_ulids_sort_by_age() -> None:
-    """ULID-like ids: 26 characters of Crockford's alphabet, in order with a seed and without."""
+async def test_ulids_are_26_crockford_characters_that_sort_by_age() -> None:
     for seed in (1, None):
         async with Sandbox(seed=seed, profile=Profile(ids="ulid")) as sandbox:
             user = sandbox.accounts.default_user()
@@ -179,22 +172,20 @@ async def test_ulids_sort_by_age() -> None:
         {"keep_requests": True},
         {"host": ""},
         {"webhook_secret": "x"},
+        {"seal_level": "B-X"},
     ],
 )
-async def test_settings_that_are_none(settings: dict[str, object]) -> None:
-    """A wrong setting is a ValueError that names it."""
+async def test_invalid_setting_is_a_value_error_that_names_it(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Sandbox(**settings)  # type: ignore[arg-type]  # that is the point
 
 
-async def test_it_starts_once(signing_sandbox: Sandbox) -> None:
-    """A running sandbox cannot be started again."""
+async def test_sandbox_cannot_be_started_twice(signing_sandbox: Sandbox) -> None:
     with pytest.raises(RuntimeError, match="before"):
         await signing_sandbox.__aenter__()
 
 
-async def test_a_taken_port(signing_sandbox: Sandbox) -> None:
-    """A port in use is an OSError, and nothing stays behind."""
+async def test_port_in_use_is_an_os_error_and_leaves_nothing_behind(signing_sandbox: Sandbox) -> None:
     port = int(signing_sandbox.base_url.rpartition(":")[2])
     with pytest.raises(OSError, match="address"):
         async with Sandbox(port=port):
@@ -202,7 +193,7 @@ async def test_a_taken_port(signing_sandbox: Sandbox) -> None:
 
 
 def has_ipv6() -> bool:
-    """Whether this machine has an IPv6 loopback address."""
+    """Return whether this machine has an IPv6 loopback address."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -216,8 +207,7 @@ IPV6 = [("::1", "[::1]"), ("::", "[::1]")]
 
 
 @pytest.mark.parametrize(("host", "shown"), [*IPV4, *(IPV6 if has_ipv6() else [])])
-async def test_other_hosts(host: str, shown: str) -> None:
-    """It listens where it is told to; the address it gives is one that works."""
+async def test_sandbox_listens_on_the_given_host_and_its_base_url_works(host: str, shown: str) -> None:
     async with Sandbox(host=host) as sandbox:
         assert sandbox.base_url.startswith(f"http://{shown}:")
         assert repr(sandbox) == f"<Sandbox {sandbox.base_url}>"
@@ -225,13 +215,17 @@ async def test_other_hosts(host: str, shown: str) -> None:
             assert response.status == 200
 
 
-async def test_it_is_named_before_it_runs() -> None:
-    """A sandbox that does not run yet says so."""
+async def test_repr_says_that_the_sandbox_is_not_started() -> None:
     assert repr(Sandbox()) == "<Sandbox not started>"
 
 
-def test_the_package_is_lazy() -> None:
-    """Unknown names are told; importing the package alone loads nothing heavy."""
+def test_missing_module_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signing_async.sandbox, "find_spec", lambda _: None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs cryptography: pip install 'signing-async\[sandbox\]'"):
+        _ = signing_async.sandbox.Sandbox
+
+
+def test_importing_the_package_loads_no_heavy_modules() -> None:
     import subprocess
     import sys
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +22,15 @@ import pytest
 from click.testing import CliRunner
 
 from signing_async.cli.output import Output
-from signing_async.cli.sandbox import _tell, sandbox
+from signing_async.cli.sandbox import _announce, sandbox
 from signing_async.sandbox import Sandbox
 
 COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()", "sandbox")
 
 
 @contextlib.contextmanager
-def running(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command with these options, and what it says when it is ready."""
+def running(*options: str, until: str = "Ctrl-C", **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command; return the process and its output until it is ready."""
     process = subprocess.Popen(
         [*COMMAND, *options],
         stdout=subprocess.PIPE,
@@ -41,7 +43,7 @@ def running(*options: str, **environment: str) -> Iterator[tuple[subprocess.Pope
         said = ""
         for line in process.stdout:
             said += line
-            if "Ctrl-C" in line:
+            if until in line:
                 break
         yield process, said
     finally:
@@ -60,18 +62,17 @@ def get(said: str, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_runs_until_it_is_told_to_stop(number: signal.Signals) -> None:
-    """It says where it is and that it is no legal service, serves, and ends cleanly."""
+def test_command_serves_until_a_signal_stops_it(number: signal.Signals) -> None:
     with running("--port", "0") as (process, said):
-        assert "no legal signing service" in said
+        assert "not a legal signing service" in said
         assert get(said, "/api/1.0/me")[0] == 200
         process.send_signal(number)
         rest, errors = process.communicate(timeout=10)
-        assert (process.returncode, rest, errors) == (0, "Stopped.\n", "")
+        assert (process.returncode, rest) == (0, "Stopped.\n")
+        assert re.fullmatch(r"GET /api/1.0/me 200 \d+ ms\n", errors)
 
 
-def test_its_options(tmp_path: Path) -> None:
-    """Folder, profile, seed and webhook are taken; the secret comes from the environment."""
+def test_options_set_folder_profile_seed_and_webhook_and_the_secret_comes_from_the_environment(tmp_path: Path) -> None:
     options = ["--port", "0", "--data", str(tmp_path / "kept"), "--profile", "numeric", "--seed", "7"]
     options += ["--seal-level", "B-LTA"]
     options += ["--webhook-url", "http://127.0.0.1:1/hook"]
@@ -81,8 +82,7 @@ def test_its_options(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "sandbox.db").exists()
 
 
-def test_a_port_in_use() -> None:
-    """A port that is taken is a sentence, not a traceback."""
+def test_port_in_use_is_an_error_without_a_traceback() -> None:
     with running("--port", "0") as (_, said):
         port = re.search(r"127\.0\.0\.1:(\d+)", said)
         assert port
@@ -102,37 +102,32 @@ def test_a_port_in_use() -> None:
         ["--nope"],
     ],
 )
-def test_wrong_options(options: list[str]) -> None:
-    """A wrong option is told in a sentence."""
+def test_invalid_option_is_an_error_without_a_traceback(options: list[str]) -> None:
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode in {1, 2}
     assert "Error: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_in_use(tmp_path: Path) -> None:
-    """Two sandboxes would write over each other: the second one is told."""
+def test_folder_in_use_by_another_sandbox_is_refused(tmp_path: Path) -> None:
     with running("--port", "0", "--data", str(tmp_path)):
         done = CliRunner().invoke(sandbox, ["--port", "0", "--data", str(tmp_path)])
     assert (done.exit_code, done.output) == (1, f"Error: another sandbox is using {tmp_path}\n")
 
 
-def test_a_host_that_is_none() -> None:
-    """Is named."""
+def test_invalid_host_is_named() -> None:
     done = CliRunner().invoke(sandbox, ["--port", "0", "--host", "256.256.256.256"])
     assert done.exit_code == 1
     assert done.output.startswith("Error: 256.256.256.256:0: ")
     assert "Errno" not in done.output
 
 
-def test_help() -> None:
-    """--help has an example."""
+def test_help_has_an_example() -> None:
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30, check=True)
     assert "signing-async sandbox --port 8080 --data ./sandbox" in done.stdout
 
 
-def test_it_runs_in_this_process() -> None:
-    """The command itself, without a process of its own: it says where it is, and Ctrl-C ends it."""
+def test_command_runs_in_this_process_until_ctrl_c() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -155,8 +150,7 @@ def test_it_runs_in_this_process() -> None:
     assert done.output.endswith("Stopped.\n")
 
 
-def test_a_mistake_in_this_process(tmp_path: Path) -> None:
-    """A folder that is a file, and an address on another machine, are sentences."""
+def test_invalid_folder_url_and_host_are_errors_with_exit_codes(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for options, code in (
         (["--data", str(tmp_path / "file" / "x")], 1),
@@ -168,33 +162,31 @@ def test_a_mistake_in_this_process(tmp_path: Path) -> None:
         assert "Error: " in done.output
 
 
-def test_a_webhook_secret_that_it_made_is_shown(tmp_path: Path) -> None:
-    """Whoever receives the deliveries has to know it."""
+def test_generated_webhook_secret_is_shown(tmp_path: Path) -> None:
     with running("--port", "0", "--webhook-url", "http://127.0.0.1:1/hook") as (_, said):
         assert re.search(r"Webhook secret +whsec_\S+ \(for http://127\.0\.0\.1:1/hook\)", said)
 
 
-async def test_what_it_says_at_the_start(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The secret only if it made it, the warning only if others can reach it."""
+async def test_secret_is_shown_only_if_generated_and_a_warning_only_if_others_can_connect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for host, known, shown in (("127.0.0.1", "whsec", False), ("0.0.0.0", None, True)):
         monkeypatch.delenv("SIGNING_WEBHOOK_SECRET", raising=False)
         if known:
             monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", known)
         async with Sandbox(host=host, webhook_url="http://127.0.0.1:1/hook", webhook_secret=known) as server:
-            _tell(server, Output())
+            _announce(server, Output())
         said = capsys.readouterr().out
         assert ("Webhook secret" in said) is shown
-        assert ("knows no passwords" in said) is shown
+        assert ("asks for no password" in said) is shown
 
 
-def test_it_says_what_listening_elsewhere_means() -> None:
-    """On another address than loopback it is open to everyone there."""
+def test_listening_on_all_addresses_warns_that_there_is_no_password() -> None:
     with running("--port", "0", "--host", "0.0.0.0") as (_, said):
-        assert "it knows no passwords" in said
+        assert "asks for no password" in said
 
 
-def test_a_webhook_on_another_machine_is_refused_by_the_options_name() -> None:
-    """The error says which option would allow it."""
+def test_remote_webhook_url_is_refused_and_names_the_option_that_allows_it() -> None:
     result = CliRunner().invoke(sandbox, ["--port", "0", "--webhook-url", "https://hooks.example.com/"])
     assert result.exit_code == 2
     assert "--allow-remote-webhooks" in result.output
@@ -202,8 +194,7 @@ def test_a_webhook_on_another_machine_is_refused_by_the_options_name() -> None:
 
 
 @pytest.mark.parametrize("command", ["demo", "sandbox"])
-def test_a_module_that_is_missing_is_named_at_once(command: str) -> None:
-    """Not at the first upload, which may be much later."""
+def test_missing_module_is_named_at_start(command: str) -> None:
     hidden = (
         "import importlib.util as u; seen = u.find_spec; u.find_spec = lambda n: seen(n) if n != 'pikepdf' else None; "
     )
@@ -211,3 +202,41 @@ def test_a_module_that_is_missing_is_named_at_once(command: str) -> None:
     ended = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == f"Error: {command} needs the module pikepdf: pip install 'signing-async[all]'\n"
+
+
+def test_export_lines_can_be_pasted_into_a_shell() -> None:
+    with running("--port", "0", "--webhook-url", "http://127.0.0.1:1/hook") as (_, said):
+        exports = [line.strip() for line in said.splitlines() if line.strip().startswith("export ")]
+        shown = "; ".join([*exports, 'echo "$SIGNING_BASE_URL $SIGNING_ACCESS_TOKEN $SIGNING_WEBHOOK_SECRET"'])
+        done = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, timeout=30, check=True)
+        url, token, secret = done.stdout.split()
+        assert url in said.splitlines()[0]
+        assert get(f"{url} {token}", "/api/1.0/me")[0] == 200
+        assert f"{secret} (for http://127.0.0.1:1/hook)" in said
+
+
+def test_requests_are_logged_without_secrets_and_warnings_are_marked() -> None:
+    with running("--port", "0", "--json", until="}\n") as (process, said):
+        ready = json.loads(said)
+        secret = "s3cret-of-a-client"
+        for path in (f"/api/nowhere?code={secret}&state={secret}", "/api/1.0/me"):
+            headers = {"Authorization": f"Bearer {secret}"}
+            with contextlib.suppress(urllib.error.HTTPError):
+                urllib.request.urlopen(urllib.request.Request(ready["base_url"] + path, headers=headers), timeout=10)
+        for _ in range(2):
+            body = json.dumps({"url": "http://127.0.0.1:1/hook", "secret": secret}).encode()
+            headers = {"Content-Type": "application/json"}
+            asked = urllib.request.Request(f"{ready['base_url']}/sandbox/api/webhooks", body, headers)
+            urllib.request.urlopen(asked, timeout=10).close()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    lines = [json.loads(line) for line in errors.splitlines()]
+    logged = [re.sub(r"\d+ ms", "N ms", line["log"]) for line in lines if "log" in line]
+    assert logged == [
+        "GET /api/nowhere 404 N ms",
+        "GET /api/1.0/me 401 N ms",
+        *["POST /sandbox/api/webhooks 201 N ms"] * 2,
+    ]
+    [warning] = [line["warning"] for line in lines if "warning" in line]
+    assert warning == "webhook endpoint registered twice: http://127.0.0.1:1/hook gets every event once more"
+    assert secret not in errors

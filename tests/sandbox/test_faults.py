@@ -10,9 +10,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox.fault_injection import FaultInjector
 from signing_async.sandbox.faults import DELIVERY, DELIVERY_KINDS, KINDS, OPERATIONS
+from signing_async.sandbox.request_log import RequestLog
+from signing_async.sandbox.responses import Encoder, Response
 from tests.pdfs import make_pdf
 from tests.sandbox.serving import API, Caller
 
@@ -26,9 +30,9 @@ async def create(call: Caller) -> tuple[int, Any]:
     return await call("POST", f"{API}/signings", json=BODY)
 
 
-# what each kind does: the answer, and whether the work was done
+# The response of each kind, and whether the request takes effect.
 
-ANSWERED = [
+WITH_RESPONSE = [
     ("429", 429, False),
     ("503", 503, False),
     ("500", 500, False),
@@ -41,9 +45,10 @@ ANSWERED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "status", "done"), ANSWERED)
-async def test_kinds_that_answer(call: Caller, signing_sandbox: Sandbox, kind: str, status: int, done: bool) -> None:
-    """The answer is the fault's, the work is done or not as its name says, and the next request is well."""
+@pytest.mark.parametrize(("kind", "status", "done"), WITH_RESPONSE)
+async def test_fault_with_a_response_takes_effect_or_not_as_its_name_says(
+    call: Caller, signing_sandbox: Sandbox, kind: str, status: int, done: bool
+) -> None:
     fault = signing_sandbox.faults.add("signings.create", kind)
     async with call.session.post(f"{API}/signings", json=BODY) as response:
         assert response.status == status
@@ -56,8 +61,9 @@ async def test_kinds_that_answer(call: Caller, signing_sandbox: Sandbox, kind: s
 
 
 @pytest.mark.parametrize(("kind", "done"), [("drop-before-commit", False), ("drop-after-commit", True)])
-async def test_kinds_that_drop(call: Caller, signing_sandbox: Sandbox, kind: str, done: bool) -> None:
-    """The connection ends without an answer."""
+async def test_drop_faults_end_the_connection_without_a_response(
+    call: Caller, signing_sandbox: Sandbox, kind: str, done: bool
+) -> None:
     signing_sandbox.faults.add("signings.create", kind)
     with pytest.raises(DROPPED):
         await create(call)
@@ -67,8 +73,9 @@ async def test_kinds_that_drop(call: Caller, signing_sandbox: Sandbox, kind: str
 
 
 @pytest.mark.parametrize("kind", ["truncate", "truncate-after-commit"])
-async def test_truncated(call: Caller, signing_sandbox: Sandbox, kind: str) -> None:
-    """The length is right, half of the body comes, and the work is done."""
+async def test_truncated_response_has_the_full_length_and_half_the_body(
+    call: Caller, signing_sandbox: Sandbox, kind: str
+) -> None:
     signing_sandbox.faults.add("signings.create", kind)
     async with call.session.post(f"{API}/signings", json=BODY) as response:
         assert response.status == 201
@@ -77,8 +84,9 @@ async def test_truncated(call: Caller, signing_sandbox: Sandbox, kind: str) -> N
     assert len(signing_sandbox.signings) == 1
 
 
-async def test_truncated_for_a_client_that_has_gone(signing_sandbox: Sandbox, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody is left to be told anything; it is no failure of the sandbox."""
+async def test_truncating_for_a_disconnected_client_is_no_error(
+    signing_sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
     signing_sandbox.faults.add("me", "truncate", times=20)
     host, port = signing_sandbox.base_url.removeprefix("http://").split(":")
     request = f"GET /api/1.0/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {signing_sandbox.access_token()}\r\n\r\n"
@@ -90,8 +98,17 @@ async def test_truncated_for_a_client_that_has_gone(signing_sandbox: Sandbox, ca
     assert caplog.text == ""
 
 
-async def test_a_truncated_download(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A file breaks off as well."""
+async def test_dropping_a_connection_that_the_client_closed_is_no_error(signing_sandbox: Sandbox) -> None:
+    fault = signing_sandbox.faults.add("me", "drop-after-commit")
+    injector = FaultInjector(signing_sandbox.faults, Encoder(Profile()), asyncio.Event())
+    request = make_mocked_request("GET", "/api/1.0/me")
+    request.protocol.transport = None
+    RequestLog(signing_sandbox.clock, seed=None, keep=1).begin(request)
+    response = await injector.after(fault, request, Response(200))
+    assert not response.status
+
+
+async def test_download_is_truncated(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, document_id, _ = await call.sent()
     await signing_sandbox.complete(signing_id)
     path = f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"
@@ -107,16 +124,14 @@ async def test_a_truncated_download(call: Caller, signing_sandbox: Sandbox) -> N
     assert len((await call("GET", path))[1]) == whole
 
 
-async def test_slow(call: Caller, signing_sandbox: Sandbox) -> None:
-    """The answer takes its time, and is right."""
+async def test_slow_response_is_delayed_and_correct(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("signings.create", "slow", seconds=0.2)
     started = time.monotonic()
     assert (await create(call))[0] == 201
     assert time.monotonic() - started >= 0.2
 
 
-async def test_hanging_until_the_client_leaves(call: Caller, signing_sandbox: Sandbox) -> None:
-    """No answer ever comes, and nothing is done."""
+async def test_hang_never_responds_and_has_no_effect(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("signings.create", "hang")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -128,8 +143,7 @@ async def test_hanging_until_the_client_leaves(call: Caller, signing_sandbox: Sa
 
 
 @pytest.mark.parametrize(("kind", "details"), [("hang", {}), ("slow", {"seconds": 60})])
-async def test_it_stops_while_requests_hang(kind: str, details: dict[str, Any]) -> None:
-    """Requests that hang do not keep the sandbox from stopping."""
+async def test_sandbox_stops_while_requests_hang(kind: str, details: dict[str, Any]) -> None:
     async with Sandbox() as sandbox:
         sandbox.faults.add("me", kind, times=None, **details)
         headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
@@ -144,8 +158,7 @@ async def test_it_stops_while_requests_hang(kind: str, details: dict[str, Any]) 
     await session.close()
 
 
-async def test_it_stops_while_an_upload_stalls() -> None:
-    """A client that stops in the middle of its body does not keep the sandbox from stopping."""
+async def test_sandbox_stops_while_an_upload_stalls() -> None:
     async with Sandbox() as sandbox:
         signing = sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
         _, writer = await asyncio.open_connection("127.0.0.1", int(sandbox.base_url.rpartition(":")[2]))
@@ -166,25 +179,24 @@ async def test_it_stops_while_an_upload_stalls() -> None:
     [({"retry_after": 7}, "7"), ({"retry_after": None}, None), ({"retry_after": "soon"}, "soon"),
      ({"retry_after": 0.5}, "0.5")],
 )  # fmt: skip
-async def test_retry_after(
+async def test_retry_after_is_as_given_seconds_none_or_text(
     call: Caller, signing_sandbox: Sandbox, kind: str, details: dict[str, Any], expected: str | None
 ) -> None:
-    """Retry-After is what was asked for: seconds, nothing, or nonsense."""
     signing_sandbox.faults.add("me", kind, **details)
     await call("GET", f"{API}/me")
     assert call.headers.get("retry-after") == expected
 
 
-async def test_retry_after_by_default(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A 429 has one second, a 503 nothing."""
+async def test_retry_after_defaults_to_one_second_for_429_and_none_for_503(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     for kind, expected in (("429", "1"), ("503", None)):
         signing_sandbox.faults.add("me", kind)
         assert (await call("GET", f"{API}/me"))[0] == int(kind)
         assert call.headers.get("retry-after") == expected
 
 
-async def test_retry_after_as_a_date(call: Caller, signing_sandbox: Sandbox) -> None:
-    """With http_date it is a date in real time, whatever the sandbox's clock says."""
+async def test_retry_after_as_a_date_is_in_real_time(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.clock.advance(days=1)
     signing_sandbox.faults.add("me", "429", retry_after=100, http_date=True)
     await call("GET", f"{API}/me")
@@ -192,11 +204,10 @@ async def test_retry_after_as_a_date(call: Caller, signing_sandbox: Sandbox) -> 
     assert 60 < moment - time.time() <= 101
 
 
-# which requests are struck
+# which requests a fault applies to
 
 
-async def test_times(call: Caller, signing_sandbox: Sandbox) -> None:
-    """`times` requests are struck, None means all, and `skip` lets some pass first."""
+async def test_fault_applies_times_requests_after_skip(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("me", "500", times=2, skip=1)
     assert [(await call("GET", f"{API}/me"))[0] for _ in range(5)] == [200, 500, 500, 200, 200]
     fault = signing_sandbox.faults.add("me", "500", times=None)
@@ -207,8 +218,7 @@ async def test_times(call: Caller, signing_sandbox: Sandbox) -> None:
     assert fault.hits == 3
 
 
-async def test_probability(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Dice decide, the same ones with the same seed."""
+async def test_probability_with_a_seed_is_repeatable(call: Caller, signing_sandbox: Sandbox) -> None:
     runs = []
     for _ in range(2):
         fault = signing_sandbox.faults.add("me", "500", times=None, probability=0.5, seed=3)
@@ -220,8 +230,7 @@ async def test_probability(call: Caller, signing_sandbox: Sandbox) -> None:
     assert (await call("GET", f"{API}/me"))[0] == 200
 
 
-async def test_the_first_that_fits(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Faults strike in the order in which they were arranged; clear() removes them all."""
+async def test_first_arranged_fault_applies_and_clear_removes_all(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("*", "503")
     signing_sandbox.faults.add("me", "500")
     assert [(await call("GET", f"{API}/me"))[0] for _ in range(3)] == [503, 500, 200]
@@ -230,8 +239,7 @@ async def test_the_first_that_fits(call: Caller, signing_sandbox: Sandbox) -> No
     assert (await call("GET", f"{API}/me"))[0] == 200
 
 
-async def test_star_is_the_api(call: Caller, signing_sandbox: Sandbox) -> None:
-    """ "*" is every operation of /api/1.0, and not the token endpoint."""
+async def test_star_is_every_api_operation_but_not_the_token_endpoint(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("*", "500", times=None)
     app = signing_sandbox.register_app("http://127.0.0.1:1/")
     assert (await call("POST", "/api/oauth/token", data={"client_id": app.client_id}))[0] == 400
@@ -239,8 +247,7 @@ async def test_star_is_the_api(call: Caller, signing_sandbox: Sandbox) -> None:
     assert (await create(call))[0] == 500
 
 
-async def test_faults_of_oauth(call: Caller, signing_sandbox: Sandbox) -> None:
-    """The token endpoint and the consent page can be struck by name."""
+async def test_token_endpoint_and_consent_page_can_have_faults(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("oauth.token", "503")
     signing_sandbox.faults.add("oauth.authorize", "500")
     signing_sandbox.faults.add("oauth.authorize", "slow", seconds=0.01)
@@ -249,8 +256,7 @@ async def test_faults_of_oauth(call: Caller, signing_sandbox: Sandbox) -> None:
     assert (await call("GET", "/oauth/authorize"))[0] == 400
 
 
-async def test_an_upload_dropped_after_commit(call: Caller, signing_sandbox: Sandbox) -> None:
-    """The document is there though the client heard nothing."""
+async def test_upload_dropped_after_commit_is_stored(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft()
     signing_sandbox.faults.add("documents.upload", "drop-after-commit")
     data = make_pdf(300_000)
@@ -261,8 +267,7 @@ async def test_an_upload_dropped_after_commit(call: Caller, signing_sandbox: San
 
 
 @pytest.mark.signing_sandbox(profile=Profile(expired_token_status=403))
-async def test_expired_token_as_the_profile_says(call: Caller, signing_sandbox: Sandbox) -> None:
-    """The fault's status is the profile's."""
+async def test_expired_token_fault_has_the_profiles_status(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("me", "expired-token")
     assert (await call("GET", f"{API}/me"))[0] == 403
 
@@ -292,10 +297,9 @@ async def test_expired_token_as_the_profile_says(call: Caller, signing_sandbox: 
         (DELIVERY, "drop", {"seconds": 1}, ["seconds"]),
     ],
 )
-async def test_mistakes_are_told(
+async def test_unknown_operation_kind_or_detail_is_a_value_error_that_names_it(
     signing_sandbox: Sandbox, operation: str, kind: str, options: dict[str, Any], words: list[str]
 ) -> None:
-    """An unknown operation, kind or detail is a ValueError that names it and what there is."""
     with pytest.raises(ValueError) as caught:
         signing_sandbox.faults.add(operation, kind, **options)
     for word in words:
@@ -303,8 +307,7 @@ async def test_mistakes_are_told(
     assert signing_sandbox.faults.arranged == []
 
 
-async def test_every_kind_can_be_arranged_everywhere(signing_sandbox: Sandbox) -> None:
-    """Every kind is known for every operation that can have it."""
+async def test_every_kind_can_be_arranged_for_every_operation(signing_sandbox: Sandbox) -> None:
     for operation in (*OPERATIONS, "*"):
         for kind in KINDS:
             if kind != "expired-token" or not operation.startswith("oauth"):
@@ -316,8 +319,9 @@ async def test_every_kind_can_be_arranged_everywhere(signing_sandbox: Sandbox) -
 # the rate limit
 
 
-async def test_rate_limit(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A burst passes, the rest is 429 with Retry-After, and time lets more pass."""
+async def test_rate_limit_passes_a_burst_then_responds_429_with_retry_after(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     signing_sandbox.rate_limit(rate=0.5, burst=3)
     statuses = [(await call("GET", f"{API}/me"))[0] for _ in range(5)]
     assert statuses == [200, 200, 200, 429, 429]
@@ -328,15 +332,13 @@ async def test_rate_limit(call: Caller, signing_sandbox: Sandbox) -> None:
     assert (await call("GET", f"{API}/me"))[0] == 200
 
 
-async def test_rate_limit_with_a_fixed_retry_after(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Retry-After can be what one wants; without a burst one second's worth passes at once."""
+async def test_rate_limit_has_a_fixed_retry_after_and_a_default_burst(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.rate_limit(rate=0.01, retry_after=0.25)
     assert [(await call("GET", f"{API}/me"))[0] for _ in range(2)] == [200, 429]
     assert call.headers["retry-after"] == "0.25"
 
 
-async def test_the_rate_limit_after_going_back(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A clock that a snapshot puts back makes nobody wait for the time that was undone."""
+async def test_restored_clock_does_not_extend_the_rate_limit(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.rate_limit(rate=1, burst=2)
     snapshot = signing_sandbox.snapshot()
     signing_sandbox.clock.advance(days=14)
@@ -362,8 +364,9 @@ async def test_the_rate_limit_after_going_back(call: Caller, signing_sandbox: Sa
         {"rate": 1, "retry_after": float("inf")},
     ],
 )
-async def test_rate_limit_mistakes(signing_sandbox: Sandbox, options: dict[str, Any]) -> None:
-    """A rate, burst or Retry-After that is none is a ValueError that names it."""
+async def test_invalid_rate_limit_is_a_value_error_that_names_the_argument(
+    signing_sandbox: Sandbox, options: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match=list(options)[-1]):
         signing_sandbox.rate_limit(**options)
 
@@ -371,8 +374,7 @@ async def test_rate_limit_mistakes(signing_sandbox: Sandbox, options: dict[str, 
 # the log
 
 
-async def test_the_log(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Every request is there, with operation, method, path, status and time; secrets are not."""
+async def test_request_log_has_every_request_without_secrets(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft()
     await call("GET", f"{API}/signings/{signing_id}?secret=1")
     await call("DELETE", f"{API}/me")
@@ -391,15 +393,13 @@ async def test_the_log(call: Caller, signing_sandbox: Sandbox) -> None:
     assert abs((records[0].received_at - signing_sandbox.clock.now()).total_seconds()) < 60
 
 
-async def test_the_log_knows_no_states(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A browser's Referer names the consent page with its state: the log keeps the page alone."""
+async def test_request_log_has_referers_without_the_query(call: Caller, signing_sandbox: Sandbox) -> None:
     await call("GET", f"{API}/me", headers={"Referer": "http://127.0.0.1:1/oauth/authorize?state=st4te&client_id=x"})
     assert signing_sandbox.requests[0].headers["Referer"] == "http://127.0.0.1:1/oauth/authorize"
 
 
 @pytest.mark.signing_sandbox(keep_requests=3)
-async def test_the_log_is_bounded(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Only the last requests are kept."""
+async def test_request_log_keeps_only_the_newest_requests(call: Caller, signing_sandbox: Sandbox) -> None:
     for n in range(5):
         await call("GET", f"/{n}")
     assert [record.path for record in signing_sandbox.requests] == ["/2", "/3", "/4"]

@@ -1,4 +1,4 @@
-"""What the sandbox refuses, judged on files by many tools, damaged ones and hostile ones."""
+"""Inspection of uploads: files of many tools, damaged and hostile ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX = 10 * 2**20
 
 @pytest.fixture
 def judge(tmp_path: Path) -> Callable[[bytes], str | None]:
-    """The code with which a file of these bytes is refused, or None."""
+    """Return the code that refuses a file of these bytes, or None."""
 
     def verdict(data: bytes) -> str | None:
         path = tmp_path / "upload.pdf"
@@ -56,31 +56,31 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED)
-def test_accepts(make: Callable[[], bytes], judge: Callable[[bytes], str | None]) -> None:
-    """A document that is open, unsigned and readable is accepted, whoever wrote it and however oddly."""
+def test_open_unsigned_readable_pdf_is_accepted(
+    make: Callable[[], bytes], judge: Callable[[bytes], str | None]
+) -> None:
     assert judge(make()) is None
 
 
 @pytest.mark.parametrize("name", pdfs.not_pdfs())
-def test_refuses_what_is_no_pdf(name: str, judge: Callable[[bytes], str | None]) -> None:
-    """What no reader opens is refused as no PDF."""
+def test_unreadable_file_is_refused_as_not_pdf(name: str, judge: Callable[[bytes], str | None]) -> None:
     assert judge(pdfs.not_pdfs()[name]) == "not_pdf"
 
 
 @pytest.mark.parametrize("method", ["AES-256", "AES-128", "RC4-128", "RC4-40"])
 @pytest.mark.parametrize("user", ["", "secret"])
 @pytest.mark.parametrize("object_streams", [False, True])
-def test_refuses_protected(method: str, user: str, object_streams: bool, judge: Callable[[bytes], str | None]) -> None:
-    """Encryption is refused, also when an empty user password opens the file."""
+def test_encrypted_pdf_is_refused_even_with_an_empty_password(
+    method: str, user: str, object_streams: bool, judge: Callable[[bytes], str | None]
+) -> None:
     assert judge(pdfs.encrypted(pdfs.by_reportlab(), method, user=user, object_streams=object_streams)) == "protected"
 
 
 @pytest.mark.skipif(not pdfs.have("qpdf"), reason="needs qpdf")
 @pytest.mark.parametrize("bits", ["40", "128", "256"])
-def test_refuses_what_the_qpdf_command_encrypted(
+def test_pdf_encrypted_by_the_qpdf_command_is_refused(
     bits: str, tmp_path: Path, judge: Callable[[bytes], str | None]
 ) -> None:
-    """Files encrypted by qpdf's own command are refused."""
     plain, locked = tmp_path / "plain.pdf", tmp_path / "locked.pdf"
     plain.write_bytes(pdfs.make_pdf())
     weak = [] if bits == "256" else ["--allow-weak-crypto"]
@@ -89,8 +89,7 @@ def test_refuses_what_the_qpdf_command_encrypted(
     assert judge(locked.read_bytes()) == "protected"
 
 
-def test_refuses_an_encryption_that_pikepdf_calls_broken(judge: Callable[[bytes], str | None]) -> None:
-    """A file that pikepdf cannot open still counts as protected when it says /Encrypt, and not for longer words."""
+def test_unreadable_pdf_with_an_encrypt_entry_is_refused_as_protected(judge: Callable[[bytes], str | None]) -> None:
     broken = b"%PDF-1.7\n1 0 obj\n<</Type/Catalog>>\nendobj\ntrailer\n<</Root 1 0 R/Encrypt 9"
     assert judge(broken) == "protected"
     assert judge(broken.replace(b"/Encrypt", b"/EncryptMetadata")) == "not_pdf"
@@ -119,31 +118,28 @@ SIGNED = {
 
 
 @pytest.mark.parametrize("make", SIGNED.values(), ids=SIGNED)
-def test_refuses_signed(make: Callable[[], bytes], judge: Callable[[bytes], str | None]) -> None:
-    """A signature field with a value is a signature, wherever and by whomever it was put."""
+def test_pdf_with_a_signature_value_is_refused_as_signed(
+    make: Callable[[], bytes], judge: Callable[[bytes], str | None]
+) -> None:
     assert judge(make()) == "already_signed"
 
 
 @pytest.mark.skipif(not pdfs.have("pdfsig", "certutil"), reason="needs poppler-utils and libnss3-tools")
-def test_refuses_what_pdfsig_signed(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
-    """A document signed by Poppler is refused."""
+def test_pdf_signed_by_poppler_is_refused(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
     assert judge(pdfs.signed_by_pdfsig(pdfs.by_reportlab(), tmp_path)) == "already_signed"
 
 
 @pytest.mark.skipif(not pdfs.have("mutool"), reason="needs mupdf-tools")
-def test_refuses_what_mutool_signed(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
-    """A document signed by MuPDF is refused."""
+def test_pdf_signed_by_mupdf_is_refused(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
     assert judge(pdfs.signed_by_mutool(tmp_path)) == "already_signed"
 
 
 @pytest.mark.parametrize("name", pdfs.hostile())
-def test_survives_hostile_files(name: str, judge: Callable[[bytes], str | None]) -> None:
-    """A file made to hurt gets a verdict, not an exception."""
+def test_hostile_file_gets_a_verdict_and_no_exception(name: str, judge: Callable[[bytes], str | None]) -> None:
     assert judge(pdfs.hostile()[name]) in (None, "not_pdf", "protected")
 
 
-def test_refuses_by_size_first(tmp_path: Path) -> None:
-    """One byte over the limit is too large, whatever the file is, and the message says both sizes."""
+def test_file_over_the_limit_is_too_large_and_the_message_names_both_sizes(tmp_path: Path) -> None:
     path = tmp_path / "upload.pdf"
     path.write_bytes(pdfs.make_pdf(1501))
     assert inspect(path, max_bytes=1501) is None
@@ -152,14 +148,12 @@ def test_refuses_by_size_first(tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_file_is_not_bad_input(tmp_path: Path) -> None:
-    """A file that is not there is the caller's error."""
+def test_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         inspect(tmp_path / "nowhere.pdf", max_bytes=MAX)
 
 
-def test_limits_what_a_stream_may_inflate_to(tmp_path: Path) -> None:
-    """A bomb in an object stream is refused for its size, and limits that the process set itself stay."""
+def test_decompression_bomb_is_refused_and_limits_of_the_process_are_kept(tmp_path: Path) -> None:
     inspection._load.cache_clear()
     settings.set_qpdf_limits(flate_max_memory=0, png_max_memory=12_345_678)
     try:

@@ -1,4 +1,4 @@
-"""A sandbox with a folder: everything is there again, also after a kill at any moment."""
+"""A sandbox with a folder: everything survives a restart, and a kill at any moment."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ asyncio.run(main())
 """
 
 
-async def test_everything_is_there_again(tmp_path: Path) -> None:
-    """Signings, files, sealed files, tokens, apps, webhooks, the authority and the clock survive a restart."""
+async def test_everything_survives_a_restart(tmp_path: Path) -> None:
+    """Signings, files, sealed files, tokens, apps, webhooks, the authority and the clock."""
     data = make_pdf(5000)
     async with Sandbox(data=tmp_path) as sandbox:
         token = sandbox.access_token()
@@ -67,8 +67,7 @@ async def test_everything_is_there_again(tmp_path: Path) -> None:
             assert (await call("GET", done["documents"][0]["signed_file_path"]))[0] == 200
 
 
-async def test_pending_deliveries_go_on(tmp_path: Path) -> None:
-    """What could not be delivered before is delivered by the next process."""
+async def test_pending_delivery_is_sent_by_the_next_process(tmp_path: Path) -> None:
     from aiohttp import web
 
     got: list[bytes] = []
@@ -96,8 +95,7 @@ async def test_pending_deliveries_go_on(tmp_path: Path) -> None:
     assert len(got) == 1
 
 
-async def test_one_process_for_a_folder(tmp_path: Path) -> None:
-    """A second sandbox on the same folder is refused with a sentence; afterwards the folder is free again."""
+async def test_second_sandbox_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     async with Sandbox(data=tmp_path):
         with pytest.raises(RuntimeError, match=re.escape(str(tmp_path))):
             async with Sandbox(data=tmp_path):
@@ -106,8 +104,7 @@ async def test_one_process_for_a_folder(tmp_path: Path) -> None:
         pass
 
 
-async def test_snapshots_of_a_kept_sandbox(tmp_path: Path) -> None:
-    """A kept sandbox goes back to a snapshot, and stays there after a restart."""
+async def test_restored_snapshot_of_a_kept_sandbox_survives_a_restart(tmp_path: Path) -> None:
     async with Sandbox(data=tmp_path) as sandbox:
         user = sandbox.accounts.default_user()
         kept = sandbox.service.create_signing(user, {"name": "Kept", "language": "EN"})
@@ -122,21 +119,27 @@ async def test_snapshots_of_a_kept_sandbox(tmp_path: Path) -> None:
         assert sandbox.clock.offset.days == 0
 
 
-async def test_a_database_of_the_first_version(tmp_path: Path) -> None:
-    """It had no room for PKCE's challenges: it gets that, and keeps the rest."""
+@pytest.mark.parametrize("version", [1, 2])
+async def test_database_of_an_earlier_version_is_migrated(tmp_path: Path, version: int) -> None:
     async with Sandbox(data=tmp_path) as sandbox:
         app = sandbox.register_app("http://127.0.0.1:1/")
+        sandbox.webhooks.register("http://127.0.0.1:1/")
     with contextlib.closing(sqlite3.connect(tmp_path / "sandbox.db")) as connection:
-        connection.execute("ALTER TABLE codes DROP COLUMN challenge")
-        connection.execute("PRAGMA user_version = 1")
+        if version == 1:
+            connection.execute("ALTER TABLE codes DROP COLUMN challenge")
+        for column in ("seconds", "signature", "response_headers", "response_body"):
+            connection.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
+        connection.execute(f"PRAGMA user_version = {version}")
     for _ in range(2):
         async with Sandbox(data=tmp_path) as sandbox:
             assert [one.client_id for one in sandbox.apps] == [app.client_id]
             assert sandbox.accounts.authorize(app, challenge="c")
+            sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
+            await sandbox.webhooks.settled()
+            assert sandbox.webhooks.attempts()[-1].signature
 
 
-async def test_a_database_of_another_version(tmp_path: Path) -> None:
-    """A folder written by another version is refused with a sentence."""
+async def test_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "sandbox.db")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -145,8 +148,7 @@ async def test_a_database_of_another_version(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_database_that_is_none(tmp_path: Path) -> None:
-    """A file that is no database, and a folder in its place, are refused with a sentence that names them."""
+async def test_invalid_database_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "sandbox.db").write_text("not a database at all " * 100)
     (tmp_path / "folder" / "sandbox.db").mkdir(parents=True)
@@ -156,8 +158,7 @@ async def test_a_database_that_is_none(tmp_path: Path) -> None:
                 pass
 
 
-async def test_strays_are_swept_up(tmp_path: Path) -> None:
-    """Files of uploads that a kill broke off are gone after the next start; documents are not."""
+async def test_files_of_interrupted_uploads_are_deleted_at_the_next_start(tmp_path: Path) -> None:
     async with Sandbox(data=tmp_path) as sandbox:
         headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
         async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
@@ -171,8 +172,7 @@ async def test_strays_are_swept_up(tmp_path: Path) -> None:
         assert sandbox.document_bytes(sandbox.documents()[0].id)
 
 
-async def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
-    """A folder given by mistake loses nothing: only what has the sandbox's own names is swept up."""
+async def test_foreign_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     theirs = tmp_path / "files" / "contract.pdf"
     (theirs.parent / "notes").mkdir(parents=True)
     theirs.write_bytes(b"precious")
@@ -184,7 +184,7 @@ async def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
 
 @dataclass
 class Acknowledged:
-    """What a client was told is done."""
+    """What the sandbox has acknowledged."""
 
     drafts: set[str] = field(default_factory=set)
     documents: dict[str, str] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Acknowledged:
 
 
 async def work_until_killed(url: str, token: str, told: Acknowledged, dice: random.Random) -> None:
-    """Whole signings, one after the other, until the server is gone."""
+    """Create whole signings until the server is gone."""
     headers = {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
         call = Caller(None, session)  # type: ignore[arg-type]  # the sandbox is another process
@@ -217,7 +217,7 @@ async def work_until_killed(url: str, token: str, told: Acknowledged, dice: rand
 
 
 async def start(folder: Path) -> tuple[asyncio.subprocess.Process, str, str]:
-    """A sandbox in a child process: it, its address and a token."""
+    """Start a sandbox in a child process; return the process, its URL and a token."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SERVER, str(folder), stdout=asyncio.subprocess.PIPE
     )
@@ -226,8 +226,7 @@ async def start(folder: Path) -> tuple[asyncio.subprocess.Process, str, str]:
     return process, url, token
 
 
-async def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """SIGKILL at random moments: all that was acknowledged is there, whole, and the sandbox starts again."""
+async def test_everything_acknowledged_survives_sigkill_at_random_moments(tmp_path: Path) -> None:
     dice = random.Random(11)
     told = Acknowledged()
     for _ in range(6):
@@ -253,10 +252,10 @@ async def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert len(told.sent) > 10
 
 
-async def test_where_folders_and_read_only_files_cannot_be_synced(
+async def test_kept_sandbox_works_where_folders_cannot_be_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows opens no folder, and syncs only what is open for writing: a kept sandbox works there as well."""
+    """Windows opens no folders, and syncs only files open for writing."""
     open_, fsync = os.open, os.fsync
 
     def open_files_only(path: Any, *options: Any, **more: Any) -> int:
@@ -277,8 +276,7 @@ async def test_where_folders_and_read_only_files_cannot_be_synced(
         assert (await sandbox.complete(signing_id)).is_completed
 
 
-async def test_a_temporary_folder_that_is_still_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sandbox stops without an error although a thread that nobody waits for any more is still sealing."""
+async def test_sandbox_stops_while_an_abandoned_thread_still_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     rmdir = os.rmdir
     late: list[Path] = []
 

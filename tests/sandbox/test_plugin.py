@@ -8,8 +8,7 @@ import pytest
 from signing_async.sandbox import Profile, Sandbox
 
 
-async def test_the_fixture_is_a_running_sandbox(signing_sandbox: Sandbox) -> None:
-    """A test that asks for it gets a service that answers."""
+async def test_signing_sandbox_fixture_is_a_running_sandbox(signing_sandbox: Sandbox) -> None:
     headers = {"Authorization": f"Bearer {signing_sandbox.access_token()}"}
     async with (
         aiohttp.ClientSession(signing_sandbox.base_url, headers=headers) as session,
@@ -19,7 +18,6 @@ async def test_the_fixture_is_a_running_sandbox(signing_sandbox: Sandbox) -> Non
 
 
 @pytest.mark.signing_sandbox(profile=Profile(ids="integer"), seed=1)
-async def test_the_marker_sets_it_up(signing_sandbox: Sandbox) -> None:
-    """The marker's arguments are the sandbox's."""
+async def test_marker_arguments_are_passed_to_the_sandbox(signing_sandbox: Sandbox) -> None:
     assert signing_sandbox.profile.ids == "integer"
     assert signing_sandbox.add_user("A", "a@b.example").id == "1002"

@@ -1,4 +1,4 @@
-"""Every setting of the profile, in each of its alternatives, seen in what is answered."""
+"""Every setting of the profile in each alternative, as its responses show it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PRESETS = ("default", "laravel", "rfc9457", "numeric")
 
 
 def run(**settings: Any) -> pytest.MarkDecorator:
-    """The test's sandbox has this profile."""
+    """Mark a test to run with this profile."""
     return pytest.mark.signing_sandbox(profile=Profile(**settings))
 
 
 def each(name: str, *values: Any, **more: Any) -> pytest.MarkDecorator:
-    """One test for each value of a setting, the sandbox set to it."""
+    """Run a test once for each value of a setting."""
     return pytest.mark.parametrize(
         name, [pytest.param(value, marks=run(**{name: value}, **more), id=str(value)) for value in values]
     )
@@ -33,7 +33,7 @@ def each(name: str, *values: Any, **more: Any) -> pytest.MarkDecorator:
 
 
 async def walk(call: Caller, path: str, pagination: str, limit: int) -> list[Any]:
-    """All items of a list, page by page, as a client of that style goes."""
+    """Return all items of a list, page by page, as a client of that style does."""
     names = call.sandbox.profile
     items: list[Any] = []
     url, query = path, {names.limit_param: str(limit)}
@@ -68,16 +68,14 @@ STYLES = ("meta_cursor", "top_cursor", "next_url", "link_header", "has_more")
 
 
 @each("pagination", *STYLES, cursor_param="after", limit_param="per_page", items_field="results")
-async def test_pagination(call: Caller, pagination: str) -> None:
-    """Each style of paging leads through all signings, each once; the names are the profile's."""
+async def test_every_style_of_paging_leads_through_all_signings_once(call: Caller, pagination: str) -> None:
     created = [await call.draft() for _ in range(7)]
     assert await walk(call, f"{API}/signings", pagination, 3) == created[::-1]
     assert await walk(call, f"{API}/signings", pagination, 7) == created[::-1]
 
 
 @each("pagination", *STYLES, recipients_list="paged")
-async def test_pages_of_recipients(call: Caller, pagination: str) -> None:
-    """Recipients come in the same pages where the profile says so; a wrong cursor is refused."""
+async def test_recipients_are_paged_like_signings_and_a_wrong_cursor_is_refused(call: Caller, pagination: str) -> None:
     signing_id = await call.draft()
     people = [await call.recipient(signing_id) for _ in range(5)]
     path = f"{API}/signings/{signing_id}/recipients"
@@ -87,16 +85,14 @@ async def test_pages_of_recipients(call: Caller, pagination: str) -> None:
 
 
 @run(pagination="bare", recipients_list="paged")
-async def test_bare_lists(call: Caller) -> None:
-    """Without pages everything comes at once."""
+async def test_bare_list_has_everything_at_once(call: Caller) -> None:
     created = [await call.draft() for _ in range(40)]
     assert [row["id"] for row in await call.ok("GET", f"{API}/signings")] == created[::-1]
     assert (await call.ok("GET", f"{API}/signings/{created[0]}/recipients"))["data"] == []
 
 
 @run(recipients_list="bare")
-async def test_bare_recipients(call: Caller) -> None:
-    """The recipients are a bare list."""
+async def test_recipients_are_a_bare_list(call: Caller) -> None:
     signing_id = await call.draft()
     person = await call.recipient(signing_id)
     rows = await call.ok("GET", f"{API}/signings/{signing_id}/recipients")
@@ -104,23 +100,20 @@ async def test_bare_recipients(call: Caller) -> None:
 
 
 @run(pagination="has_more")
-async def test_an_unknown_last_id(call: Caller) -> None:
-    """A cursor that is no signing's id is refused."""
+async def test_cursor_that_is_no_signings_id_is_refused(call: Caller) -> None:
     status, body = await call("GET", f"{API}/signings", params={"cursor": "nope"})
     assert (status, list(body["errors"])) == (400, ["cursor"])
 
 
 @each("list_order", "newest_first", "oldest_first")
-async def test_list_order(call: Caller, list_order: str) -> None:
-    """The list goes by creation, from either end."""
+async def test_list_is_in_order_of_creation_from_either_end(call: Caller, list_order: str) -> None:
     created = [await call.draft() for _ in range(5)]
     expected = created if list_order == "oldest_first" else created[::-1]
     assert await walk(call, f"{API}/signings", "meta_cursor", 2) == expected
 
 
 @run(page_size=2, max_page_size=3)
-async def test_page_sizes(call: Caller) -> None:
-    """The page size by default, and at most."""
+async def test_page_size_has_a_default_and_a_maximum(call: Caller) -> None:
     for _ in range(5):
         await call.draft()
     assert len((await call.ok("GET", f"{API}/signings"))["data"]) == 2
@@ -128,23 +121,22 @@ async def test_page_sizes(call: Caller) -> None:
 
 
 @run(max_page_size=30, over_page_size="refuse")
-async def test_too_large_pages_may_be_refused(call: Caller) -> None:
-    """A larger page is a 400 where the profile says so."""
+async def test_larger_page_is_400_if_the_profile_says_so(call: Caller) -> None:
     assert (await call("GET", f"{API}/signings?limit=30"))[0] == 200
     assert (await call("GET", f"{API}/signings?limit=31"))[0] == 400
 
 
 @each("documents_in_list", True, False)
-async def test_documents_in_list(call: Caller, documents_in_list: bool) -> None:
-    """Signings of a list carry their documents or not."""
+async def test_signings_of_a_list_include_documents_if_the_profile_says_so(
+    call: Caller, documents_in_list: bool
+) -> None:
     await call.upload(await call.draft())
     [row] = (await call.ok("GET", f"{API}/signings"))["data"]
     assert ("documents" in row) is documents_in_list
 
 
 @run(record_field="data")
-async def test_record_field(call: Caller) -> None:
-    """A single record is wrapped; the request id stands beside it."""
+async def test_record_is_wrapped_and_the_request_id_stands_beside_it(call: Caller) -> None:
     body = await call.ok("GET", f"{API}/me")
     assert set(body) == {"data", "request_id"}
 
@@ -153,15 +145,14 @@ async def test_record_field(call: Caller) -> None:
 
 
 async def errors_of(call: Caller) -> tuple[Any, Any]:
-    """The bodies of an error with fields and of one without."""
+    """Return the bodies of an error with fields and of one without."""
     _, first = await call("POST", f"{API}/signings", json={"name": "A", "language": "DE"})
     _, second = await call("POST", f"{API}/signings/{await call.draft()}/send")
     return first, second
 
 
 @run(error_shape="nested")
-async def test_nested_errors(call: Caller) -> None:
-    """Errors are in `error`."""
+async def test_nested_errors_are_in_error(call: Caller) -> None:
     first, second = await errors_of(call)
     assert first["error"]["details"] == [{"field": "language", "message": "The language must be one of EN, SV."}]
     assert second["error"]["code"] == "cannot_be_sent"
@@ -169,8 +160,7 @@ async def test_nested_errors(call: Caller) -> None:
 
 
 @run(error_shape="rfc9457")
-async def test_problem_details(call: Caller) -> None:
-    """Errors are problem details."""
+async def test_problem_details_follow_rfc_9457(call: Caller) -> None:
     first, second = await errors_of(call)
     assert call.headers["content-type"] == "application/problem+json"
     assert first["errors"][0]["pointer"] == "#/language"
@@ -179,16 +169,14 @@ async def test_problem_details(call: Caller) -> None:
 
 
 @run(error_shape="list")
-async def test_lists_of_errors(call: Caller) -> None:
-    """Errors are a list."""
+async def test_errors_are_a_list(call: Caller) -> None:
     first, second = await errors_of(call)
     assert [error["field"] for error in first["errors"]] == ["language"]
     assert [error["code"] for error in second["errors"]] == ["cannot_be_sent"]
 
 
 @each("token_error_shape", "oauth", "profile")
-async def test_token_errors(call: Caller, token_error_shape: str) -> None:
-    """Errors of the token endpoint are OAuth's, or like all others."""
+async def test_token_errors_are_oauths_or_the_profiles(call: Caller, token_error_shape: str) -> None:
     status, body = await call("POST", "/api/oauth/token", data={})
     assert status == 400
     key = "error" if token_error_shape == "oauth" else "code"
@@ -199,24 +187,21 @@ async def test_token_errors(call: Caller, token_error_shape: str) -> None:
 
 
 @each("missing_token_status", 401, 403, 400)
-async def test_missing_token_status(call: Caller, missing_token_status: int) -> None:
-    """The status without a token."""
+async def test_missing_token_has_the_profiles_status(call: Caller, missing_token_status: int) -> None:
     async with aiohttp.ClientSession(call.sandbox.base_url) as session, session.get(f"{API}/me") as response:
         assert response.status == missing_token_status
         assert ("WWW-Authenticate" in response.headers) == (missing_token_status == 401)
 
 
 @each("expired_token_status", 401, 403, 400)
-async def test_expired_token_status(call: Caller, expired_token_status: int) -> None:
-    """The status with an expired token."""
+async def test_expired_token_has_the_profiles_status(call: Caller, expired_token_status: int) -> None:
     headers = {"Authorization": f"Bearer {call.sandbox.access_token(lifetime=1)}"}
     call.sandbox.clock.advance(seconds=2)
     assert (await call("GET", f"{API}/me", headers=headers))[0] == expired_token_status
 
 
 @each("created_status", 201, 200)
-async def test_created_status(call: Caller, created_status: int) -> None:
-    """The status of creating each of the three things."""
+async def test_creating_has_the_profiles_status(call: Caller, created_status: int) -> None:
     status, signing = await call("POST", f"{API}/signings", json={"name": "A", "language": "EN"})
     assert status == created_status
     assert (await call.upload(signing["id"]))[0] == created_status
@@ -225,8 +210,7 @@ async def test_created_status(call: Caller, created_status: int) -> None:
 
 
 @each("send_status", 200, 202, 204)
-async def test_send_status(call: Caller, send_status: int) -> None:
-    """The status of sending; 204 has no body."""
+async def test_sending_has_the_profiles_status_and_204_no_body(call: Caller, send_status: int) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id)
     await call.recipient(signing_id)
@@ -236,8 +220,7 @@ async def test_send_status(call: Caller, send_status: int) -> None:
 
 
 @each("remind_status", 200, 202, 204)
-async def test_remind_status(call: Caller, remind_status: int) -> None:
-    """The status of reminding; 204 has no body."""
+async def test_reminding_has_the_profiles_status_and_204_no_body(call: Caller, remind_status: int) -> None:
     signing_id, _, [person] = await call.sent()
     status, body = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
     assert status == remind_status
@@ -245,8 +228,7 @@ async def test_remind_status(call: Caller, remind_status: int) -> None:
 
 
 @each("not_editable_status", 400, 409, 422)
-async def test_not_editable_status(call: Caller, not_editable_status: int) -> None:
-    """The status of adding to a signing that is sent."""
+async def test_adding_to_a_sent_signing_has_the_profiles_status(call: Caller, not_editable_status: int) -> None:
     signing_id, _, _ = await call.sent()
     assert (await call.upload(signing_id))[0] == not_editable_status
 
@@ -255,8 +237,7 @@ async def test_not_editable_status(call: Caller, not_editable_status: int) -> No
 
 
 @each("timestamps", "iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis")
-async def test_timestamps(call: Caller, timestamps: str) -> None:
-    """Each format says the same moment."""
+async def test_every_timestamp_format_is_the_same_time(call: Caller, timestamps: str) -> None:
     signing = await call.ok("GET", f"{API}/signings/{await call.draft()}")
     value, now = signing["created_at"], datetime.now(UTC)
     if timestamps.startswith("epoch"):
@@ -271,8 +252,7 @@ async def test_timestamps(call: Caller, timestamps: str) -> None:
 
 
 @each("request_id", "both", "header", "body", "none")
-async def test_request_id_placement(call: Caller, request_id: str) -> None:
-    """The request id is where the profile wants it, in successes and in errors."""
+async def test_request_id_is_in_the_body_or_header_of_successes_and_errors(call: Caller, request_id: str) -> None:
     for path in (f"{API}/me", "/nope"):
         _, body = await call("GET", path)
         assert ("request_id" in body) == (request_id in {"both", "body"})
@@ -280,8 +260,7 @@ async def test_request_id_placement(call: Caller, request_id: str) -> None:
 
 
 @run(request_id_header="X-Request-Id")
-async def test_request_id_header(call: Caller) -> None:
-    """The header has the profile's name."""
+async def test_request_id_header_has_the_profiles_name(call: Caller) -> None:
     body = await call.ok("GET", f"{API}/me")
     assert call.headers["x-request-id"] == body["request_id"]
 
@@ -293,8 +272,7 @@ async def test_request_id_header(call: Caller) -> None:
         for unit, expected in (("seconds", 600), ("minutes", 10), ("milliseconds", 600_000))
     ],
 )
-async def test_expires_in_unit(call: Caller, unit: str, expected: int) -> None:
-    """expires_in counts in the profile's unit."""
+async def test_expires_in_has_the_profiles_unit(call: Caller, unit: str, expected: int) -> None:
     sandbox = call.sandbox
     app = sandbox.register_app("http://127.0.0.1:1/")
     parameters = {"grant_type": "authorization_code", "client_id": app.client_id, "redirect_uri": app.redirect_uri}
@@ -306,8 +284,7 @@ async def test_expires_in_unit(call: Caller, unit: str, expected: int) -> None:
 
 
 @run(recipient_completed_field="signed_at", phone_field="mobile", identification_field="ssn")
-async def test_names_of_fields(call: Caller) -> None:
-    """The recipient's fields have the profile's names."""
+async def test_recipient_fields_have_the_profiles_names(call: Caller) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id)
     person = await call.recipient(signing_id, signing_method="sms", mobile="+4670", ssn="1212")
@@ -320,8 +297,7 @@ async def test_names_of_fields(call: Caller) -> None:
 
 
 @run(signing_methods=("approval", "fax"), phone_methods=("fax",), identification_methods=())
-async def test_signing_methods(call: Caller) -> None:
-    """The methods are the profile's; the first is the default."""
+async def test_signing_methods_are_the_profiles_and_the_first_is_the_default(call: Caller) -> None:
     signing_id = await call.draft()
     await call.recipient(signing_id)
     [row] = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"]
@@ -333,15 +309,13 @@ async def test_signing_methods(call: Caller) -> None:
 
 
 @each("default_signing_order", "parallel", "sequential")
-async def test_default_signing_order(call: Caller, default_signing_order: str) -> None:
-    """signing_order when none is given."""
+async def test_signing_order_has_the_profiles_default(call: Caller, default_signing_order: str) -> None:
     signing = await call.ok("GET", f"{API}/signings/{await call.draft()}")
     assert signing["signing_order"] == default_signing_order
 
 
 @each("document_name", "filename", "stem")
-async def test_document_name(call: Caller, document_name: str) -> None:
-    """A document's name is the file's with or without .pdf."""
+async def test_document_name_is_the_files_with_or_without_pdf(call: Caller, document_name: str) -> None:
     signing_id = await call.draft()
     names = [(await call.upload(signing_id, filename=name))[1]["name"] for name in ("Lease.PDF", "lease", ".pdf")]
     assert names == (["Lease.PDF", "lease", ".pdf"] if document_name == "filename" else ["Lease", "lease", ".pdf"])
@@ -359,8 +333,9 @@ async def test_document_name(call: Caller, document_name: str) -> None:
         for size, accepted in ((10 * megabyte - 1, True), (10 * megabyte, exact), (10 * megabyte + 1, False))
     ],
 )  # fmt: skip
-async def test_ten_megabytes(call: Caller, size: int, accepted: bool) -> None:
-    """10 MB is 10 times what the profile calls a megabyte, and exactly that is accepted or not."""
+async def test_ten_megabytes_follow_the_profile_and_exactly_that_is_accepted_or_not(
+    call: Caller, size: int, accepted: bool
+) -> None:
     signing_id = await call.draft()
     data = make_pdf(size)
     assert len(data) == size
@@ -371,8 +346,7 @@ async def test_ten_megabytes(call: Caller, size: int, accepted: bool) -> None:
 
 
 @run(max_documents=2, max_recipients=1)
-async def test_how_many(call: Caller) -> None:
-    """The most documents and recipients of a signing."""
+async def test_documents_and_recipients_are_limited_by_the_profile(call: Caller) -> None:
     signing_id = await call.draft()
     assert [(await call.upload(signing_id))[0] for _ in range(3)] == [201, 201, 400]
     await call.recipient(signing_id)
@@ -396,8 +370,7 @@ async def test_how_many(call: Caller) -> None:
         ("cursor_param", "limit"), ("refresh_token_lifetime", float("nan")), ("access_token_lifetime", float("inf")),
     ],
 )  # fmt: skip
-def test_wrong_settings_are_named(setting: str, value: object) -> None:
-    """A wrong value is a ValueError with the setting's name and the value."""
+def test_invalid_setting_is_a_value_error_that_names_it_and_the_value(setting: str, value: object) -> None:
     with pytest.raises(ValueError, match=setting) as caught:
         Profile(**{setting: value})  # type: ignore[arg-type]  # that is the point
     shown = value[0] if isinstance(value, tuple) and value else value
@@ -405,14 +378,12 @@ def test_wrong_settings_are_named(setting: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["email", "id", "completed_at"])
-def test_names_that_clash(name: str) -> None:
-    """A field cannot have another field's name."""
+def test_field_names_must_be_distinct(name: str) -> None:
     with pytest.raises(ValueError, match="phone_field"):
         Profile(phone_field=name)
 
 
-def test_presets() -> None:
-    """Presets are profiles with other values, changed further at will; unknown ones are told."""
+def test_presets_can_be_changed_and_unknown_ones_are_refused() -> None:
     profiles = [Profile.preset(name) for name in PRESETS]
     assert len(set(profiles)) == 4
     assert Profile.laravel(page_size=7).page_size == 7
@@ -421,19 +392,16 @@ def test_presets() -> None:
         Profile.preset("nope")
 
 
-def test_lists_become_tuples() -> None:
-    """Sets of names may be given as any sequence; a profile stays hashable."""
+def test_names_may_be_given_as_any_sequence_and_a_profile_is_hashable() -> None:
     assert hash(Profile(phone_methods=["email"])) == hash(Profile(phone_methods=("email",)))  # type: ignore[arg-type]  # lists will do
 
 
-def test_methods_taken_away() -> None:
-    """With fewer signing methods the defaults of what they need fit by themselves."""
+def test_defaults_follow_a_shorter_list_of_signing_methods() -> None:
     profile = Profile(signing_methods=("email",))
     assert (profile.phone_methods, profile.identification_methods) == ((), ())
 
 
-def test_every_setting_is_described() -> None:
-    """Each setting has its sentence in the source."""
+def test_every_setting_has_a_docstring() -> None:
     import inspect
 
     lines = inspect.getsource(Profile).splitlines()
@@ -443,8 +411,7 @@ def test_every_setting_is_described() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-async def test_the_whole_story_in_every_preset(preset: str) -> None:
-    """From consent to the sealed file, whatever the profile."""
+async def test_client_works_from_consent_to_the_sealed_file_in_every_preset(preset: str) -> None:
     async with Sandbox(profile=Profile.preset(preset)) as sandbox:
         profile = sandbox.profile
         app = sandbox.register_app("http://127.0.0.1:1/")

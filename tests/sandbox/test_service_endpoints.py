@@ -1,4 +1,4 @@
-"""The endpoint table of the specification (section 4), row by row, and what is not in it."""
+"""The endpoint table of the specification (section 4), row by row, and requests outside of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from tests.pdfs import make_pdf
 from tests.sandbox.serving import API, Caller
 
 
-async def test_get_me(call: Caller) -> None:
-    """GET /me: information on the authenticated user."""
+async def test_get_me_returns_the_authenticated_user(call: Caller) -> None:
     status, body = await call("GET", f"{API}/me")
     assert status == 200
     assert body["email"] == "user@sandbox.example"
 
 
-async def test_post_signings(call: Caller) -> None:
-    """POST /signings: the created signing with its id, as a draft."""
+async def test_post_signings_creates_a_draft(call: Caller) -> None:
     body = {"name": "Lease", "language": "SV", "signing_order": "sequential", "message": "Please sign"}
     status, signing = await call("POST", f"{API}/signings", json=body)
     assert status == 201
@@ -33,8 +31,7 @@ async def test_post_signings(call: Caller) -> None:
     assert {name: signing[name] for name in body} == body
 
 
-async def test_get_signings(call: Caller) -> None:
-    """GET /signings: pages of signings with name, is_draft, is_completed, updated_at, each once."""
+async def test_get_signings_returns_each_signing_once_in_pages(call: Caller) -> None:
     created = [await call.draft(name=f"Contract {n}") for n in range(7)]
     seen: list[Any] = []
     cursor = None
@@ -49,8 +46,7 @@ async def test_get_signings(call: Caller) -> None:
     assert {"name", "is_draft", "is_completed", "updated_at"} <= set(seen[0])
 
 
-async def test_get_signings_while_signings_are_created(call: Caller) -> None:
-    """A cursor means a place: what is created meanwhile neither repeats nor hides anything."""
+async def test_cursor_neither_repeats_nor_skips_while_signings_are_created(call: Caller) -> None:
     first = [await call.draft() for _ in range(4)]
     page = await call.ok("GET", f"{API}/signings", params={"limit": "2"})
     await call.draft()
@@ -58,8 +54,7 @@ async def test_get_signings_while_signings_are_created(call: Caller) -> None:
     assert [row["id"] for row in page["data"] + rest["data"]] == first[::-1]
 
 
-async def test_get_signing(call: Caller) -> None:
-    """GET /signings/{id}: the states' fields, and the documents with name and completed_at."""
+async def test_get_signing_returns_its_states_and_documents(call: Caller) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id, filename="lease.pdf")
     signing = await call.ok("GET", f"{API}/signings/{signing_id}")
@@ -67,8 +62,7 @@ async def test_get_signing(call: Caller) -> None:
     assert [(d["name"], d["completed_at"]) for d in signing["documents"]] == [("lease.pdf", None)]
 
 
-async def test_post_documents(call: Caller, signing_sandbox: Sandbox) -> None:
-    """POST /signings/{id}/documents: the created document; its bytes are kept as they came."""
+async def test_post_documents_stores_the_exact_bytes(call: Caller, signing_sandbox: Sandbox) -> None:
     data = make_pdf(200_000)
     signing_id = await call.draft()
     status, document = await call.upload(signing_id, data)
@@ -76,8 +70,7 @@ async def test_post_documents(call: Caller, signing_sandbox: Sandbox) -> None:
     assert signing_sandbox.document_bytes(document["id"]) == data
 
 
-async def test_post_recipients(call: Caller) -> None:
-    """POST /signings/{id}/recipients: the created recipient with its id."""
+async def test_post_recipients_returns_the_recipient_with_its_id(call: Caller) -> None:
     signing_id = await call.draft()
     body = {"first_name": "Anna", "last_name": "Berg", "email": "anna@example.com", "order": 1}
     status, recipient = await call(
@@ -88,16 +81,14 @@ async def test_post_recipients(call: Caller) -> None:
     assert {name: recipient[name] for name in body} == body
 
 
-async def test_get_recipients(call: Caller) -> None:
-    """GET /signings/{id}/recipients: the list in which those who have not completed are found."""
+async def test_get_recipients_shows_who_has_not_completed(call: Caller) -> None:
     signing_id, _, people = await call.sent(recipients=2)
     await call.sandbox.sign(people[0])
     rows = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"]
     assert [(row["id"], row["completed_at"] is None) for row in rows] == [(people[0], False), (people[1], True)]
 
 
-async def test_post_send(call: Caller, signing_sandbox: Sandbox) -> None:
-    """POST /signings/{id}/send: the signing is sent."""
+async def test_post_send_sends_the_signing(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id)
     await call.recipient(signing_id)
@@ -107,15 +98,7 @@ async def test_post_send(call: Caller, signing_sandbox: Sandbox) -> None:
     assert signing_sandbox.signing(signing_id).times_sent == 1
 
 
-async def test_notifications_of_one(call: Caller, signing_sandbox: Sandbox) -> None:
-    """What one recipient was sent can be told from what others were."""
-    _, _, people = await call.sent(recipients=2)
-    [notification] = signing_sandbox.service.notifications(people[1])
-    assert (notification.kind, notification.email) == ("invitation", "p1@example.com")
-
-
-async def test_post_remind(call: Caller, signing_sandbox: Sandbox) -> None:
-    """POST …/remind: a reminder is sent to the recipient."""
+async def test_post_remind_sends_a_reminder(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, [person] = await call.sent()
     status, _ = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
     assert status == 200
@@ -123,8 +106,7 @@ async def test_post_remind(call: Caller, signing_sandbox: Sandbox) -> None:
     assert signing_sandbox.recipients(signing_id)[0].reminders == 1
 
 
-async def test_get_download_signed(call: Caller) -> None:
-    """GET …/download-signed: the signed PDF as a file, the uploaded bytes at its beginning."""
+async def test_get_download_signed_returns_the_sealed_pdf_that_begins_with_the_upload(call: Caller) -> None:
     data = make_pdf(3000)
     signing_id = await call.draft()
     _, document = await call.upload(signing_id, data)
@@ -138,7 +120,7 @@ async def test_get_download_signed(call: Caller) -> None:
     assert b"/ByteRange" in sealed[len(data) :]
 
 
-# what goes wrong in every row
+# errors of every endpoint
 
 EVERY_OPERATION = [
     ("GET", "/me"),
@@ -156,7 +138,7 @@ WITH_AN_ID = [row for row in EVERY_OPERATION if "{signing}" in row[1]]
 
 
 def request_for(method: str, path: str) -> dict[str, Any]:
-    """A request that is right in itself."""
+    """Return a well-formed request."""
     if path.endswith("/documents"):
         form = aiohttp.FormData()
         form.add_field("selected_file", make_pdf(), filename="a.pdf", content_type="application/pdf")
@@ -167,17 +149,16 @@ def request_for(method: str, path: str) -> dict[str, Any]:
 
 
 async def fill(call: Caller, path: str) -> str:
-    """The path with the ids of a signing that is sent."""
+    """Return the path with the ids of a sent signing."""
     signing, document, [recipient] = await call.sent()
     return API + path.format(signing=signing, document=document, recipient=recipient)
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_OPERATION)
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic YTpi", "Bearer wrong", "Bearer \udcff"])
-async def test_without_a_token(
+async def test_missing_or_wrong_token_is_401_everywhere(
     signing_sandbox: Sandbox, call: Caller, method: str, path: str, header: str | None
 ) -> None:
-    """No operation answers a missing or wrong token with anything but a clean 401."""
     address = await fill(call, path)
     headers = {} if header is None else {"Authorization": header}
     async with aiohttp.ClientSession(signing_sandbox.base_url, headers=headers) as session:
@@ -186,8 +167,9 @@ async def test_without_a_token(
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_OPERATION)
-async def test_with_an_expired_token(signing_sandbox: Sandbox, call: Caller, method: str, path: str) -> None:
-    """No operation takes a token whose time is over."""
+async def test_expired_token_is_refused_everywhere(
+    signing_sandbox: Sandbox, call: Caller, method: str, path: str
+) -> None:
     address = await fill(call, path)
     token = signing_sandbox.access_token(lifetime=60)
     signing_sandbox.clock.advance(seconds=61)
@@ -197,8 +179,9 @@ async def test_with_an_expired_token(signing_sandbox: Sandbox, call: Caller, met
 
 
 @pytest.mark.parametrize(("method", "path"), WITH_AN_ID)
-async def test_with_another_tenants_data(signing_sandbox: Sandbox, call: Caller, method: str, path: str) -> None:
-    """To another tenant's user the signing does not exist, whatever the operation."""
+async def test_signing_of_another_tenant_does_not_exist(
+    signing_sandbox: Sandbox, call: Caller, method: str, path: str
+) -> None:
     address = await fill(call, path)
     stranger = signing_sandbox.add_user("Eve", "eve@other.example", tenant="other")
     headers = {"Authorization": f"Bearer {signing_sandbox.access_token(user=stranger)}"}
@@ -212,8 +195,7 @@ async def test_with_another_tenants_data(signing_sandbox: Sandbox, call: Caller,
 
 @pytest.mark.parametrize(("method", "path"), WITH_AN_ID)
 @pytest.mark.parametrize("wrong", ["nope", "0", "%00", "%F0%9F%98%80", "a" * 3000, "..%2F..%2Fetc"])
-async def test_with_an_unknown_id(call: Caller, method: str, path: str, wrong: str) -> None:
-    """An unknown id is a 404, however it looks."""
+async def test_unknown_id_is_404_whatever_it_looks_like(call: Caller, method: str, path: str, wrong: str) -> None:
     from yarl import URL
 
     address = API + path.format(signing=wrong, document=wrong, recipient=wrong)
@@ -224,8 +206,7 @@ async def test_with_an_unknown_id(call: Caller, method: str, path: str, wrong: s
 @pytest.mark.parametrize(
     ("method", "path"), [row for row in WITH_AN_ID if "recipient}" in row[1] or "document}" in row[1]]
 )
-async def test_with_the_id_of_another_signing(call: Caller, method: str, path: str) -> None:
-    """A document or recipient of another signing does not exist in this one."""
+async def test_document_or_recipient_of_another_signing_does_not_exist(call: Caller, method: str, path: str) -> None:
     signing, _, _ = await call.sent()
     _, document, [recipient] = await call.sent()
     address = API + path.format(signing=signing, document=document, recipient=recipient)
@@ -235,16 +216,14 @@ async def test_with_the_id_of_another_signing(call: Caller, method: str, path: s
 
 @pytest.mark.parametrize(("method", "path"), EVERY_OPERATION)
 @pytest.mark.parametrize("wrong", ["PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"])
-async def test_wrong_methods(call: Caller, method: str, path: str, wrong: str) -> None:
-    """A method that the table does not have is a 405 that names those it has."""
+async def test_wrong_method_is_405_and_names_the_allowed_ones(call: Caller, method: str, path: str, wrong: str) -> None:
     status, _ = await call(wrong, API + path.format(signing="x", document="x", recipient="x"))
     assert status == 405
     assert method in call.headers["allow"].split(", ")
 
 
 @pytest.mark.parametrize("path", ["/", f"{API}", f"{API}/nope", "/api/2.0/me", f"{API}/me/", "/%2e%2e/x"])
-async def test_unknown_paths(call: Caller, path: str) -> None:
-    """What is nowhere is a 404 in the common shape; the root may be a page."""
+async def test_unknown_path_is_404(call: Caller, path: str) -> None:
     status, body = await call("GET", path)
     assert status == 404 or path == "/"
     assert path == "/" or body["code"] == "not_found"
@@ -268,31 +247,27 @@ BAD_BODIES = [
 
 @pytest.mark.parametrize("path", ["/signings", "/signings/{signing}/recipients"])
 @pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
-async def test_malformed_json(call: Caller, path: str, body: bytes) -> None:
-    """A body that is no JSON object in UTF-8 is a clean 400."""
+async def test_malformed_json_is_400(call: Caller, path: str, body: bytes) -> None:
     address = API + path.format(signing=await call.draft())
-    status, answer = await call("POST", address, data=body, headers={"Content-Type": "application/json"})
-    assert (status, answer["code"]) == (400, "malformed_json")
+    status, response = await call("POST", address, data=body, headers={"Content-Type": "application/json"})
+    assert (status, response["code"]) == (400, "malformed_json")
 
 
 @pytest.mark.parametrize("path", ["/signings", "/signings/{signing}/recipients", "/signings/{signing}/documents"])
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", "multipart/form-data", "application/x-json;;;", ""])
-async def test_wrong_content_types(call: Caller, path: str, kind: str) -> None:
-    """A body of another type is a 415."""
+async def test_wrong_content_type_is_415(call: Caller, path: str, kind: str) -> None:
     address = API + path.format(signing=await call.draft())
-    status, answer = await call("POST", address, data=b"{}", headers={"Content-Type": kind})
-    assert (status, answer["code"]) == (415, "unsupported_media_type")
+    status, response = await call("POST", address, data=b"{}", headers={"Content-Type": kind})
+    assert (status, response["code"]) == (415, "unsupported_media_type")
 
 
-async def test_a_huge_json_body(call: Caller) -> None:
-    """JSON over a megabyte is refused before it is all read."""
+async def test_json_over_a_megabyte_is_413(call: Caller) -> None:
     body = io.BytesIO(json.dumps({"name": "x" * 2_000_000, "language": "EN"}).encode())
-    status, answer = await call("POST", f"{API}/signings", data=body, headers={"Content-Type": "application/json"})
-    assert (status, answer["code"]) == (413, "body_too_large")
+    status, response = await call("POST", f"{API}/signings", data=body, headers={"Content-Type": "application/json"})
+    assert (status, response["code"]) == (413, "body_too_large")
 
 
-async def test_an_undecodable_body(call: Caller) -> None:
-    """A body that is not compressed as it says is a 400."""
+async def test_body_that_cannot_be_decompressed_is_400(call: Caller) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     async with call.session.post(f"{API}/signings", data=b"not gzip", headers=headers, compress=None) as response:
         assert response.status == 400
@@ -300,16 +275,14 @@ async def test_an_undecodable_body(call: Caller) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1.5", "1e3", "٣", "9" * 30])
-async def test_wrong_page_sizes(call: Caller, limit: str) -> None:
-    """A page size that is no whole number from 1 is a 400 that names it."""
+async def test_invalid_page_size_is_400_and_named(call: Caller, limit: str) -> None:
     status, body = await call("GET", f"{API}/signings", params={"limit": limit})
     assert status == 400
     assert "limit" in body["errors"]
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "!!!", "czA", "cy0x", "s1", "czEK", "é", "A" * 5000])
-async def test_wrong_cursors(call: Caller, cursor: str) -> None:
-    """A cursor that did not come from the list is a 400 that names it."""
+async def test_invalid_cursor_is_400_and_named(call: Caller, cursor: str) -> None:
     status, body = await call("GET", f"{API}/signings", params={"cursor": cursor})
     assert status == 400
     assert "cursor" in body["errors"]
@@ -318,10 +291,9 @@ async def test_wrong_cursors(call: Caller, cursor: str) -> None:
 @pytest.mark.parametrize(
     "address", [b"/signings/\xff\xfe", b"/signings?cursor=\xff", b"/signings/\xed\xa0\x80?limit=1"]
 )
-async def test_addresses_that_are_not_utf_8(
+async def test_url_that_is_not_utf_8_is_400(
     call: Caller, signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, address: bytes
 ) -> None:
-    """Where aiohttp's parser in Python lets such an address pass, it is a clean 400."""
     monkeypatch.setattr("aiohttp.web_protocol.HttpRequestParser", HttpRequestParserPy)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(signing_sandbox.base_url.rpartition(":")[2]))
     token = signing_sandbox.access_token().encode()
@@ -332,8 +304,9 @@ async def test_addresses_that_are_not_utf_8(
     assert b"application/json" in head
 
 
-async def test_a_client_that_leaves(signing_sandbox: Sandbox, call: Caller) -> None:
-    """A client that breaks off its body leaves nothing behind, and the service goes on."""
+async def test_client_that_disconnects_during_an_upload_leaves_nothing_behind(
+    signing_sandbox: Sandbox, call: Caller
+) -> None:
     signing_id = await call.draft()
     port = int(signing_sandbox.base_url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -350,8 +323,9 @@ async def test_a_client_that_leaves(signing_sandbox: Sandbox, call: Caller) -> N
     assert (await call("GET", f"{API}/me"))[0] == 200
 
 
-async def test_its_own_failure(call: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Should the sandbox itself fail, it says so in the common shape and logs why."""
+async def test_internal_error_is_500_and_logged(
+    call: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")

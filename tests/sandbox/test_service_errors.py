@@ -14,26 +14,23 @@ from tests.sandbox.serving import API, Caller
 # errors
 
 
-async def test_400_on_creating_a_signing(call: Caller) -> None:
-    """400, validation of a signing: the payload carries the messages."""
+async def test_400_on_creating_a_signing_has_validation_messages(call: Caller) -> None:
     body = {"name": "A", "language": "FR", "message": "x" * 401}
-    status, answer = await call("POST", f"{API}/signings", json=body)
-    assert (status, answer["code"]) == (400, "validation_failed")
-    assert answer["errors"] == {
+    status, response = await call("POST", f"{API}/signings", json=body)
+    assert (status, response["code"]) == (400, "validation_failed")
+    assert response["errors"] == {
         "language": ["The language must be one of EN, SV."],
         "message": ["The message has 401 characters; at most 400 are allowed."],
     }
 
 
-async def test_400_on_creating_a_recipient(call: Caller) -> None:
-    """400, validation of a recipient: the payload carries the messages."""
+async def test_400_on_creating_a_recipient_has_validation_messages(call: Caller) -> None:
     path = f"{API}/signings/{await call.draft()}/recipients"
-    status, answer = await call("POST", path, json={"email": "nope", "order": 0})
-    assert (status, set(answer["errors"])) == (400, {"email", "order"})
+    status, response = await call("POST", path, json={"email": "nope", "order": 0})
+    assert (status, set(response["errors"])) == (400, {"email", "order"})
 
 
-async def test_400_cannot_be_sent(call: Caller) -> None:
-    """400 cannot_be_sent: without a document, without a recipient, not editable."""
+async def test_400_cannot_be_sent_without_document_or_recipient_or_if_not_editable(call: Caller) -> None:
     signing_id = await call.draft()
     messages = []
     for step in (
@@ -65,8 +62,9 @@ def refused_files() -> dict[str, tuple[str, bytes]]:
     }
 
 
-async def test_422_for_files(call: Caller, signing_sandbox: Sandbox, refused_files: dict[str, Any]) -> None:
-    """422: password protected, too large, already signed (or no PDF at all); nothing of them is kept."""
+async def test_422_for_protected_large_signed_or_invalid_files_keeps_nothing(
+    call: Caller, signing_sandbox: Sandbox, refused_files: dict[str, Any]
+) -> None:
     signing_id = await call.draft()
     for name, (code, data) in refused_files.items():
         status, body = await call.upload(signing_id, data)
@@ -77,8 +75,9 @@ async def test_422_for_files(call: Caller, signing_sandbox: Sandbox, refused_fil
     assert list(folder.iterdir()) == []
 
 
-async def test_files_of_other_tools_are_taken(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Files by reportlab, fpdf2 and qpdf, and slightly damaged ones, are taken as they are, and can be sealed."""
+async def test_files_of_other_tools_and_slightly_damaged_ones_are_accepted_and_sealed(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     good = {
         "reportlab": pdfs.by_reportlab(),
         "fpdf2": pdfs.by_fpdf2(),
@@ -99,8 +98,7 @@ async def test_files_of_other_tools_are_taken(call: Caller, signing_sandbox: San
         assert sealed.startswith(data)
 
 
-async def test_404_until_signed(call: Caller, signing_sandbox: Sandbox) -> None:
-    """404: download-signed before the document is fully signed."""
+async def test_404_on_download_until_the_document_is_fully_signed(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, document_id, people = await call.sent(recipients=2)
     path = f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"
     for person in people:
@@ -110,17 +108,15 @@ async def test_404_until_signed(call: Caller, signing_sandbox: Sandbox) -> None:
     assert (await call("GET", path))[0] == 200
 
 
-async def test_429_too_many_requests(call: Caller, signing_sandbox: Sandbox) -> None:
-    """429: too many requests, with Retry-After."""
+async def test_429_has_retry_after(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.rate_limit(rate=0.1, burst=1)
-    answers = [await call("GET", f"{API}/me") for _ in range(2)]
-    assert [status for status, _ in answers] == [200, 429]
-    assert answers[1][1]["code"] == "too_many_requests"
+    responses = [await call("GET", f"{API}/me") for _ in range(2)]
+    assert [status for status, _ in responses] == [200, 429]
+    assert responses[1][1]["code"] == "too_many_requests"
     assert int(call.headers["retry-after"]) == 10
 
 
-async def test_5xx_on_demand(call: Caller, signing_sandbox: Sandbox) -> None:
-    """5xx: as a fault; the next request is well."""
+async def test_5xx_on_demand_and_the_next_request_succeeds(call: Caller, signing_sandbox: Sandbox) -> None:
     for kind in ("500", "502-html", "503"):
         signing_sandbox.faults.add("me", kind)
         assert (await call("GET", f"{API}/me"))[0] == int(kind[:3])
@@ -130,15 +126,13 @@ async def test_5xx_on_demand(call: Caller, signing_sandbox: Sandbox) -> None:
 # limits
 
 
-async def test_limit_pdf_file_size(call: Caller) -> None:
-    """10 MB: exactly that is taken, a byte more is not."""
+async def test_limit_of_10_mb_is_inclusive(call: Caller) -> None:
     signing_id = await call.draft()
     assert (await call.upload(signing_id, pdfs.make_pdf(10 * 2**20)))[0] == 201
     assert (await call.upload(signing_id, pdfs.make_pdf(10 * 2**20 + 1)))[0] == 422
 
 
-async def test_limit_pdf_content(call: Caller) -> None:
-    """No password, no existing signatures."""
+async def test_limit_no_password_and_no_existing_signature(call: Caller) -> None:
     signing_id = await call.draft()
     data = pdfs.by_fpdf2()
     assert (await call.upload(signing_id, data))[0] == 201
@@ -147,15 +141,13 @@ async def test_limit_pdf_content(call: Caller) -> None:
     assert (await call.upload(signing_id, signed))[1]["code"] == "already_signed"
 
 
-async def test_limit_message_length(call: Caller) -> None:
-    """400 characters: characters, not bytes."""
+async def test_limit_of_400_counts_characters_not_bytes(call: Caller) -> None:
     assert await call.draft(message="ö" * 400)
     body = {"name": "A", "language": "EN", "message": "ö" * 401}
     assert (await call("POST", f"{API}/signings", json=body))[0] == 400
 
 
-async def test_limit_invitation_expiry(call: Caller, signing_sandbox: Sandbox) -> None:
-    """14 days from the invitation, which in a sequential signing comes when it is one's turn."""
+async def test_limit_of_14_days_starts_with_the_invitation(call: Caller, signing_sandbox: Sandbox) -> None:
     _, _, people = await call.sent(recipients=2, signing_order="sequential")
     signing_sandbox.clock.advance(days=10)
     await signing_sandbox.sign(people[0])
@@ -163,8 +155,7 @@ async def test_limit_invitation_expiry(call: Caller, signing_sandbox: Sandbox) -
     assert (await signing_sandbox.sign(people[1])).is_completed
 
 
-async def test_limit_recipient_order(call: Caller) -> None:
-    """Unique, starting at 1, in sequential signings."""
+async def test_limit_recipient_order_is_unique_and_starts_at_1(call: Caller) -> None:
     signing_id = await call.draft(signing_order="sequential")
     path = f"{API}/signings/{signing_id}/recipients"
     statuses = [
@@ -173,8 +164,7 @@ async def test_limit_recipient_order(call: Caller) -> None:
     assert statuses == [400, 201, 400, 201, 400, 201]
 
 
-async def test_limit_access_token_lifetime(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A token lasts for what expires_in says."""
+async def test_limit_access_token_lasts_for_expires_in(call: Caller, signing_sandbox: Sandbox) -> None:
     app = signing_sandbox.register_app("http://127.0.0.1:1/")
     parameters = {"grant_type": "authorization_code", "client_id": app.client_id, "redirect_uri": app.redirect_uri}
     secret = {"client_secret": app.client_secret, "code": signing_sandbox.authorize(app)}

@@ -1,4 +1,4 @@
-"""The states and transitions of the specification (section 3), rule by rule, and what people do."""
+"""The states and transitions of the specification (section 3), rule by rule."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.sandbox.serving import API, Caller
 
 
 async def state(call: Caller, signing_id: str) -> tuple[bool, bool, bool]:
-    """is_draft, is_completed, and whether cancelled_at is filled."""
+    """Return is_draft, is_completed, and whether cancelled_at is set."""
     body = await call.ok("GET", f"{API}/signings/{signing_id}")
     return body["is_draft"], body["is_completed"], body["cancelled_at"] is not None
 
 
 async def cannot_be_sent(call: Caller, signing_id: str, why: str) -> None:
-    """The send must be refused, and nothing changed."""
+    """Assert that sending is refused and changes nothing."""
     before = call.sandbox.signing(signing_id)
     status, body = await call("POST", f"{API}/signings/{signing_id}/send")
     assert (status, body["code"]) == (400, "cannot_be_sent")
@@ -27,15 +27,13 @@ async def cannot_be_sent(call: Caller, signing_id: str, why: str) -> None:
     assert call.sandbox.signing(signing_id) == before
 
 
-async def test_draft_to_sent(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Draft, sent: is_draft false, is_completed false, cancelled_at empty; notifications are dispatched."""
+async def test_send_leaves_draft_mode_and_notifies_recipients(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, people = await call.sent(recipients=3)
     assert await state(call, signing_id) == (False, False, False)
     assert [(n.kind, n.recipient_id) for n in signing_sandbox.notifications] == [("invitation", p) for p in people]
 
 
-async def test_draft_without_document_or_recipient(call: Caller) -> None:
-    """Draft without a document or recipient: unchanged, cannot_be_sent."""
+async def test_draft_without_document_or_recipient_cannot_be_sent(call: Caller) -> None:
     signing_id = await call.draft()
     await cannot_be_sent(call, signing_id, "no document")
     await call.upload(signing_id)
@@ -45,8 +43,7 @@ async def test_draft_without_document_or_recipient(call: Caller) -> None:
     await cannot_be_sent(call, other, "no document")
 
 
-async def test_no_longer_editable_is_not_sent_again(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Sent, completed and cancelled signings: unchanged, cannot_be_sent; nobody is notified twice."""
+async def test_sent_completed_and_cancelled_signings_cannot_be_sent(call: Caller, signing_sandbox: Sandbox) -> None:
     sent, _, _ = await call.sent()
     await cannot_be_sent(call, sent, "sent")
     await signing_sandbox.complete(sent)
@@ -57,19 +54,19 @@ async def test_no_longer_editable_is_not_sent_again(call: Caller, signing_sandbo
     assert len(signing_sandbox.notifications) == 2
 
 
-async def test_sent_twice_at_once(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Of many sends at once one works."""
+async def test_one_of_many_concurrent_sends_succeeds(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id)
     await call.recipient(signing_id)
-    answers = await asyncio.gather(*(call("POST", f"{API}/signings/{signing_id}/send") for _ in range(8)))
-    assert sorted(status for status, _ in answers) == [200] + [400] * 7
+    responses = await asyncio.gather(*(call("POST", f"{API}/signings/{signing_id}/send") for _ in range(8)))
+    assert sorted(status for status, _ in responses) == [200] + [400] * 7
     assert signing_sandbox.signing(signing_id).times_sent == 1
     assert len(signing_sandbox.notifications) == 1
 
 
-async def test_sent_to_completed(call: Caller, signing_sandbox: Sandbox) -> None:
-    """All recipients done: completed; each document gets completed_at and its signed file."""
+async def test_last_signature_completes_the_signing_and_seals_its_documents(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     signing_id = await call.draft()
     for name in ("a.pdf", "b.pdf"):
         await call.upload(signing_id, filename=name)
@@ -82,8 +79,7 @@ async def test_sent_to_completed(call: Caller, signing_sandbox: Sandbox) -> None
         assert (await call("GET", document["signed_file_path"]))[0] == 200
 
 
-async def test_rule_1_a_draft_is_editable(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Rule 1: documents and recipients can be added to a draft."""
+async def test_rule_1_draft_is_editable(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id)
     await call.recipient(signing_id)
@@ -93,8 +89,7 @@ async def test_rule_1_a_draft_is_editable(call: Caller, signing_sandbox: Sandbox
 
 
 @pytest.mark.parametrize("end", ["sent", "completed", "cancelled"])
-async def test_rule_2_nothing_is_added_later(call: Caller, signing_sandbox: Sandbox, end: str) -> None:
-    """Rule 2: nothing is added to a signing that is no longer editable."""
+async def test_rule_2_nothing_is_added_once_not_editable(call: Caller, signing_sandbox: Sandbox, end: str) -> None:
     signing_id, _, _ = await call.sent()
     if end == "completed":
         await signing_sandbox.complete(signing_id)
@@ -107,13 +102,12 @@ async def test_rule_2_nothing_is_added_later(call: Caller, signing_sandbox: Sand
     assert (len(signing_sandbox.documents(signing_id)), len(signing_sandbox.recipients(signing_id))) == (1, 1)
 
 
-async def test_rule_2_holds_for_an_upload_under_way(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Rule 2: a file whose signing is sent while it is being read is not added."""
+async def test_rule_2_holds_for_an_upload_in_flight(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id)
     await call.recipient(signing_id)
     port = int(signing_sandbox.base_url.rpartition(":")[2])
-    from tests.sandbox.test_multipart import body_of
+    from tests.sandbox.serving import body_of
 
     body, kind = body_of([("selected_file", "late.pdf", None)])
     head = f"POST {API}/signings/{signing_id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
@@ -126,15 +120,14 @@ async def test_rule_2_holds_for_an_upload_under_way(call: Caller, signing_sandbo
             await asyncio.sleep(0.01)
     await call.ok("POST", f"{API}/signings/{signing_id}/send")
     writer.write(body[100:])
-    answer = await reader.readuntil(b"\r\n")
+    response = await reader.readuntil(b"\r\n")
     writer.close()
-    assert b" 400 " in answer
+    assert b" 400 " in response
     assert len(signing_sandbox.documents(signing_id)) == 1
     assert len(list(signing_sandbox.service.incoming().path.parent.iterdir())) == 1
 
 
-async def test_rule_3_a_reminder_skips_the_finished(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Rule 3: who has completed is not reminded."""
+async def test_rule_3_reminder_skips_finished_recipients(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, people = await call.sent(recipients=2)
     await signing_sandbox.sign(people[0])
     for person in people:
@@ -143,8 +136,7 @@ async def test_rule_3_a_reminder_skips_the_finished(call: Caller, signing_sandbo
     assert reminded == [people[1]]
 
 
-async def test_rule_3_a_reminder_respects_the_14_days(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Rule 3: a reminder works until the invitation is 14 days old, and not after."""
+async def test_rule_3_reminder_respects_the_14_days(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, [person] = await call.sent()
     path = f"{API}/signings/{signing_id}/recipients/{person}/remind"
     signing_sandbox.clock.advance(days=13, hours=23)
@@ -156,8 +148,9 @@ async def test_rule_3_a_reminder_respects_the_14_days(call: Caller, signing_sand
 
 
 @pytest.mark.signing_sandbox(profile=Profile(remind_expired="renew", invitation_days=3))
-async def test_a_reminder_may_renew(call: Caller, signing_sandbox: Sandbox) -> None:
-    """With another profile a reminder after the expiry is a new invitation, and the recipient can sign again."""
+async def test_reminder_renews_an_expired_invitation_if_the_profile_says_so(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     signing_id, _, [person] = await call.sent()
     signing_sandbox.clock.advance(days=3)
     with pytest.raises(Refused, match="expired"):
@@ -167,16 +160,16 @@ async def test_a_reminder_may_renew(call: Caller, signing_sandbox: Sandbox) -> N
 
 
 @pytest.mark.signing_sandbox(profile=Profile(expiry_blocks_signing=False))
-async def test_an_expired_invitation_may_do(call: Caller, signing_sandbox: Sandbox) -> None:
-    """With another profile the expiry keeps nobody from signing."""
+async def test_expired_invitation_can_be_signed_if_the_profile_says_so(call: Caller, signing_sandbox: Sandbox) -> None:
     _, _, [person] = await call.sent()
     signing_sandbox.clock.advance(days=100)
     assert (await signing_sandbox.sign(person)).is_completed
 
 
 @pytest.mark.parametrize("end", ["draft", "cancelled"])
-async def test_nobody_is_reminded_of_nothing(call: Caller, signing_sandbox: Sandbox, end: str) -> None:
-    """A draft or cancelled signing has nothing to remind of."""
+async def test_draft_and_cancelled_signings_cannot_be_reminded(
+    call: Caller, signing_sandbox: Sandbox, end: str
+) -> None:
     signing_id = await call.draft()
     person = await call.recipient(signing_id)
     if end == "cancelled":
@@ -186,8 +179,9 @@ async def test_nobody_is_reminded_of_nothing(call: Caller, signing_sandbox: Sand
 
 
 @pytest.mark.signing_sandbox(profile=Profile(remind_finished="refuse"))
-async def test_reminding_the_finished_may_be_refused(call: Caller, signing_sandbox: Sandbox) -> None:
-    """With another profile a reminder to who has finished, or is not yet invited, is a 400."""
+async def test_reminding_a_finished_recipient_is_400_if_the_profile_says_so(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     signing_id, _, people = await call.sent(recipients=3, signing_order="sequential")
     await signing_sandbox.sign(people[0])
     for person, expected in zip(people, (400, 200, 400), strict=True):
@@ -195,8 +189,9 @@ async def test_reminding_the_finished_may_be_refused(call: Caller, signing_sandb
         assert status == expected
 
 
-async def test_rule_4_cancelled(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Rule 4: a draft and a sent signing can be cancelled, by an operation of the sandbox; a completed one cannot."""
+async def test_rule_4_draft_and_sent_signings_can_be_cancelled_and_completed_ones_cannot(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     draft, (sent, _, [person]), (done, _, _) = await call.draft(), await call.sent(), await call.sent()
     for signing_id in (draft, sent):
         await signing_sandbox.cancel(signing_id)
@@ -210,8 +205,7 @@ async def test_rule_4_cancelled(call: Caller, signing_sandbox: Sandbox) -> None:
         await signing_sandbox.cancel(done)
 
 
-async def test_sequential_order_is_kept(call: Caller, signing_sandbox: Sandbox) -> None:
-    """In a sequential signing each is invited when the one before has signed, and cannot sign earlier."""
+async def test_sequential_signing_invites_one_recipient_after_another(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft(signing_order="sequential")
     await call.upload(signing_id)
     third, first, second = [await call.recipient(signing_id, order=order) for order in (7, 1, 3)]
@@ -227,8 +221,7 @@ async def test_sequential_order_is_kept(call: Caller, signing_sandbox: Sandbox) 
     assert signing_sandbox.signing(signing_id).is_completed
 
 
-async def test_nobody_signs_a_draft(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A draft is neither signed nor declined nor completed."""
+async def test_draft_can_be_neither_signed_nor_declined_nor_completed(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id = await call.draft()
     person = await call.recipient(signing_id)
     for attempt in (
@@ -240,8 +233,7 @@ async def test_nobody_signs_a_draft(call: Caller, signing_sandbox: Sandbox) -> N
             await attempt
 
 
-async def test_the_last_two_sign_at_once(call: Caller, signing_sandbox: Sandbox) -> None:
-    """However many sign at the same moment, the signing is completed once, with all of them."""
+async def test_concurrent_last_signatures_complete_the_signing_once(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, document_id, people = await call.sent(recipients=4)
     await asyncio.gather(*(signing_sandbox.sign(person) for person in people))
     assert signing_sandbox.signing(signing_id).is_completed
@@ -251,8 +243,7 @@ async def test_the_last_two_sign_at_once(call: Caller, signing_sandbox: Sandbox)
     assert (await call("GET", f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"))[0] == 200
 
 
-async def test_one_signs_twice_at_once(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Who clicks twice has signed once."""
+async def test_recipient_signs_once_however_often_they_click(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, [person] = await call.sent()
     first, second = await asyncio.gather(
         signing_sandbox.sign(person), signing_sandbox.sign(person), return_exceptions=True
@@ -263,8 +254,7 @@ async def test_one_signs_twice_at_once(call: Caller, signing_sandbox: Sandbox) -
     assert signing_sandbox.signing(signing_id).is_completed
 
 
-async def test_cancelled_while_it_is_sealed(call: Caller, signing_sandbox: Sandbox) -> None:
-    """A signing cancelled in the moment the last one signs is cancelled, and nothing else."""
+async def test_signing_cancelled_during_sealing_stays_cancelled(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, document_id, [person] = await call.sent()
     signature = asyncio.create_task(signing_sandbox.sign(person))
     await asyncio.sleep(0)
@@ -275,10 +265,9 @@ async def test_cancelled_while_it_is_sealed(call: Caller, signing_sandbox: Sandb
     assert (await call("GET", f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"))[0] == 404
 
 
-async def test_what_was_sealed_in_vain_is_removed(
+async def test_failed_or_cancelled_sealing_leaves_no_sealed_file(
     call: Caller, signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a later document cannot be sealed, or the signing is cancelled meanwhile, no sealed file stays behind."""
     signing_id = await call.draft()
     documents = [(await call.upload(signing_id))[1]["id"] for _ in range(2)]
     person = await call.recipient(signing_id)
@@ -307,8 +296,7 @@ async def test_what_was_sealed_in_vain_is_removed(
     assert sorted(folder.iterdir()) == before
 
 
-async def test_declining_cancels(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Who declines ends the signing."""
+async def test_declining_cancels_the_signing(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, people = await call.sent(recipients=2)
     assert (await signing_sandbox.decline(people[0])).state == "cancelled"
     row = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"][0]
@@ -317,8 +305,7 @@ async def test_declining_cancels(call: Caller, signing_sandbox: Sandbox) -> None
 
 
 @pytest.mark.signing_sandbox(profile=Profile(decline_effect="nothing"))
-async def test_declining_may_leave_it(call: Caller, signing_sandbox: Sandbox) -> None:
-    """With another profile the signing stays sent, and never becomes completed."""
+async def test_declined_signing_stays_sent_if_the_profile_says_so(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, people = await call.sent(recipients=2)
     await signing_sandbox.decline(people[0])
     with pytest.raises(Refused, match="finished"):
@@ -327,8 +314,9 @@ async def test_declining_may_leave_it(call: Caller, signing_sandbox: Sandbox) ->
 
 
 @pytest.mark.signing_sandbox(profile=Profile(decline_effect="nothing"))
-async def test_declining_makes_it_the_next_ones_turn(call: Caller, signing_sandbox: Sandbox) -> None:
-    """Where a declined signing goes on, the next in a sequential one is invited."""
+async def test_declining_invites_the_next_recipient_if_the_signing_continues(
+    call: Caller, signing_sandbox: Sandbox
+) -> None:
     signing_id, _, (first, second, third) = await call.sent(recipients=3, signing_order="sequential")
     await signing_sandbox.decline(first)
     assert [n.recipient_id for n in signing_sandbox.notifications] == [first, second]
@@ -338,17 +326,15 @@ async def test_declining_makes_it_the_next_ones_turn(call: Caller, signing_sandb
 
 
 @pytest.mark.parametrize("action", ["sign", "decline", "complete", "cancel"])
-async def test_unknown_ids(signing_sandbox: Sandbox, action: str) -> None:
-    """What does not exist is refused as such."""
+async def test_unknown_ids_are_refused(signing_sandbox: Sandbox, action: str) -> None:
     with pytest.raises(Refused, match="no such") as caught:
         await getattr(signing_sandbox, action)("nope")
     assert caught.value.status == 404
 
 
-async def test_a_document_that_cannot_be_sealed(
+async def test_failed_seal_signs_nothing_and_can_be_tried_again(
     call: Caller, signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When sealing fails, nothing is signed and the reason is told; it can be tried again."""
     from signing_async.sandbox import sealing
 
     def fail(*_: object, **__: object) -> None:

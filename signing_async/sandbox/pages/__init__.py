@@ -1,26 +1,27 @@
-"""The pages for people: plain HTML that needs no scripts, at the addresses that a browser visits."""
+"""The pages for people: HTML that works without scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from functools import partial
 
 from aiohttp import web
 
-from ..own import OWN_API
+from ..middleware import method_not_allowed
 from ..refused import Refused, not_found
+from ..responses import is_api_path
+from ..state import State
 from .apps import AUTHORIZE, Apps
+from .components import alert, heading
 from .dashboard import Dashboard
 from .faults import FaultsPage
 from .inbox import Inbox
 from .markup import tag
 from .requests import Requests
-from .signing import SigningPage
-from .site import APPS, DASHBOARD, STYLE, STYLE_PATH, Site, alert, heading
+from .signing_details import SigningDetails
+from .signing_page import SigningPage
+from .site import APPS, DASHBOARD, SCRIPT, SCRIPT_PATH, STYLE, STYLE_PATH, Site
 from .webhooks import Webhooks
-
-if TYPE_CHECKING:
-    from ..server import Sandbox
 
 TITLES = {403: "Not allowed", 404: "Not found", 405: "Not possible"}
 
@@ -30,13 +31,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Pages:
     """All pages of one sandbox."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._site = Site(sandbox)
+    def __init__(self, state: State) -> None:
+        self._site = Site(state)
         site = self._site
         self._parts = (
             Apps(site),
             Dashboard(site),
             Inbox(site),
+            SigningDetails(site),
             SigningPage(site),
             Webhooks(site),
             FaultsPage(site),
@@ -44,29 +46,28 @@ class Pages:
         )
 
     def routes(self) -> list[web.RouteDef]:
-        """Their routes."""
+        """Return the routes."""
         return [
             web.get("/", _to_dashboard),
-            web.get(STYLE_PATH, _style),
+            web.get(STYLE_PATH, partial(_asset, STYLE, "text/css")),
+            web.get(SCRIPT_PATH, partial(_asset, SCRIPT, "text/javascript")),
             *(route for part in self._parts for route in part.routes()),
         ]
 
     @web.middleware
     async def errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Show who asks with a browser what went wrong as a page, and let no other site use the pages' forms."""
+        """Show errors to browsers as pages, and refuse requests that other sites make a browser send."""
         if not _is_for_people(request):
             return await handler(request)
         try:
-            self._site.sandbox.forms.check_site(request)
+            self._site.state.forms.check_site(request)
             return await handler(request)
         except Refused as refused:
             return self._error(request, refused)
         except web.HTTPNotFound:
             return self._error(request, not_found("page"))
         except web.HTTPMethodNotAllowed as error:
-            allowed = ", ".join(sorted(error.allowed_methods))
-            message = f"{request.method} is not allowed here; {allowed} is."
-            return self._error(request, Refused(405, "method_not_allowed", message, headers={"Allow": allowed}))
+            return self._error(request, method_not_allowed(request.method, error))
 
     def _error(self, request: web.Request, refused: Refused) -> web.Response:
         title = TITLES.get(refused.status, "That did not work")
@@ -83,9 +84,9 @@ class Pages:
 
 
 def _is_for_people(request: web.Request) -> bool:
-    """The pages' own addresses, and whatever else a browser asks for beside the APIs."""
+    """Return whether a browser asks: for a page, or for anything else but an API."""
     path = request.path
-    if path == "/api" or path.startswith(("/api/", f"{OWN_API}/")) or path == "/openapi.json":
+    if is_api_path(path):
         return False
     own = path in {"/", APPS, AUTHORIZE} or path == DASHBOARD or path.startswith(f"{DASHBOARD}/")
     return own or "text/html" in request.headers.get("Accept", "")
@@ -95,6 +96,6 @@ async def _to_dashboard(_: web.Request) -> web.Response:
     raise web.HTTPFound(DASHBOARD)
 
 
-async def _style(request: web.Request) -> web.Response:
+async def _asset(content: bytes, kind: str, _: web.Request) -> web.Response:
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
-    return web.Response(body=STYLE, content_type="text/css", charset="utf-8", headers=headers)
+    return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)

@@ -1,4 +1,4 @@
-"""Register an application, and let it act for a user: /developer/my-apps and /oauth/authorize."""
+"""Registering applications and consenting to them: /developer/my-apps and /oauth/authorize."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from aiohttp import web
 from ..accounts import redirect_with
 from ..records import App, User
 from ..refused import Refused
-from .markup import Child, Html, isolated, tag, theirs
-from .site import (
-    APPS,
+from .components import (
     EMPTY,
     Filled,
-    Site,
     alert,
     card,
     choice_field,
@@ -26,6 +23,8 @@ from .site import (
     table,
     text_field,
 )
+from .markup import Child, Html, isolated, tag, theirs
+from .site import APPS, Site
 
 AUTHORIZE = "/oauth/authorize"
 ASKED = ("client_id", "redirect_uri", "response_type", "state")
@@ -33,14 +32,14 @@ PKCE = ("code_challenge", "code_challenge_method")
 
 
 class Apps:
-    """The applications, and what they ask of users."""
+    """The applications and the consent page."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._accounts = site.sandbox.accounts
+        self._accounts = site.state.accounts
 
     def routes(self) -> list[web.RouteDef]:
-        """Both pages."""
+        """Return the routes."""
         return [
             web.get(APPS, self.my_apps),
             web.post(APPS, self.register),
@@ -51,30 +50,33 @@ class Apps:
     # my apps
 
     async def my_apps(self, request: web.Request) -> web.Response:
-        """The applications, and a form for a new one."""
+        """Show the applications and a form for a new one."""
         return self._my_apps(request, EMPTY)
 
     async def register(self, request: web.Request) -> web.Response:
-        """Register an application and show its secret, this once."""
+        """Register an application and show its secret, only once."""
         fields = await self._site.fields(request)
         try:
             user = self._user(fields)
             app = self._accounts.register_app(fields.get("name", ""), fields.get("redirect_uri", ""), user)
         except Refused as refused:
             return self._my_apps(request, Filled.refused(fields, refused), refused.status)
-        return self._site.page(request, "App registered", _registered(app, self._site.sandbox.base_url), section=APPS)
+        return self._site.page(request, "App registered", _registered(app, self._site.state.base_url), section=APPS)
 
     def _my_apps(self, request: web.Request, filled: Filled, status: int = 200) -> web.Response:
         apps = self._accounts.apps()
         form = self._site.form(
             request,
             APPS,
-            text_field("Name", "name", filled, "Users read it on the consent page.", maxlength=200, required=True),
+            text_field("Name", "name", filled, "Shown to users on the consent page.", maxlength=200, required=True),
             text_field(
                 "Redirect URI",
                 "redirect_uri",
                 filled,
-                ["Where the browser goes with the code: https, or http on this machine, as in ", tag("code", _EXAMPLE)],
+                [
+                    "Gets the code: https, or http on this machine, such as ",
+                    tag("code", _EXAMPLE),
+                ],
                 required=True,
                 inputmode="url",
                 autocomplete="off",
@@ -110,34 +112,34 @@ class Apps:
         ]
 
     def _who(self, label: str, filled: Filled) -> Html | None:
-        """A choice of user, where there is one."""
+        """Return a select field of the users, if there are several."""
         users = self._accounts.users()
         if len(users) == 1:
             return None
         return choice_field(label, "user", filled, map(_named, users), default=self._accounts.default_user().id)
 
     def _user(self, fields: dict[str, str]) -> User:
-        """The user chosen in a form; the default one where there was nothing to choose."""
+        """Return the user chosen in a form; without a choice, the default user."""
         chosen = fields.get("user")
         if chosen is None:
             return self._accounts.default_user()
         try:
             return self._accounts.user(chosen)
         except KeyError:
-            raise Refused(400, "validation_failed", "There is no such user; choose one of these.") from None
+            raise Refused(400, "validation_failed", "There is no such user; choose one from the list.") from None
 
     # consent
 
     async def consent(self, request: web.Request) -> web.StreamResponse:
-        """Ask a user whether an application may act for them."""
+        """Ask the user for consent."""
         return self._ask(request, EMPTY)
 
     async def decide(self, request: web.Request) -> web.StreamResponse:
-        """Send the browser back to the application, with a code or an error."""
+        """Redirect to the application, with a code or an error."""
         fields = await self._site.fields(request)
         decision = fields.get("decision")
         if decision not in {"allow", "deny"}:
-            return self._ask(request, Filled(fields, {}, "Choose whether to agree or to decline."), 400)
+            return self._ask(request, Filled(fields, {}, "Choose Allow or Deny."), 400)
         try:
             app, state, challenge = self._asked(request)
             user = self._user(fields)
@@ -148,7 +150,7 @@ class Apps:
         raise web.HTTPFound(self._accounts.consent_redirect(app, state, user=user, challenge=challenge))
 
     def _asked(self, request: web.Request) -> tuple[App, str | None, str | None]:
-        """The application that asks, its state and code challenge; one that asks wrongly is told so itself."""
+        """Return the application, its state and code challenge; redirect to it if its request is invalid."""
         app, state = self._accounts.authorization_request(request.query)
         if request.query.get("response_type") != "code":
             raise web.HTTPFound(redirect_with(app, error="unsupported_response_type", state=state))
@@ -172,8 +174,7 @@ class Apps:
             for_recipients=True,
             status=status,
         )
-        # Browsers hold the whole chain of redirects after a form against form-action, and where the application
-        # sends its user on to is its own affair.
+        # Browsers apply form-action to all redirects after a form, also to those of the application.
         policy = response.headers["Content-Security-Policy"]
         response.headers["Content-Security-Policy"] = policy.replace(" form-action 'self';", "")
         return response
@@ -189,20 +190,28 @@ class Apps:
             self._who("You are", filled) or you,
             tag(
                 "div",
-                tag("button", "Agree", name="decision", value="allow"),
-                tag("button", "Decline", name="decision", value="deny", class_="plain"),
+                tag("button", "Allow", name="decision", value="allow"),
+                tag("button", "Deny", name="decision", value="deny", class_="plain"),
                 class_="buttons",
             ),
             class_="stack",
         )
-        may = ("see who you are", "create, read and send signings in your name", "upload and download their documents")
+        may = (
+            "read your profile",
+            "create, read and send signings for you",
+            "upload and download their documents",
+        )
         return tag(
             "section",
-            tag("p", tag("strong", theirs(app.name)), " asks to use the signing service for you. It could then:"),
+            tag(
+                "p",
+                tag("strong", theirs(app.name)),
+                " asks to use the signing service for you. It will be able to:",
+            ),
             tag("ul", [tag("li", what) for what in may]),
             facts(
                 ("Client id", identifier(app.client_id)),
-                ("Afterwards you go to", tag("code", app.redirect_uri, class_="break")),
+                ("Redirects to", tag("code", app.redirect_uri, class_="break")),
             ),
             form,
             class_="card",
@@ -212,8 +221,8 @@ class Apps:
 _EXAMPLE = "http://127.0.0.1:8000/callback"
 _HEADERS = ("Name", "Client id", "Redirect URI", "Registered", "Try it")
 _EMPTY = [
-    tag("p", tag("strong", "No application yet.")),
-    tag("p", "Register one to get the client id and the client secret that OAuth needs."),
+    tag("p", tag("strong", "No applications yet.")),
+    tag("p", "Register one to get a client id and a client secret for OAuth."),
 ]
 
 
@@ -226,10 +235,10 @@ def _registered(app: App, base_url: str) -> Html:
         "div",
         heading(["Registered: ", theirs(app.name)], own=False),
         card(
-            "Keep the secret now",
+            "Copy the secret now",
             tag(
                 "p",
-                "The client secret is shown this once and never again. Keep it away from browsers and logs.",
+                "The client secret is shown only once. Keep it out of browsers and logs.",
                 class_="warning",
             ),
             facts(
@@ -238,7 +247,7 @@ def _registered(app: App, base_url: str) -> Html:
                 ("Redirect URI", tag("code", app.redirect_uri, class_="break")),
                 ("Base URL", tag("code", base_url, class_="break")),
             ),
-            tag("p", tag("a", "I have kept it: back to my apps", href=APPS, class_="button")),
+            tag("p", tag("a", "Done, back to my apps", href=APPS, class_="button")),
         ),
         class_="secret",
     )
@@ -246,17 +255,17 @@ def _registered(app: App, base_url: str) -> Html:
 
 def _not_trusted(request: web.Request, refused: Refused) -> list[Html]:
     return [
-        heading("This application cannot be let in", own=False),
+        heading("This application cannot be authorized", own=False),
         tag(
             "section",
             alert(refused.message),
-            tag("p", "The browser is not sent back: an address that is not registered is not to be trusted."),
-            facts(*((name, _came(request.query.get(name))) for name in ASKED)),
+            tag("p", "You are not redirected: a redirect URI that is not registered cannot be trusted."),
+            facts(*((name, _parameter(request.query.get(name))) for name in ASKED)),
             tag("p", tag("a", "See the registered applications", href=APPS)),
             class_="card",
         ),
     ]
 
 
-def _came(value: str | None) -> Html:
+def _parameter(value: str | None) -> Html:
     return tag("code", value, class_="break") if value else tag("span", "missing", class_="quiet")

@@ -1,4 +1,4 @@
-"""Arrange faults and a rate limit."""
+"""Faults and the rate limit."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 from aiohttp import web
 
 from ..faults import DELIVERY, DELIVERY_KINDS, KINDS, OPERATIONS, Fault
+from .components import EMPTY, Filled, card, choice_field, heading, live, rejected, table, text_field
 from .markup import Child, Html, tag
-from .site import EMPTY, FAULTS, Filled, Site, card, choice_field, heading, rejected, see, table, text_field
+from .site import FAULTS, Site, redirect
 
 
 class FaultsPage:
-    """The levers for what goes wrong."""
+    """The arranged faults and the rate limit."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._sandbox = site.sandbox
+        self._state = site.state
 
     def routes(self) -> list[web.RouteDef]:
-        """The page and its forms."""
+        """Return the routes."""
         return [
             web.get(FAULTS, self.page),
             web.post(FAULTS, self.add),
@@ -30,7 +31,7 @@ class FaultsPage:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """What is in force, and the forms."""
+        """Show the faults, the rate limit and their forms."""
         return self._page(request, EMPTY, EMPTY)
 
     def _page(self, request: web.Request, fault: Filled, limit: Filled, status: int = 200) -> web.Response:
@@ -45,9 +46,9 @@ class FaultsPage:
                 tag(
                     "div",
                     card(
-                        "Faults in force",
-                        in_force(self._site, request),
-                        more=clear if self._sandbox.faults.arranged else None,
+                        "Arranged faults",
+                        live("fault-list", table_of_faults(self._site, request)),
+                        more=clear if self._state.faults.arranged else None,
                     ),
                     self._limit(request, limit),
                 ),
@@ -59,7 +60,7 @@ class FaultsPage:
         )
 
     def _form(self, request: web.Request, filled: Filled) -> Html:
-        operations = [("*", "every operation of /api/1.0"), *((name, name) for name in (*OPERATIONS, DELIVERY))]
+        operations = [("*", "all operations of /api/1.0"), *((name, name) for name in (*OPERATIONS, DELIVERY))]
         kinds = [(name, name) for name in KINDS]
         kinds += [(name, f"{name} ({DELIVERY})") for name in DELIVERY_KINDS if name not in KINDS]
         form = self._site.form(
@@ -67,15 +68,15 @@ class FaultsPage:
             FAULTS,
             choice_field("Operation", "operation", filled, operations),
             choice_field("Kind", "kind", filled, kinds),
-            text_field("Times", "times", filled, "Empty: every time.", default="1", inputmode="numeric"),
+            text_field("Times", "times", filled, "Leave empty for all requests.", default="1", inputmode="numeric"),
             text_field(
                 "Seconds",
                 "seconds",
                 filled,
-                "How long a slow answer takes, or what Retry-After says (429 and 503). Empty: as usual.",
+                "The delay of slow, or the Retry-After of 429 and 503. Leave empty for the default.",
                 inputmode="decimal",
             ),
-            tag("button", "Arrange"),
+            tag("button", "Arrange fault"),
             class_="stack",
         )
         return card("Arrange a fault", form)
@@ -86,26 +87,26 @@ class FaultsPage:
         try:
             details = _details(fields)
             times = _number("times", fields, r"[0-9]{1,9}")
-            self._sandbox.faults.add(
+            self._state.faults.add(
                 fields.get("operation", ""), fields.get("kind", ""), None if times is None else int(times), **details
             )
         except ValueError as error:
             return self._page(request, Filled(fields, {}, f"{error}"), EMPTY, 400)
-        raise see(FAULTS, "fault")
+        raise redirect(FAULTS, "fault")
 
     async def remove(self, request: web.Request) -> web.Response:
-        """Remove a fault; that it is gone already is just as well."""
+        """Remove a fault, if it was not removed before."""
         wanted = (await self._site.fields(request)).get("fault")
-        for fault in list(self._sandbox.faults.arranged):
-            if _key(fault) == wanted:
+        for fault in list(self._state.faults.arranged):
+            if fault.id == wanted:
                 fault.remove()
-        raise see(FAULTS, "fault-removed")
+        raise redirect(FAULTS, "fault-removed")
 
     async def clear(self, request: web.Request) -> web.Response:
         """Remove all faults."""
         await self._site.fields(request)
-        self._sandbox.faults.clear()
-        raise see(FAULTS, "faults-cleared")
+        self._state.faults.clear()
+        raise redirect(FAULTS, "faults-cleared")
 
     # the rate limit
 
@@ -113,68 +114,64 @@ class FaultsPage:
         form = self._site.form(
             request,
             f"{FAULTS}/rate-limit",
-            text_field("Requests a second", "rate", filled, "Empty: no limit.", inputmode="decimal"),
-            text_field("At once", "burst", filled, "Empty: one second's worth.", inputmode="numeric"),
-            tag("button", "Set the limit"),
+            text_field("Requests per second", "rate", filled, "Leave empty for no limit.", inputmode="decimal"),
+            text_field("At once", "burst", filled, "Leave empty for one second's requests.", inputmode="numeric"),
+            tag("button", "Set limit"),
             class_="stack",
         )
-        limit = self._sandbox.current_rate_limit
-        said = f"{limit.rate:g} a second, {limit.burst} at once; more get 429." if limit else "None."
-        return card("Rate limit", tag("p", said), form)
+        limit = self._state.rate_limit
+        text = f"{limit.rate:g} per second, {limit.burst} at once; other requests get 429." if limit else "None."
+        return card("Rate limit", tag("p", text), form)
 
     async def limit(self, request: web.Request) -> web.Response:
-        """Set or lift the rate limit."""
+        """Set or remove the rate limit."""
         fields = await self._site.fields(request)
         try:
             rate = _number("rate", fields, r"[0-9]{1,9}([.][0-9]{1,6})?")
             burst = _number("burst", fields, r"[1-9][0-9]{0,8}")
-            self._sandbox.rate_limit(rate, None if burst is None else int(burst))
+            self._state.limit_rate(rate, None if burst is None else int(burst))
         except ValueError as error:
             return self._page(request, EMPTY, Filled(fields, {}, f"{error}"), 400)
-        raise see(FAULTS, "limit" if rate is not None else "limit-lifted")
+        raise redirect(FAULTS, "limit" if rate is not None else "limit-lifted")
 
 
-def in_force(site: Site, request: web.Request) -> Html:
-    """The arranged faults as a table, each with a button that removes it."""
-    rows = [_row(site, request, fault) for fault in site.sandbox.faults.arranged]
-    return table("Faults in force", _HEADERS, rows, tag("p", "None: everything works."))
+def table_of_faults(site: Site, request: web.Request) -> Html:
+    """Return a table of the arranged faults."""
+    rows = [_row(site, request, fault) for fault in site.state.faults.arranged]
+    return table("Arranged faults", _HEADERS, rows, tag("p", "None: everything works."))
 
 
-_HEADERS = ("Kind", "Operation", "Struck", "Actions")
+_HEADERS = ("Kind", "Operation", "Applied", "Actions")
 
 
 def _row(site: Site, request: web.Request, fault: Fault) -> list[Child]:
     details = ", ".join(f"{name}={value}" for name, value in fault.details.items())
-    chance = f"by {fault.probability:.0%} chance" if fault.probability < 1 else None
-    skip = f"after {fault.skip} more" if fault.skip else None
+    chance = f"probability {fault.probability:.0%}" if fault.probability < 1 else None
+    skip = f"after {fault.skip} more requests" if fault.skip else None
     more = [tag("p", text, class_="quiet") for text in (details, chance, skip) if text]
     about = f"the fault {fault.kind} of {fault.operation}"
     return [
         [tag("strong", fault.kind), more],
         tag("code", fault.operation),
-        _struck(fault),
-        site.button(request, f"{FAULTS}/remove", "Remove", about, "plain", fault=_key(fault)),
+        _hits(fault),
+        site.button(request, f"{FAULTS}/remove", "Remove", about, "plain", fault=fault.id),
     ]
 
 
-def _struck(fault: Fault) -> Child:
+def _hits(fault: Fault) -> Child:
     if fault.times is None:
-        return f"{fault.hits} times, without end"
+        return f"{fault.hits} times, no limit"
     spent = " – used up" if fault.hits >= fault.times else ""
     return f"{fault.hits} of {fault.times}{spent}"
 
 
-def _key(fault: Fault) -> str:
-    return f"{id(fault):x}"
-
-
 def _number(name: str, fields: dict[str, str], pattern: str) -> float | None:
-    """The number in a field, None when it is empty, a ValueError when it is none."""
+    """Return the number in a field, or None if it is empty."""
     text = fields.get(name, "").strip()
     if not text:
         return None
     if not re.fullmatch(pattern, text):
-        raise ValueError(f"{name} must be a number, or empty, not {text!r}")
+        raise ValueError(f"{name}: must be a number or empty, got {text!r}")
     return float(text)
 
 

@@ -1,23 +1,14 @@
-"""The inbox: what every recipient was sent."""
+"""The inbox: the invitations and reminders of all recipients."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from ..records import Notification
+from .components import EMPTY, Standing, choice_field, heading, live, moment, signing_page, standing
 from .markup import Child, Html, tag, theirs
-from .site import (
-    EMPTY,
-    INBOX,
-    Site,
-    Standing,
-    choice_field,
-    heading,
-    moment,
-    signing_page,
-    standing,
-)
-from .words import LANGUAGES
+from .site import INBOX, Site
+from .texts import LANGUAGES
 
 MOST = 100
 ALL = ""
@@ -25,18 +16,18 @@ _TONES: dict[Standing, str] = {"signed": "good", "declined": "bad", "cancelled":
 
 
 class Inbox:
-    """Everybody's mail on one page."""
+    """All messages on one page."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def routes(self) -> list[web.RouteDef]:
-        """The one page."""
+        """Return the route."""
         return [web.get(INBOX, self.inbox)]
 
     async def inbox(self, request: web.Request) -> web.Response:
-        """The newest messages, of everybody or of one address."""
-        messages = self._site.sandbox.notifications
+        """Show the newest messages to everybody, or to one address."""
+        messages = self._site.state.invitations.notifications()
         addresses = sorted({message.email for message in messages})
         wanted = request.query.get("to", ALL)
         found = [message for message in reversed(messages) if wanted in (ALL, message.email)]
@@ -46,28 +37,28 @@ class Inbox:
         return self._site.page(
             request,
             "Inbox",
-            heading("Inbox", tag("p", "What the service would have sent by e-mail. Nothing leaves this machine.")),
+            heading("Inbox", tag("p", "The e-mails that the service would send. Nothing leaves this machine.")),
             _filter(addresses, wanted) if addresses else None,
-            tag("div", listed if listed else [_nothing(wanted)], class_="mails"),
+            live("mails", tag("div", listed if listed else [_nothing(wanted)], class_="mails")),
             section=INBOX,
         )
 
     def _message(self, message: Notification) -> Html:
-        service = self._site.service
+        service, signatures = self._site.state.service, self._site.state.signatures
         signing, recipient = service.signing(message.signing_id), service.recipient(message.recipient_id)
-        sender = self._site.sandbox.accounts.user(signing.user_id)
-        words = LANGUAGES[signing.language]
+        sender = self._site.state.accounts.user(signing.user_id)
+        texts = LANGUAGES[signing.language]
         is_reminder = message.kind == "reminder"
-        now = standing(service, signing, recipient)
-        subject = words.reminder if is_reminder else words.invitation
-        greeting = (words.reminds if is_reminder else words.invites).split("{sender}")
+        now = standing(signatures, signing, recipient)
+        subject = texts.reminder if is_reminder else texts.invitation
+        greeting = (texts.reminds if is_reminder else texts.invites).split("{sender}")
         until = recipient.expires_at if now == "invited" else None
         return tag(
             "article",
             tag(
                 "div",
                 tag("h2", f"{subject}: ", theirs(signing.name), id=f"mail-{message.seq}"),
-                tag("span", words.standings[now], class_=f"badge {_TONES.get(now, 'busy')}"),
+                tag("span", texts.standings[now], class_=f"badge {_TONES.get(now, 'busy')}"),
                 class_="card-head",
             ),
             tag(
@@ -83,19 +74,19 @@ class Inbox:
             ),
             tag("p", greeting[0], theirs(sender.name), greeting[1]),
             tag("p", theirs(signing.message), class_="said") if signing.message else None,
-            tag("p", words.valid_until, " ", moment(until), ".", class_="quiet") if until else None,
+            tag("p", texts.valid_until, " ", moment(until), ".", class_="quiet") if until else None,
             tag(
                 "p",
                 tag(
                     "a",
-                    words.to_signing,
+                    texts.to_signing,
                     href=signing_page(recipient),
                     class_="button" if now == "invited" else "button plain",
                     aria_describedby=f"mail-{message.seq}",
                 ),
             ),
             class_="card",
-            lang=words.code,
+            lang=texts.code,
             aria_labelledby=f"mail-{message.seq}",
         )
 
@@ -118,10 +109,10 @@ def _filter(addresses: list[str], wanted: str) -> Html:
 
 
 def _nothing(wanted: str) -> Html:
-    whose: Child = ["Nothing was sent to ", theirs(wanted), "."] if wanted else "No message yet."
+    whose: Child = ["Nothing was sent to ", theirs(wanted), "."] if wanted else "No messages yet."
     return tag(
         "div",
         tag("p", tag("strong", whose)),
-        tag("p", "Once a signing is sent, its recipients' invitations and reminders appear here."),
+        tag("p", "Invitations and reminders appear here once a signing is sent."),
         class_="empty card",
     )

@@ -1,4 +1,4 @@
-"""HTML into which nothing can be injected: every string becomes text, and only `Html` is markup."""
+"""HTML without injection: every string becomes text, and only `Html` is markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EMPTY = frozenset({"br", "hr", "input", "link", "meta"})
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """Markup that may go into a page as it is. Made by `tag`."""
+    """Markup that goes into a page unchanged. Made by `tag`."""
 
     text: str
 
@@ -21,7 +21,7 @@ Child: TypeAlias = "Html | str | int | Iterable[Child] | None"
 
 
 def tag(element: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
-    """An element. `class_` gives class, `aria_label` aria-label; True stands alone, False and None are left out.
+    """Return an element. `class_` is class, `aria_label` is aria-label; True has no value, False and None are omitted.
 
     Example: tag("p", "Signed by ", tag("b", name), class_="note")
     """
@@ -30,7 +30,7 @@ def tag(element: str, /, *children: Child, **attributes: str | int | bool | None
 
 
 def render(child: Child) -> str:
-    """The markup of a child, or of many."""
+    """Return the markup of a child or of several."""
     if child is None:
         return ""
     if isinstance(child, Html):
@@ -41,12 +41,12 @@ def render(child: Child) -> str:
 
 
 def theirs(text: str) -> Html:
-    """Text that somebody chose; whatever direction its letters have, those around it keep theirs."""
+    """Return text that a user chose, isolated: its direction does not affect the text around it."""
     return tag("bdi", text)
 
 
 def isolated(text: str) -> str:
-    """The same for places that take no elements, such as a page's title."""
+    """Return text that a user chose, isolated, for places without elements, such as a page's title."""
     return f"\u2068{text}\u2069"
 
 
@@ -58,4 +58,4 @@ def _attribute(name: str, value: str | int | bool | None) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(text).encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent
+    return escape(text).encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded

@@ -1,20 +1,16 @@
-"""Webhook endpoints, and how the deliveries to them went."""
+"""Webhook endpoints, and the deliveries to them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from aiohttp import web
 
 from ..records import Attempt, Delivery, Endpoint
 from ..refused import Refused
-from .markup import Child, Html, tag
-from .site import (
+from .components import (
     EMPTY,
-    WEBHOOKS,
     Filled,
-    Site,
     alert,
     badge,
     card,
@@ -22,25 +18,28 @@ from .site import (
     facts,
     heading,
     identifier,
+    live,
     moment,
     rejected,
-    see,
     table,
     text_field,
 )
+from .markup import Child, Html, tag
+from .requests import code_block
+from .site import WEBHOOKS, Site, redirect
 
 MOST = 100
 
 
 class Webhooks:
-    """The endpoints, the log, and one delivery whole."""
+    """The endpoints, the deliveries, and one delivery with its attempts."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._webhooks = site.sandbox.webhooks
+        self._webhooks = site.state.webhooks
 
     def routes(self) -> list[web.RouteDef]:
-        """The pages and their forms."""
+        """Return the routes."""
         return [
             web.get(WEBHOOKS, self.page),
             web.post(WEBHOOKS, self.register),
@@ -50,17 +49,19 @@ class Webhooks:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """The endpoints, a form for a new one, and the newest deliveries."""
+        """Show the endpoints and the newest deliveries."""
         return self._page(request, EMPTY)
 
     async def register(self, request: web.Request) -> web.Response:
-        """Register an endpoint and show its secret, this once."""
+        """Register an endpoint and show its secret, only once."""
         fields = await self._site.fields(request)
+        url = fields.get("url", "").strip()
+        twice = self._webhooks.is_registered(url)
         try:
-            endpoint = self._webhooks.register(fields.get("url", "").strip(), fields.get("secret") or None)
+            endpoint = self._webhooks.register(url, fields.get("secret") or None)
         except Refused as refused:
             return self._page(request, Filled.refused(fields, refused), refused.status)
-        return self._site.page(request, "Endpoint registered", _registered(endpoint), section=WEBHOOKS)
+        return self._site.page(request, "Endpoint registered", _registered(endpoint, twice=twice), section=WEBHOOKS)
 
     def _page(self, request: web.Request, filled: Filled, status: int = 200) -> web.Response:
         endpoints = self._webhooks.endpoints()
@@ -69,10 +70,10 @@ class Webhooks:
             request,
             WEBHOOKS,
             text_field(
-                "Address",
+                "URL",
                 "url",
                 filled,
-                ["On this machine, as in ", tag("code", "http://127.0.0.1:8000/webhooks")],
+                ["On this machine, such as ", tag("code", "http://127.0.0.1:8000/webhooks")],
                 required=True,
                 inputmode="url",
                 autocomplete="off",
@@ -82,7 +83,7 @@ class Webhooks:
                 "Secret",
                 "secret",
                 EMPTY,
-                "It signs every delivery. Empty: the sandbox makes one.",
+                "Signs every delivery. Leave empty to have one made.",
                 type="password",
                 autocomplete="new-password",
             ),
@@ -91,8 +92,7 @@ class Webhooks:
         )
         log_card = card(
             "Deliveries",
-            log(self._site, request, self._webhooks.deliveries(MOST)),
-            more=tag("a", "Refresh", href=WEBHOOKS),
+            live("delivery-list", table_of_deliveries(self._site, request, self._webhooks.deliveries(MOST))),
         )
         return self._site.page(
             request,
@@ -119,26 +119,26 @@ class Webhooks:
         ]
 
     async def remove(self, request: web.Request) -> web.Response:
-        """Deliver nothing more to an endpoint."""
+        """Remove an endpoint."""
         await self._site.fields(request)
         self._webhooks.remove(request.match_info["endpoint_id"])
-        raise see(WEBHOOKS, "endpoint-removed")
+        raise redirect(WEBHOOKS, "endpoint-removed")
 
     # one delivery
 
     async def delivery(self, request: web.Request) -> web.Response:
-        """One delivery: its body, and each try."""
+        """Show a delivery."""
         return self._delivery(request, self._webhooks.delivery(request.match_info["delivery_id"]))
 
     async def resend(self, request: web.Request) -> web.Response:
-        """Deliver an event once more."""
+        """Deliver an event again."""
         await self._site.fields(request)
         delivery = self._webhooks.delivery(request.match_info["delivery_id"])
         try:
             again = self._webhooks.resend(delivery.id)
         except Refused as refused:
             return self._delivery(request, delivery, refused.message, refused.status)
-        raise see(f"{WEBHOOKS}/deliveries/{again.id}", "resent")
+        raise redirect(f"{WEBHOOKS}/deliveries/{again.id}", "resent")
 
     def _delivery(
         self, request: web.Request, delivery: Delivery, problem: str | None = None, status: int = 200
@@ -146,14 +146,18 @@ class Webhooks:
         event = self._webhooks.event(delivery.event_id)
         about = facts(
             ("Delivery", identifier(delivery.id)),
-            ("Event", [identifier(event.id), tag("p", "the same in every repetition", class_="quiet")]),
+            ("Event", [identifier(event.id), tag("p", "the same in every delivery of this event", class_="quiet")]),
             ("Signing", tag("a", identifier(event.signing_id), href=detail_page(event.signing_id))),
-            ("To", tag("code", delivery.url, class_="break")),
-            ("Happened", moment(event.created_at)),
-            ("Next try", moment(delivery.due_at) if delivery.due_at else None),
-            ("Last problem", _problem(delivery)),
+            ("URL", tag("code", delivery.url, class_="break")),
+            ("Time", moment(event.created_at)),
+            ("Next attempt", moment(delivery.due_at) if delivery.due_at else None),
+            ("Last error", _problem(delivery)),
         )
-        attempts = map(_attempt, self._webhooks.attempts_of(delivery.id))
+        attempts = self._webhooks.attempts_of(delivery.id)
+        tried = [
+            tag("div", card(f"Attempt {number}", _attempt(attempt)), class_="attempt")
+            for number, attempt in enumerate(attempts, 1)
+        ]
         return self._site.page(
             request,
             f"Delivery of {delivery.event_type}",
@@ -161,31 +165,22 @@ class Webhooks:
             alert(problem),
             heading(
                 delivery.event_type,
-                tag(
-                    "div",
-                    _resend(self._site, request, delivery),
-                    tag("a", "Refresh", href=request.path, class_="button plain small"),
-                    class_="buttons",
-                ),
+                _resend(self._site, request, delivery),
                 kind=badge(delivery.state),
             ),
             tag(
                 "div",
                 tag(
                     "div",
-                    card("Tries", table("Tries", _ATTEMPTS, attempts, tag("p", "Not tried yet."))),
+                    tried or card("Attempts", tag("p", "None yet.")),
                     card(
                         "Body",
                         tag(
-                            "p", "Shown with line breaks; what is signed are the bytes as they are sent.", class_="hint"
+                            "p",
+                            "Formatted for reading. The signature covers the bytes as they are sent.",
+                            class_="hint",
                         ),
-                        tag(
-                            "pre",
-                            tag("code", _pretty(event.body)),
-                            tabindex=0,
-                            role="region",
-                            aria_label="The event as JSON",
-                        ),
+                        code_block("The event as JSON", event.body.decode()),
                     ),
                 ),
                 tag("div", card("About", about), class_="side"),
@@ -196,37 +191,36 @@ class Webhooks:
         )
 
 
-def log(site: Site, request: web.Request, deliveries: Sequence[Delivery]) -> Html:
-    """Deliveries as a table, newest first, each with a button that sends it once more."""
+def table_of_deliveries(site: Site, request: web.Request, deliveries: Sequence[Delivery]) -> Html:
+    """Return a table of deliveries, newest first."""
     empty = [
-        tag("p", tag("strong", "No delivery yet.")),
-        tag("p", "Each change of a signing is told to each endpoint."),
+        tag("p", tag("strong", "No deliveries yet.")),
+        tag("p", "Every event of a signing is delivered to every endpoint."),
     ]
     rows = [_row(site, request, delivery) for delivery in reversed(deliveries)]
     return table("Deliveries, newest first", _DELIVERIES, rows, empty)
 
 
-_ENDPOINTS = ("Address", "Registered", "Actions")
-_DELIVERIES = ("Event", "State", "To", "Last answer", "Actions")
-_ATTEMPTS = ("When", "Answer", "Fault")
+_ENDPOINTS = ("URL", "Registered", "Actions")
+_DELIVERIES = ("Event", "State", "URL", "Last response", "Actions")
 _NO_ENDPOINTS = [
-    tag("p", tag("strong", "No endpoint yet.")),
-    tag("p", "Register the address of a receiver to get signed events."),
+    tag("p", tag("strong", "No endpoints yet.")),
+    tag("p", "Register the URL of a receiver to get signed events."),
 ]
 
 
 def _row(site: Site, request: web.Request, delivery: Delivery) -> list[Child]:
-    tries = f"{delivery.attempts} {'try' if delivery.attempts == 1 else 'tries'}"
+    attempts = f"{delivery.attempts} attempt{'s' if delivery.attempts != 1 else ''}"
     return [
         [
             tag("a", delivery.event_type, href=f"{WEBHOOKS}/deliveries/{delivery.id}", class_="title"),
             tag("p", identifier(delivery.event_id)),
         ],
-        [badge(delivery.state), tag("p", tries, class_="quiet")],
+        [badge(delivery.state), tag("p", attempts, class_="quiet")],
         tag("code", delivery.url, class_="break"),
         [
             _problem(delivery) or (delivery.last_status if delivery.last_status else tag("span", "–", class_="quiet")),
-            tag("p", "again at ", moment(delivery.due_at), class_="quiet")
+            tag("p", "retry at ", moment(delivery.due_at), class_="quiet")
             if delivery.due_at and delivery.attempts
             else None,
         ],
@@ -248,33 +242,49 @@ def _problem(delivery: Delivery) -> Child:
 
 
 def _attempt(attempt: Attempt) -> list[Child]:
-    return [
-        moment(attempt.at),
-        attempt.status if attempt.status is not None else tag("span", attempt.error, class_="break"),
-        attempt.fault or tag("span", "–", class_="quiet"),
+    seconds = None if attempt.seconds is None else f"{attempt.seconds * 1000:.0f} ms"
+    about: list[Child] = [
+        facts(
+            ("Response", _status(attempt)),
+            ("Time", moment(attempt.at)),
+            ("Duration", seconds),
+            ("Fault", attempt.fault),
+        ),
+        code_block("X-Signature", attempt.signature) if attempt.signature else None,
     ]
+    if attempt.headers is None:
+        return about
+    lines = "\n".join(f"{name}: {value}" for name, value in attempt.headers.items())
+    body = code_block("Body of the response", attempt.body) if attempt.body else tag("p", "No body.", class_="quiet")
+    return [*about, code_block("Headers of the response", lines), body]
 
 
-def _pretty(body: bytes) -> str:
-    return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+def _status(attempt: Attempt) -> Html:
+    if attempt.status is None:
+        return tag("span", attempt.error, class_="break")
+    tone = "good" if 200 <= attempt.status < 300 else "bad"
+    return tag("span", attempt.status, class_=f"badge {tone}")
 
 
-def _registered(endpoint: Endpoint) -> Html:
+def _registered(endpoint: Endpoint, *, twice: bool) -> Html:
     return tag(
         "div",
         heading("Endpoint registered"),
         card(
-            "Keep the secret now",
+            "Copy the secret now",
             tag(
                 "p",
-                "The webhook secret is shown this once. The receiver needs it to check X-Signature.",
+                "The webhook secret is shown only once. The receiver needs it to verify X-Signature.",
                 class_="warning",
             ),
+            tag("p", "This URL was registered before: it gets every event once more.", class_="warning")
+            if twice
+            else None,
             facts(
-                ("Address", tag("code", endpoint.url, class_="break")),
+                ("URL", tag("code", endpoint.url, class_="break")),
                 ("Secret", tag("code", endpoint.secret, class_="id", id="webhook-secret")),
             ),
-            tag("p", tag("a", "I have kept it: back to the webhooks", href=WEBHOOKS, class_="button")),
+            tag("p", tag("a", "Done, back to the webhooks", href=WEBHOOKS, class_="button")),
         ),
         class_="secret",
     )

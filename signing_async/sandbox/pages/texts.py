@@ -1,4 +1,4 @@
-"""What recipients read, in the languages that a signing can have."""
+"""The texts for recipients, in the languages that a signing can have."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
-    """The texts of the invitations and of the signing page; names in braces are filled in."""
+class Texts:
+    """The texts of the invitations and of the signing page; names in braces are replaced."""
 
     code: str
     invitation: str
@@ -61,10 +61,10 @@ class Words:
     turn_of: str
     standings: dict[str, str]
     refusals: dict[str, str]
-    """Why somebody who stands so can neither sign nor decline."""
+    """Why a recipient of this state can neither sign nor decline."""
 
 
-ENGLISH = Words(
+ENGLISH = Texts(
     code="en",
     invitation="Please sign",
     reminder="Reminder: please sign",
@@ -77,8 +77,8 @@ ENGLISH = Words(
     sealed="Signed and sealed",
     open_original="Open the original",
     open_sealed="Open the sealed document",
-    no_viewer="This browser shows no PDFs inside a page.",
-    signers="Who signs",
+    no_viewer="This browser cannot show a PDF inside a page.",
+    signers="Recipients",
     you="you",
     sequential="One after the other",
     parallel="In any order",
@@ -89,32 +89,32 @@ ENGLISH = Words(
     read_approve="I have read the documents and approve of them.",
     must_read="Tick the box first.",
     choose="Sign or decline.",
-    how_email="You were invited by e-mail, and one click signs.",
-    how_approval="You are asked for an approval: one click, without a signature.",
-    how_bankid="You sign with BankID, which is simulated here: no app and no real identity is involved.",
-    how_sms="The service would send a code to {phone}. It is simulated here: no code is needed.",
-    how_other="The method {method} is simulated here by one click.",
-    to_bankid="Go on with simulated BankID",
+    how_email="You were invited by e-mail. One click signs.",
+    how_approval="You are asked for your approval. One click approves, without a signature.",
+    how_bankid="You sign with BankID, which is simulated here: no app and no real identity are involved.",
+    how_sms="The service would send a code to {phone}. This is simulated here: no code is needed.",
+    how_other="The method {method} is simulated here: one click signs.",
+    to_bankid="Continue with simulated BankID",
     bankid="Simulated BankID",
-    bankid_plays="The real service would now open the BankID app. Here you play its part.",
+    bankid_plays="The real service would open the BankID app now. This page stands in for it.",
     bankid_signs="You are about to sign",
     name="Name",
     bankid_number="Identification",
     bankid_confirm="Confirm in simulated BankID",
     bankid_back="Back without signing",
     decline="Decline to sign",
-    decline_cancels="Then the whole signing is cancelled, for everybody. This cannot be undone.",
+    decline_cancels="This cancels the signing for everybody. It cannot be undone.",
     decline_stays="The others may still sign, but the signing will not be completed. This cannot be undone.",
-    own_page="The sandbox's own page: the specification does not describe how people sign.",
+    own_page="A page of the sandbox only. The specification does not describe how recipients sign.",
     simulated="Simulated",
-    state_draft="This signing has not been sent yet. You can look at the documents; sign when you are invited.",
-    state_waiting="It is not your turn yet. You are invited as soon as those before you have signed.",
+    state_draft="This signing has not been sent yet. You can read the documents now and sign once you are invited.",
+    state_waiting="It is not your turn yet. You will be invited once the recipients before you have signed.",
     state_expired="Your invitation has expired. It was valid until",
-    state_signed="You have signed. When everybody has, the sealed documents are here. You signed at",
+    state_signed="You have signed. The sealed documents appear here once everybody has signed. You signed at",
     state_completed="Everybody has signed, and the documents are sealed. You signed at",
     state_declined="You declined to sign at",
-    state_cancelled="This signing was cancelled. Nothing is left to do.",
-    turn_of="It is the turn of",
+    state_cancelled="This signing was cancelled. There is nothing left to do.",
+    turn_of="Next to sign:",
     standings={
         "draft": "Not sent",
         "waiting": "Not invited yet",
@@ -134,7 +134,7 @@ ENGLISH = Words(
     },
 )
 
-SWEDISH = Words(
+SWEDISH = Texts(
     code="sv",
     invitation="Vänligen signera",
     reminder="Påminnelse: vänligen signera",
@@ -148,7 +148,7 @@ SWEDISH = Words(
     open_original="Öppna originalet",
     open_sealed="Öppna det förseglade dokumentet",
     no_viewer="Den här webbläsaren visar inga PDF-filer i en sida.",
-    signers="Vilka som signerar",
+    signers="Mottagare",
     you="du",
     sequential="En efter en",
     parallel="I valfri ordning",
@@ -159,14 +159,14 @@ SWEDISH = Words(
     read_approve="Jag har läst dokumenten och godkänner dem.",
     must_read="Kryssa i rutan först.",
     choose="Signera eller avböj.",
-    how_email="Du blev inbjuden per e-post, och ett klick signerar.",
-    how_approval="Du ombeds att godkänna: ett klick, utan signatur.",
+    how_email="Du blev inbjuden per e-post. Ett klick signerar.",
+    how_approval="Du ombeds att godkänna. Ett klick godkänner, utan signatur.",
     how_bankid="Du signerar med BankID, som simuleras här: ingen app och ingen verklig identitet är inblandad.",
     how_sms="Tjänsten skulle skicka en kod till {phone}. Det simuleras här: ingen kod behövs.",
     how_other="Metoden {method} simuleras här med ett klick.",
     to_bankid="Fortsätt med simulerat BankID",
     bankid="Simulerat BankID",
-    bankid_plays="Den riktiga tjänsten skulle nu öppna BankID-appen. Här spelar du dess roll.",
+    bankid_plays="Den riktiga tjänsten skulle nu öppna BankID-appen. Den här sidan ersätter den.",
     bankid_signs="Du är på väg att signera",
     name="Namn",
     bankid_number="Identifiering",
@@ -175,16 +175,16 @@ SWEDISH = Words(
     decline="Avböj att signera",
     decline_cancels="Då avbryts hela signeringen, för alla. Det kan inte ångras.",
     decline_stays="De andra kan fortfarande signera, men signeringen blir inte slutförd. Det kan inte ångras.",
-    own_page="Sandlådans egen sida: specifikationen beskriver inte hur människor signerar.",
+    own_page="En sida som bara finns i sandlådan; specifikationen beskriver inte hur mottagare signerar.",
     simulated="Simulerat",
-    state_draft="Signeringen är inte skickad än. Du kan se dokumenten; signera när du blir inbjuden.",
+    state_draft="Signeringen är inte skickad än. Du kan läsa dokumenten nu och signera när du har bjudits in.",
     state_waiting="Det är inte din tur än. Du bjuds in så snart de före dig har signerat.",
     state_expired="Din inbjudan har gått ut. Den gällde till",
     state_signed="Du har signerat. När alla har gjort det finns de förseglade dokumenten här. Du signerade",
     state_completed="Alla har signerat och dokumenten är förseglade. Du signerade",
     state_declined="Du avböjde att signera",
     state_cancelled="Signeringen avbröts. Det finns inget mer att göra.",
-    turn_of="Nu är det turen för",
+    turn_of="Näst på tur att signera:",
     standings={
         "draft": "Inte skickad",
         "waiting": "Inte inbjuden än",

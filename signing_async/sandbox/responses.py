@@ -1,4 +1,4 @@
-"""Answers in the profile's shapes: records, pages, errors, time stamps, cursors."""
+"""Responses in the profile's shapes: records, pages, errors, timestamps, cursors."""
 
 from __future__ import annotations
 
@@ -12,33 +12,47 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from aiohttp import web
+
 from .clock import to_datetime
 from .profile import Profile
 from .records import Document, Recipient, Signing, User
 from .refused import Refused, invalid
 
 API = "/api/1.0"
+CONTROL_API = "/sandbox/api"
 JSON = "application/json; charset=utf-8"
 PROBLEM = "application/problem+json"
 
 
 @dataclass(slots=True)
-class Answer:
-    """What goes back: a status, headers, and a body in memory or a file's."""
+class Response:
+    """A status, headers, and a body in memory or in a file."""
 
     status: int
     body: bytes | Path = b""
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Answers:
-    """Turns records into answers as the profile wants them."""
+def is_api_path(path: str) -> bool:
+    """Return whether a program asks there: for the service's API or the control API."""
+    return path == "/api" or path.startswith(("/api/", f"{CONTROL_API}/")) or path == "/openapi.json"
+
+
+def control_error(refused: Refused) -> Response:
+    """Return an error of the control API, which has the same shape in every profile."""
+    value = {"code": refused.code, "message": refused.message, "errors": refused.errors}
+    return Response(refused.status, json.dumps(value).encode(), {"Content-Type": JSON, **refused.headers})
+
+
+class Encoder:
+    """Encodes records as the profile says."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
 
     def time(self, micros: int | None) -> str | int | None:
-        """A moment in the profile's format."""
+        """Return a time in the profile's format."""
         if micros is None:
             return None
         style = self._profile.timestamps
@@ -51,7 +65,7 @@ class Answers:
         return to_datetime(micros).astimezone(zone).isoformat(timespec=precision).replace("+00:00", "Z")
 
     def signing(self, signing: Signing, documents: Sequence[Document] | None) -> dict[str, Any]:
-        """A signing, with its documents when they are given."""
+        """Return a signing, with its documents if they are given."""
         shown: dict[str, Any] = {
             "id": signing.id,
             "name": signing.name,
@@ -69,7 +83,7 @@ class Answers:
         return shown
 
     def document(self, document: Document) -> dict[str, Any]:
-        """A document; `signed_file_path` is there once it is signed."""
+        """Return a document; `signed_file_path` is absent until it is signed."""
         shown: dict[str, Any] = {
             "id": document.id,
             "name": document.name,
@@ -82,7 +96,7 @@ class Answers:
         return shown
 
     def recipient(self, recipient: Recipient) -> dict[str, Any]:
-        """A recipient, under the profile's names."""
+        """Return a recipient, with the profile's field names."""
         shown: dict[str, Any] = {
             "id": recipient.id,
             "first_name": recipient.first_name,
@@ -100,26 +114,26 @@ class Answers:
         return shown
 
     def user(self, user: User) -> dict[str, Any]:
-        """A user."""
+        """Return a user."""
         return {"id": user.id, "name": user.name, "email": user.email, "tenant": user.tenant}
 
-    # answers
+    # responses
 
-    def record(self, status: int, record: Mapping[str, Any], request_id: str) -> Answer:
-        """One record; nothing but the status for 204."""
+    def record(self, status: int, record: Mapping[str, Any], request_id: str) -> Response:
+        """Return a response of one record; with 204, one without a body."""
         if status == 204:
-            return Answer(204)
+            return Response(204)
         wrapper = self._profile.record_field
         return self.json(status, {wrapper: record} if wrapper else dict(record), request_id)
 
-    def json(self, status: int, value: Any, request_id: str) -> Answer:
-        """Any value; an object carries the request id if the profile wants it there."""
+    def json(self, status: int, value: Any, request_id: str) -> Response:
+        """Return a response of any value; the profile says whether an object carries the request id."""
         if self._profile.request_id in {"both", "body"} and isinstance(value, dict):
             value = {**value, "request_id": request_id}
-        return Answer(status, json.dumps(value, ensure_ascii=False).encode(), {"Content-Type": JSON})
+        return Response(status, json.dumps(value, ensure_ascii=False).encode(), {"Content-Type": JSON})
 
-    def error(self, refused: Refused, request_id: str, *, token_endpoint: bool = False) -> Answer:
-        """An error in the profile's shape."""
+    def error(self, refused: Refused, request_id: str, *, token_endpoint: bool = False) -> Response:
+        """Return an error response."""
         kind = JSON
         value: dict[str, Any]
         details = [(name, text) for name, texts in refused.errors.items() for text in texts]
@@ -142,14 +156,23 @@ class Answers:
             value = {"code": refused.code, "message": refused.message}
             if refused.errors:
                 value["errors"] = refused.errors
-        answer = self.json(refused.status, value, request_id)
-        answer.headers |= {"Content-Type": kind, **refused.headers}
-        return answer
+        response = self.json(refused.status, value, request_id)
+        response.headers |= {"Content-Type": kind, **refused.headers}
+        return response
+
+    def to_web(self, response: Response, request_id: str) -> web.StreamResponse:
+        """Return the response for aiohttp; the profile says whether a header carries the request id."""
+        headers = response.headers
+        if self._profile.request_id in {"both", "header"}:
+            headers = headers | {self._profile.request_id_header: request_id}
+        if isinstance(response.body, Path):
+            return web.FileResponse(response.body, status=response.status, headers=headers)
+        return web.Response(body=response.body, status=response.status, headers=headers)
 
     # lists
 
     def page(self, next_seq: int | None, shown: Sequence[Mapping[str, Any]], url: str, limit: int) -> tuple[Any, str]:
-        """A page's body and its Link header (or "")."""
+        """Return a page's body and its Link header (or "")."""
         profile = self._profile
         cursor = None if next_seq is None else self.cursor(next_seq)
         following = None
@@ -168,11 +191,11 @@ class Answers:
 
     @staticmethod
     def cursor(seq: int) -> str:
-        """A cursor that means: after the signing of that number."""
+        """Return the cursor of what follows the record of that number."""
         return base64.urlsafe_b64encode(b"s%d" % seq).decode().rstrip("=")
 
     def parse_cursor(self, text: str) -> int:
-        """The number in a cursor; anything else is refused."""
+        """Return the number in a cursor; refuse anything else."""
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except ValueError:
@@ -182,18 +205,18 @@ class Answers:
         return int(raw[1:])
 
     def bad_cursor(self) -> Refused:
-        """The refusal of a cursor that did not come from the list."""
+        """Return the refusal of a cursor that this list did not return."""
         name = self._profile.cursor_param
-        return invalid({name: [f"The {name} is not a cursor from this list."]})
+        return invalid({name: [f"The {name} is not a cursor of this list."]})
 
     def parse_limit(self, text: str | None) -> int:
-        """The page size asked for, within the profile's bounds."""
+        """Return the requested page size, within the profile's bounds."""
         profile = self._profile
         name = profile.limit_param
         if text is None:
             return profile.page_size
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-            raise invalid({name: [f"The {name} must be a whole number from 1."]})
+            raise invalid({name: [f"The {name} must be an integer of at least 1."]})
         if int(text) > profile.max_page_size and profile.over_page_size == "refuse":
             raise invalid({name: [f"The {name} must be at most {profile.max_page_size}."]})
         return min(int(text), profile.max_page_size)

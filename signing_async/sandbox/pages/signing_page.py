@@ -1,4 +1,4 @@
-"""The signing page: what a recipient sees, reads, and signs or declines."""
+"""The signing page, where a recipient reads the documents and signs or declines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from aiohttp import web
 
 from ..records import Document, Recipient, Signing
 from ..refused import Refused
+from .components import Standing, alert, card, detail_page, facts, heading, moment, signing_page, standing
 from .markup import Child, Html, isolated, tag, theirs
-from .site import Site, Standing, alert, card, detail_page, facts, heading, moment, see, signing_page, standing
-from .words import LANGUAGES, Words
+from .site import Site, redirect
+from .texts import LANGUAGES, Texts
 
 PDF_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -22,15 +23,15 @@ PDF_HEADERS = {
 
 
 class SigningPage:
-    """One recipient's page, in the signing's language."""
+    """A recipient's page, in the signing's language."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._sandbox = site.sandbox
-        self._service = site.service
+        self._state = site.state
+        self._service = site.state.service
 
     def routes(self) -> list[web.RouteDef]:
-        """The page, its step to BankID, and the documents."""
+        """Return the routes."""
         return [
             web.get("/sandbox/sign/{recipient_id}", self.page),
             web.post("/sandbox/sign/{recipient_id}", self.act),
@@ -40,39 +41,39 @@ class SigningPage:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """What there is to sign."""
+        """Show the page."""
         return self._page(request, self._recipient(request))
 
     async def act(self, request: web.Request) -> web.Response:
-        """Sign, decline, or go on to BankID."""
+        """Sign, decline, or continue to the simulated BankID."""
         fields, recipient = await self._site.fields(request), self._recipient(request)
         decision = fields.get("decision")
-        words = self._words(recipient)
+        texts = self._texts(recipient)
         if decision in {"sign", "bankid"} and fields.get("agree") != "on":
             return self._page(request, recipient, unticked=True, status=400)
         if decision == "bankid":
-            raise see(f"{signing_page(recipient)}/bankid")
+            raise redirect(f"{signing_page(recipient)}/bankid")
         try:
             if decision == "decline":
-                await self._sandbox.decline(recipient.id)
+                await self._state.signatures.decline(recipient.id)
             elif decision == "sign":
-                await self._sandbox.sign(recipient.id)
+                await self._state.signatures.sign(recipient.id)
             else:
-                return self._page(request, recipient, problem=words.choose, status=400)
+                return self._page(request, recipient, problem=texts.choose, status=400)
         except Refused as refused:
             return self._refused(request, refused)
-        raise see(signing_page(recipient))
+        raise redirect(signing_page(recipient))
 
     def _refused(self, request: web.Request, refused: Refused) -> web.Response:
-        recipient = self._recipient(request)  # as it is by now
-        now = standing(self._service, self._service.signing(recipient.signing_id), recipient)
-        problem = self._words(recipient).refusals.get(now, refused.message)
+        recipient = self._recipient(request)  # read again: its state may have changed
+        now = standing(self._state.signatures, self._service.signing(recipient.signing_id), recipient)
+        problem = self._texts(recipient).refusals.get(now, refused.message)
         return self._page(request, recipient, problem=problem, status=refused.status)
 
     def _recipient(self, request: web.Request) -> Recipient:
         return self._service.recipient(request.match_info["recipient_id"])
 
-    def _words(self, recipient: Recipient) -> Words:
+    def _texts(self, recipient: Recipient) -> Texts:
         return LANGUAGES[self._service.signing(recipient.signing_id).language]
 
     def _page(
@@ -84,67 +85,67 @@ class SigningPage:
         unticked: bool = False,
         status: int = 200,
     ) -> web.Response:
-        signing, words = self._service.signing(recipient.signing_id), self._words(recipient)
-        now = standing(self._service, signing, recipient)
-        sender = self._sandbox.accounts.user(signing.user_id)
+        signing, texts = self._service.signing(recipient.signing_id), self._texts(recipient)
+        now = standing(self._state.signatures, signing, recipient)
+        sender = self._state.accounts.user(signing.user_id)
         documents = self._service.documents(signing.id)
         return self._site.page(
             request,
-            f"{words.sign}: {isolated(signing.name)}",
+            f"{texts.sign}: {isolated(signing.name)}",
             tag(
                 "div",
                 tag("h1", theirs(signing.name)),
-                tag("p", f"{words.from_} ", tag("strong", theirs(sender.name)), " (", theirs(sender.email), ")"),
+                tag("p", f"{texts.from_} ", tag("strong", theirs(sender.name)), " (", theirs(sender.email), ")"),
                 tag("p", theirs(signing.message), class_="said") if signing.message else None,
-                tag("p", words.own_page, class_="own"),
+                tag("p", texts.own_page, class_="own"),
                 class_="heading upright",
             ),
-            alert(words.must_read if unticked else problem),
-            self._state(words, signing, recipient, now),
+            alert(texts.must_read if unticked else problem),
+            self._status(texts, signing, recipient, now),
             tag(
                 "div",
                 tag(
                     "div",
                     card(
-                        words.documents,
-                        [_document(words, d, open_=n == 0) for n, d in enumerate(documents)],
+                        texts.documents,
+                        [_document(texts, d, open_=n == 0) for n, d in enumerate(documents)],
                         anchor="documents",
                     ),
                 ),
                 tag(
                     "div",
-                    self._form(request, words, recipient, unticked) if now == "invited" else None,
-                    self._signers(words, signing, recipient),
+                    self._form(request, texts, recipient, unticked) if now == "invited" else None,
+                    self._signers(texts, signing, recipient),
                     class_="side",
                 ),
                 class_="columns",
             ),
             for_recipients=True,
-            language=words.code,
+            language=texts.code,
             status=status,
         )
 
-    def _state(self, words: Words, signing: Signing, recipient: Recipient, now: Standing) -> Html:
+    def _status(self, texts: Texts, signing: Signing, recipient: Recipient, now: Standing) -> Html:
         said: dict[Standing, tuple[str, int | None, str]] = {
-            "draft": (words.state_draft, None, "quiet"),
-            "waiting": (words.state_waiting, None, "quiet"),
-            "invited": (words.valid_until, recipient.expires_at, "busy"),
-            "expired": (words.state_expired, recipient.expires_at, "warn"),
+            "draft": (texts.state_draft, None, "quiet"),
+            "waiting": (texts.state_waiting, None, "quiet"),
+            "invited": (texts.valid_until, recipient.expires_at, "busy"),
+            "expired": (texts.state_expired, recipient.expires_at, "warn"),
             "signed": (
-                words.state_completed if signing.is_completed else words.state_signed,
+                texts.state_completed if signing.is_completed else texts.state_signed,
                 recipient.completed_at,
                 "good",
             ),
-            "declined": (words.state_declined, recipient.declined_at, "bad"),
-            "cancelled": (words.state_cancelled, None, "bad"),
+            "declined": (texts.state_declined, recipient.declined_at, "bad"),
+            "cancelled": (texts.state_cancelled, None, "bad"),
         }
         text, at, tone = said[now]
         return tag(
-            "p", tag("strong", words.standings[now]), tag("br"), text, [" ", moment(at), "."] if at else None,
+            "p", tag("strong", texts.standings[now]), tag("br"), text, [" ", moment(at), "."] if at else None,
             class_=f"state {tone}", id="state",
         )  # fmt: skip
 
-    def _form(self, request: web.Request, words: Words, recipient: Recipient, unticked: bool) -> Html:
+    def _form(self, request: web.Request, texts: Texts, recipient: Recipient, unticked: bool) -> Html:
         method = recipient.signing_method
         action = signing_page(recipient)
         approves = method == "approval"
@@ -158,58 +159,58 @@ class SigningPage:
             aria_invalid="true" if unticked else None,
             aria_describedby="agree-error" if unticked else None,
         )
-        button = words.approve if approves else words.to_bankid if method == "bankid" else words.sign
+        button = texts.approve if approves else texts.to_bankid if method == "bankid" else texts.sign
         sign = self._site.form(
             request,
             action,
             tag(
                 "div",
-                tag("label", agree, tag("span", words.read_approve if approves else words.read), class_="tick"),
-                tag("p", words.must_read, class_="error", id="agree-error") if unticked else None,
+                tag("label", agree, tag("span", texts.read_approve if approves else texts.read), class_="tick"),
+                tag("p", texts.must_read, class_="error", id="agree-error") if unticked else None,
                 class_="field wrong" if unticked else "field",
             ),
             tag("button", button, name="decision", value="bankid" if method == "bankid" else "sign", class_="wide"),
             class_="stack",
         )
-        cancels = self._sandbox.profile.decline_effect == "cancels"
+        cancels = self._state.profile.decline_effect == "cancels"
         decline = self._site.form(
             request,
             action,
-            tag("p", words.decline_cancels if cancels else words.decline_stays),
-            tag("button", words.decline, name="decision", value="decline", class_="danger wide"),
+            tag("p", texts.decline_cancels if cancels else texts.decline_stays),
+            tag("button", texts.decline, name="decision", value="decline", class_="danger wide"),
             class_="stack",
         )
         return card(
-            words.approve if approves else words.sign,
-            tag("p", tag("span", words.simulated, class_="badge warn"), " ", _how(words, recipient), class_="how"),
+            texts.approve if approves else texts.sign,
+            tag("p", tag("span", texts.simulated, class_="badge warn"), " ", _how(texts, recipient), class_="how"),
             sign,
-            tag("details", tag("summary", f"{words.decline} …"), decline),
+            tag("details", tag("summary", f"{texts.decline} …"), decline),
             anchor="sign",
         )
 
-    def _signers(self, words: Words, signing: Signing, me: Recipient) -> Html:
+    def _signers(self, texts: Texts, signing: Signing, me: Recipient) -> Html:
         everybody = self._service.recipients(signing.id)
         sequential = signing.signing_order == "sequential"
         if sequential:
             everybody = sorted(everybody, key=lambda recipient: recipient.order or 0)
-        turn = [other for other in everybody if other.invited_at is not None and not other.is_done]
+        invited = [other for other in everybody if other.invited_at is not None and not other.is_done]
         shown = [
             tag(
                 "li",
-                tag("span", theirs(other.full_name), f" ({words.you})" if other.id == me.id else None),
+                tag("span", theirs(other.full_name), f" ({texts.you})" if other.id == me.id else None),
                 " ",
-                _mark(words, standing(self._service, signing, other)),
-                aria_current="step" if sequential and signing.state == "sent" and other in turn else None,
+                _mark(texts, standing(self._state.signatures, signing, other)),
+                aria_current="step" if sequential and signing.state == "sent" and other in invited else None,
             )
             for other in everybody
         ]
-        whose = None
-        if sequential and signing.state == "sent" and turn and turn[0].id != me.id:
-            whose = tag("p", f"{words.turn_of} ", tag("strong", theirs(turn[0].full_name)), ".")
+        next_up = None
+        if sequential and signing.state == "sent" and invited and invited[0].id != me.id:
+            next_up = tag("p", f"{texts.turn_of} ", tag("strong", theirs(invited[0].full_name)), ".")
         return card(
-            words.signers,
-            tag("p", words.sequential if sequential else words.parallel, class_="quiet"),
-            whose,
+            texts.signers,
+            tag("p", texts.sequential if sequential else texts.parallel, class_="quiet"),
+            next_up,
             tag("ol" if sequential else "ul", shown, class_="signers"),
             anchor="signers",
         )
@@ -217,49 +218,49 @@ class SigningPage:
     # the simulated BankID
 
     async def bankid(self, request: web.Request) -> web.Response:
-        """The step that the BankID app would take; for who cannot sign now, the signing page instead."""
+        """Show the simulated BankID app; redirect a recipient who cannot sign now to the signing page."""
         recipient = self._recipient(request)
-        signing, words = self._service.signing(recipient.signing_id), self._words(recipient)
-        if recipient.signing_method != "bankid" or standing(self._service, signing, recipient) != "invited":
-            raise see(signing_page(recipient))
+        signing, texts = self._service.signing(recipient.signing_id), self._texts(recipient)
+        if recipient.signing_method != "bankid" or standing(self._state.signatures, signing, recipient) != "invited":
+            raise redirect(signing_page(recipient))
         form = self._site.form(
             request,
             signing_page(recipient),
             tag("input", type="hidden", name="agree", value="on"),
-            tag("button", words.bankid_confirm, name="decision", value="sign", class_="wide"),
-            tag("a", words.bankid_back, href=signing_page(recipient), class_="button plain wide"),
+            tag("button", texts.bankid_confirm, name="decision", value="sign", class_="wide"),
+            tag("a", texts.bankid_back, href=signing_page(recipient), class_="button plain wide"),
             class_="stack",
         )
         signs: list[Child] = [tag("li", theirs(document.name)) for document in self._service.documents(signing.id)]
         return self._site.page(
             request,
-            words.bankid,
+            texts.bankid,
             tag(
                 "section",
-                heading(words.bankid, own=False),
-                tag("p", words.bankid_plays, class_="warning"),
-                tag("p", words.bankid_signs, " ", tag("strong", theirs(signing.name)), ":"),
+                heading(texts.bankid, own=False),
+                tag("p", texts.bankid_plays, class_="warning"),
+                tag("p", texts.bankid_signs, " ", tag("strong", theirs(signing.name)), ":"),
                 tag("ul", signs),
                 facts(
-                    (words.name, theirs(recipient.full_name)),
-                    (words.bankid_number, theirs(recipient.identification) if recipient.identification else None),
+                    (texts.name, theirs(recipient.full_name)),
+                    (texts.bankid_number, theirs(recipient.identification) if recipient.identification else None),
                 ),
                 form,
                 class_="card phone",
             ),
             for_recipients=True,
-            language=words.code,
+            language=texts.code,
         )
 
     # the documents
 
     async def original(self, request: web.Request) -> web.FileResponse:
-        """A document as it was uploaded."""
+        """Respond with a document as it was uploaded."""
         document = self._document(request)
         return web.FileResponse(self._service.document_path(document.id), headers=_pdf(document.name))
 
     async def sealed(self, request: web.Request) -> web.FileResponse:
-        """A sealed document, once it is."""
+        """Respond with a sealed document; 404 until it is sealed."""
         document = self._document(request)
         path = self._service.signed_path(document.signing_id, document.id)
         return web.FileResponse(path, headers=_pdf(document.name))
@@ -268,33 +269,33 @@ class SigningPage:
         return self._service.document(request.match_info["signing_id"], request.match_info["document_id"])
 
 
-def _how(words: Words, recipient: Recipient) -> Child:
+def _how(texts: Texts, recipient: Recipient) -> Child:
     method = recipient.signing_method
     if method == "sms":
-        before, after = words.how_sms.split("{phone}")
+        before, after = texts.how_sms.split("{phone}")
         return [before, theirs(recipient.phone or "–"), after]
-    known = {"email": words.how_email, "approval": words.how_approval, "bankid": words.how_bankid}
-    return known.get(method) or words.how_other.format(method=method)
+    known = {"email": texts.how_email, "approval": texts.how_approval, "bankid": texts.how_bankid}
+    return known.get(method) or texts.how_other.format(method=method)
 
 
-def _mark(words: Words, now: Standing) -> Html:
+def _mark(texts: Texts, now: Standing) -> Html:
     tone = {"signed": "good", "declined": "bad", "cancelled": "bad", "expired": "warn", "invited": "busy"}.get(
         now, "quiet"
     )
-    return tag("span", words.standings[now], class_=f"badge {tone}")
+    return tag("span", texts.standings[now], class_=f"badge {tone}")
 
 
-def _document(words: Words, document: Document, *, open_: bool) -> Html:
+def _document(texts: Texts, document: Document, *, open_: bool) -> Html:
     folder = f"{detail_page(document.signing_id)}/documents/{document.id}"
     original = f"{folder}/original.pdf"
-    shown, label, kind = original, words.open_original, words.original
+    shown, label, kind = original, texts.open_original, texts.original
     if document.sealed_file:
-        shown, label, kind = f"{folder}/sealed.pdf", words.open_sealed, words.sealed
-    fallback = tag("p", words.no_viewer, " ", tag("a", label, href=shown))
+        shown, label, kind = f"{folder}/sealed.pdf", texts.open_sealed, texts.sealed
+    fallback = tag("p", texts.no_viewer, " ", tag("a", label, href=shown))
     named = [tag("span", ": ", theirs(document.name), class_="unseen")]
     links = [tag("a", label, named, href=shown, target="_blank", rel="noopener")]
     if document.sealed_file:
-        links.append(tag("a", words.open_original, named, href=original, target="_blank", rel="noopener"))
+        links.append(tag("a", texts.open_original, named, href=original, target="_blank", rel="noopener"))
     return tag(
         "details",
         tag(

@@ -1,4 +1,4 @@
-"""The whole story in a real browser: register an app, consent, sign in three ways, and hold the sealed document."""
+"""The pages in Chromium: from registering an app to the sealed document, and the script that refreshes pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from signing_async import MemoryTokenStore, OAuth, SigningClient
 from signing_async.sandbox import Sandbox
 from tests.needs import needs, needs_module
 from tests.pdfs import make_pdf
-from tests.sandbox.test_sealing import accepts
+from tests.sandbox.seals import accepts
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, ConsoleMessage, Page
@@ -35,7 +35,7 @@ ARGUMENTS = (
 
 @pytest_asyncio.fixture
 async def browser(tmp_path: Path) -> AsyncIterator[BrowserContext]:
-    """Chromium with a new profile; whatever it is asked to run, pages of the sandbox have no scripts."""
+    """Chromium with a new profile."""
     needs_module("playwright")
     chromium = needs("chromium")
     from playwright.async_api import async_playwright
@@ -51,7 +51,7 @@ async def browser(tmp_path: Path) -> AsyncIterator[BrowserContext]:
 
 @pytest_asyncio.fixture
 async def callback() -> AsyncIterator[tuple[str, asyncio.Future[str]]]:
-    """The application's own redirect URI, and the address that the browser comes with; it is sent on from there."""
+    """An application's redirect URI, and the URL of the request to it; the browser is redirected from there."""
     came: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def receive(request: web.Request) -> web.Response:
@@ -71,10 +71,9 @@ async def callback() -> AsyncIterator[tuple[str, asyncio.Future[str]]]:
 
 
 @pytest.mark.timeout(180)
-async def test_the_whole_story(
+async def test_app_is_registered_authorized_and_its_signing_signed_in_three_ways(
     sandbox: Sandbox, browser: BrowserContext, callback: tuple[str, asyncio.Future[str]], tmp_path: Path
 ) -> None:
-    """From an app's registration in the browser to the sealed document on disk, with nothing but pages and the SDK."""
     redirect_uri, came = callback
     page = browser.pages[0]
     problems = watch(page, sandbox)
@@ -97,7 +96,7 @@ async def test_the_whole_story(
         asked = oauth.authorization_request()
         await page.goto(asked.url)
         assert await page.get_by_role("heading", level=1).inner_text() == "Allow Contract robot?"
-        await page.get_by_role("button", name="Agree").click()
+        await page.get_by_role("button", name="Allow").click()
         await page.get_by_text("Welcome back").wait_for()
         await oauth.exchange(await came, state=asked.state)
         assert (await client.me()).email == "user@sandbox.example"
@@ -120,7 +119,7 @@ async def test_the_whole_story(
             )
         await client.signings.send(signing.id)
 
-        for first_name, press in (("Anna", "Sign"), ("Björn", "Go on with simulated BankID"), ("Cleo", "Approve")):
+        for first_name, press in (("Anna", "Sign"), ("Björn", "Continue with simulated BankID"), ("Cleo", "Approve")):
             await page.goto(f"{sandbox.base_url}/sandbox/inbox")
             await page.get_by_role("article").first.get_by_text(f"{first_name} Berg").wait_for()
             await page.get_by_role("link", name="Open the signing page").first.click()
@@ -147,10 +146,9 @@ async def test_the_whole_story(
     assert problems == []
 
 
-async def test_declining_consent_returns_to_the_app(
+async def test_denied_consent_returns_to_the_app_with_its_state(
     sandbox: Sandbox, browser: BrowserContext, callback: tuple[str, asyncio.Future[str]]
 ) -> None:
-    """The application learns of it, with its own state."""
     redirect_uri, came = callback
     app = sandbox.register_app(redirect_uri)
     oauth = OAuth(
@@ -163,15 +161,16 @@ async def test_declining_consent_returns_to_the_app(
     asked = oauth.authorization_request()
     page = browser.pages[0]
     await page.goto(asked.url)
-    await page.get_by_role("button", name="Decline").click()
+    await page.get_by_role("button", name="Deny").click()
     await page.get_by_text("Welcome back").wait_for()
     assert await came == f"{redirect_uri}?error=access_denied&state={asked.state}"
     await oauth.aclose()
 
 
 @pytest.mark.parametrize("width", [320, 400, 1280])
-async def test_no_page_is_wider_than_the_screen(sandbox: Sandbox, browser: BrowserContext, width: int) -> None:
-    """Long names break, tables turn into cards: nobody scrolls sideways; and nothing that was typed runs."""
+async def test_no_page_is_wider_than_the_screen_and_no_input_runs_as_script(
+    sandbox: Sandbox, browser: BrowserContext, width: int
+) -> None:
     hostile = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">" + "W" * 150
     app = sandbox.register_app("https://example.com/a/long/path/" + "x" * 100, hostile[:200])
     sandbox.webhooks.register("http://127.0.0.1:9/" + "y" * 100)
@@ -189,6 +188,7 @@ async def test_no_page_is_wider_than_the_screen(sandbox: Sandbox, browser: Brows
     await page.set_viewport_size({"width": width, "height": 800})
     paths = ["/sandbox", "/sandbox/inbox", "/sandbox/webhooks", "/sandbox/requests?show=all", "/sandbox/faults"]
     paths += [f"/sandbox/signings/{signing.id}", f"/sandbox/sign/{recipient.id}", "/developer/my-apps"]
+    paths += [f"/sandbox/requests/{sandbox.requests[-1].id}", "/sandbox?search=x&state=sent"]
     paths += [f"/sandbox/webhooks/deliveries/{event.id}", "/sandbox/nowhere", "/oauth/authorize?client_id=" + "c" * 200]
     paths += [f"/oauth/authorize?client_id={app.client_id}&redirect_uri={app.redirect_uri}&response_type=code"]
     for path in paths:
@@ -198,14 +198,33 @@ async def test_no_page_is_wider_than_the_screen(sandbox: Sandbox, browser: Brows
     assert [problem for problem in problems if "404" not in problem and "400" not in problem] == []
 
 
+async def test_dashboard_refreshes_itself_and_keeps_what_is_being_typed(
+    sandbox: Sandbox, browser: BrowserContext
+) -> None:
+    page = browser.pages[0]
+    problems = watch(page, sandbox)
+    await page.goto(f"{sandbox.base_url}/sandbox")
+    await page.get_by_text("No signings yet.").wait_for()
+    await page.get_by_label("Advance by").fill("12")
+    await page.get_by_label("Search by").fill("half a wor")
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        signing = await client.signings.create(name="Lease", language="EN")
+    await page.get_by_role("link", name="Lease", exact=True).wait_for()
+    assert await page.get_by_label("Advance by").input_value() == "12"
+    assert await page.get_by_label("Search by").input_value() == "half a wor"
+    await sandbox.cancel(signing.id)
+    await page.get_by_role("table", name="Signings").get_by_text("Cancelled").wait_for()
+    assert problems == []
+
+
 async def shows_pdf(page: Page) -> bool:
-    """Whether the document is there to be seen, and not the words for browsers that cannot show it."""
+    """Return whether the browser shows the document."""
     await page.locator("object").first.wait_for()
-    return not await page.get_by_text("This browser shows no PDFs").is_visible()
+    return not await page.get_by_text("This browser cannot show a PDF").is_visible()
 
 
 def watch(page: Page, sandbox: Sandbox) -> list[str]:
-    """What the browser complains about on the sandbox's pages, such as something that their own policy forbids."""
+    """Return a list of the browser's errors on the sandbox's pages, such as violations of their policy."""
     problems: list[str] = []
 
     def note(message: ConsoleMessage) -> None:

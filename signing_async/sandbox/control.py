@@ -1,0 +1,318 @@
+"""The control API under /sandbox/api, for test suites in any language. It is not part of the documented service."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from .clock import to_datetime
+from .control_schema import CONTROL_OPERATIONS
+from .records import Attempt, Delivery, Recipient
+from .refused import Refused, invalid, not_found
+from .request_body import read_json
+from .request_log import RequestRecord
+from .responses import CONTROL_API
+from .service import STATES
+from .state import State
+
+MOST = 1000
+"""The longest list of a response."""
+
+_SIGNING = (
+    "id", "tenant", "name", "state", "language", "signing_order", "message", "created_at", "updated_at", "sent_at",
+    "completed_at", "cancelled_at",
+)  # fmt: skip
+_DOCUMENT = ("id", "name", "size", "sha256", "created_at", "completed_at")
+_RECIPIENT = (
+    "id", "signing_id", "email", "first_name", "last_name", "signing_method", "order", "invited_at", "expires_at",
+    "reminders", "completed_at", "declined_at",
+)  # fmt: skip
+_NOTIFICATION = ("kind", "signing_id", "recipient_id", "email", "sent_at")
+_FAULT = ("id", "operation", "kind", "times", "probability", "skip", "details", "hits")
+_REQUEST = ("id", "received_at", "operation", "method", "path", "query", "status", "fault", "seconds")
+_BODIES = ("headers", "request_body", "response_headers", "response_body")
+_ENDPOINT = ("id", "url", "created_at")
+_DELIVERY = ("id", "event_id", "event_type", "endpoint_id", "url", "state", "due_at", "last_status", "last_error")
+
+Handler = Callable[["_Call"], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request with its JSON object, which is empty if there is no body."""
+
+    request: web.Request
+    body: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.request.match_info["id"]
+
+    @property
+    def limit(self) -> int:
+        text = self.request.query.get("limit", "100")
+        if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MOST:
+            raise _invalid("limit", f"must be an integer from 1 to {MOST}, got {text!r}")
+        return int(text)
+
+
+class Control:
+    """The control API: each handler returns what is sent as JSON."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        handlers: dict[str, Handler] = {
+            "reset": self._reset,
+            "createAccessToken": self._create_token,
+            "getClock": self._clock,
+            "advanceClock": self._advance,
+            "listSignings": self._signings,
+            "getSigning": self._signing,
+            "completeSigning": self._complete,
+            "cancelSigning": self._cancel,
+            "signAsRecipient": self._sign,
+            "declineAsRecipient": self._decline,
+            "listNotifications": self._notifications,
+            "listFaults": self._faults,
+            "addFault": self._add_fault,
+            "clearFaults": self._clear_faults,
+            "removeFault": self._remove_fault,
+            "getRateLimit": self._rate_limit,
+            "setRateLimit": self._set_rate_limit,
+            "listRequests": self._requests,
+            "getRequest": self._request,
+            "listWebhooks": self._webhooks,
+            "addWebhook": self._add_webhook,
+            "removeWebhook": self._remove_webhook,
+            "listDeliveries": self._deliveries,
+            "getDelivery": self._delivery,
+            "resendDelivery": self._resend,
+        }
+        routes = [
+            web.route(
+                operation.method,
+                CONTROL_API + operation.path,
+                partial(self._serve, handlers[operation.name], operation.status),
+            )
+            for operation in CONTROL_OPERATIONS
+        ]
+        return [*routes, web.get("/sandbox/authority.pem", self._authority)]
+
+    async def _serve(self, handler: Handler, status: int, request: web.Request) -> web.Response:
+        self._state.forms.check_site(request)
+        if request.method != "GET" and request.headers.get("Sec-Fetch-Site", "none") not in {"none", "same-origin"}:
+            raise Refused(403, "foreign_origin", "Requests from another site are not allowed.")
+        body = await read_json(request) if request.body_exists else {}
+        value = await handler(_Call(request, body))
+        return web.json_response(value, status=status, dumps=partial(json.dumps, ensure_ascii=False))
+
+    # the sandbox
+
+    async def _reset(self, _: _Call) -> Any:
+        self._state.reset()
+        return {}
+
+    async def _create_token(self, call: _Call) -> Any:
+        lifetime = call.body.get("lifetime")
+        if lifetime is not None and (not _is_number(lifetime) or not 0 < lifetime <= 1e9):
+            raise _invalid("lifetime", f"must be seconds above 0, got {lifetime!r}")
+        return {"access_token": self._state.accounts.access_token(lifetime=lifetime)}
+
+    async def _clock(self, _: _Call) -> Any:
+        clock = self._state.clock
+        return {"now": clock.now().isoformat(), "ahead_seconds": clock.offset.total_seconds()}
+
+    async def _advance(self, call: _Call) -> Any:
+        names = ("days", "hours", "minutes", "seconds")
+        for name, value in call.body.items():
+            if name not in names:
+                raise _invalid(name, f"unknown field; use {', '.join(names)}")
+            if not _is_number(value):
+                raise _invalid(name, f"must be a number, got {value!r}")
+        _checked(call.body, lambda: self._state.clock.advance(**call.body))
+        return await self._clock(call)
+
+    # signings and recipients
+
+    async def _signings(self, call: _Call) -> Any:
+        query = call.request.query
+        state = query.get("state", "")
+        if state and state not in STATES:
+            raise _invalid("state", f"must be one of {', '.join(STATES)}, got {state!r}")
+        found, total = self._state.service.search(query.get("search", ""), state, 0, call.limit)
+        return {"items": [_encode(signing, _SIGNING) for signing in found], "total": total}
+
+    async def _signing(self, call: _Call) -> Any:
+        return self._encode_signing(call.id)
+
+    async def _complete(self, call: _Call) -> Any:
+        return self._encode_signing((await self._state.signatures.complete(call.id)).id)
+
+    async def _cancel(self, call: _Call) -> Any:
+        return self._encode_signing(self._state.service.cancel(call.id).id)
+
+    async def _sign(self, call: _Call) -> Any:
+        return self._encode_signing((await self._state.signatures.sign(call.id)).id)
+
+    async def _decline(self, call: _Call) -> Any:
+        return self._encode_signing((await self._state.signatures.decline(call.id)).id)
+
+    def _encode_signing(self, signing_id: str) -> dict[str, Any]:
+        service = self._state.service
+        return _encode(service.signing(signing_id), _SIGNING) | {
+            "documents": [_encode(document, _DOCUMENT) for document in service.documents(signing_id)],
+            "recipients": [self._encode_recipient(recipient) for recipient in service.recipients(signing_id)],
+        }
+
+    def _encode_recipient(self, recipient: Recipient) -> dict[str, Any]:
+        page = f"{self._state.base_url}/sandbox/sign/{recipient.id}"
+        return _encode(recipient, _RECIPIENT) | {"signing_page": page}
+
+    async def _notifications(self, call: _Call) -> Any:
+        email = call.request.query.get("email")
+        found = [one for one in self._state.invitations.notifications() if email in {None, one.email}]
+        return _items(found, call.limit, _NOTIFICATION)
+
+    # faults
+
+    async def _faults(self, _: _Call) -> Any:
+        return {"items": [_encode(fault, _FAULT) for fault in self._state.faults.arranged]}
+
+    async def _add_fault(self, call: _Call) -> Any:
+        for name in ("operation", "kind"):
+            if not isinstance(call.body.get(name), str):
+                raise _invalid(name, f"must be a string, got {call.body.get(name)!r}")
+        return _encode(_checked(call.body, lambda: self._state.faults.add(**call.body)), _FAULT)
+
+    async def _clear_faults(self, _: _Call) -> Any:
+        self._state.faults.clear()
+        return {}
+
+    async def _remove_fault(self, call: _Call) -> Any:
+        for fault in list(self._state.faults.arranged):
+            if fault.id == call.id:
+                fault.remove()
+                return {}
+        raise not_found("fault")
+
+    async def _rate_limit(self, _: _Call) -> Any:
+        limit = self._state.rate_limit
+        names = ("rate", "burst", "retry_after")
+        return dict.fromkeys(names) if limit is None else _encode(limit, names)
+
+    async def _set_rate_limit(self, call: _Call) -> Any:
+        _checked(call.body, lambda: self._state.limit_rate(**call.body))
+        return await self._rate_limit(call)
+
+    # requests
+
+    async def _requests(self, call: _Call) -> Any:
+        operation = call.request.query.get("operation")
+        found = [record for record in self._state.requests.records if operation in {None, record.operation}]
+        return _items(found, call.limit, _REQUEST)
+
+    async def _request(self, call: _Call) -> Any:
+        record: RequestRecord | None = self._state.requests.find(call.id)
+        if record is None:
+            raise not_found("request")
+        return _encode(record, _REQUEST + _BODIES)
+
+    # webhooks
+
+    async def _webhooks(self, _: _Call) -> Any:
+        return {"items": [_encode(endpoint, _ENDPOINT) for endpoint in self._state.webhooks.endpoints()]}
+
+    async def _add_webhook(self, call: _Call) -> Any:
+        url, secret = call.body.get("url"), call.body.get("secret")
+        if not isinstance(url, str):
+            raise _invalid("url", f"must be a string, got {url!r}")
+        if not isinstance(secret, str | None):
+            raise _invalid("secret", "must be a string")
+        return _encode(self._state.webhooks.register(url, secret), (*_ENDPOINT, "secret"))
+
+    async def _remove_webhook(self, call: _Call) -> Any:
+        self._state.webhooks.remove(call.id)
+        return {}
+
+    async def _deliveries(self, call: _Call) -> Any:
+        found = self._state.webhooks.deliveries(call.limit)
+        return {"items": [_encode_delivery(delivery) for delivery in reversed(found)]}
+
+    async def _delivery(self, call: _Call) -> Any:
+        return self._delivery_details(self._state.webhooks.delivery(call.id))
+
+    async def _resend(self, call: _Call) -> Any:
+        return self._delivery_details(self._state.webhooks.resend(call.id))
+
+    def _delivery_details(self, delivery: Delivery) -> dict[str, Any]:
+        webhooks = self._state.webhooks
+        return _encode_delivery(delivery) | {
+            "body": webhooks.event(delivery.event_id).body.decode(),
+            "attempts": [_encode_attempt(attempt) for attempt in webhooks.attempts_of(delivery.id)],
+        }
+
+    async def _authority(self, request: web.Request) -> web.Response:
+        self._state.forms.check_site(request)
+        pem = await self._state.sealer.certificate_pem()
+        disposition = {"Content-Disposition": 'attachment; filename="sandbox-authority.pem"'}
+        return web.Response(body=pem, content_type="application/x-pem-file", headers=disposition)
+
+
+def _encode(record: object, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: _encode_value(name, getattr(record, name)) for name in names}
+
+
+def _encode_value(name: str, value: Any) -> Any:
+    if name.endswith("_at") and value is not None:
+        return (to_datetime(value) if isinstance(value, int) else value).isoformat()
+    return value
+
+
+def _encode_delivery(delivery: Delivery) -> dict[str, Any]:
+    return _encode(delivery, _DELIVERY) | {"attempt_count": delivery.attempts}
+
+
+def _encode_attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempted_at": to_datetime(attempt.at).isoformat(),
+        "seconds": attempt.seconds,
+        "fault": attempt.fault,
+        "signature": attempt.signature,
+        "status": attempt.status,
+        "error": attempt.error,
+        "response_headers": attempt.headers,
+        "response_body": attempt.body,
+    }
+
+
+def _items(records: list[Any], limit: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the newest records first."""
+    return {"items": [_encode(record, names) for record in records[: -limit - 1 : -1]]}
+
+
+def _checked(body: Mapping[str, Any], work: Callable[[], Any]) -> Any:
+    """Return what `work` returns; an error that begins with a field's name becomes that field's error."""
+    try:
+        return work()
+    except (ValueError, TypeError, OverflowError) as error:
+        name, _, problem = str(error).partition(": ")
+        if name in body:
+            raise _invalid(name, problem) from None
+        raise Refused(400, "validation_failed", str(error)) from None
+
+
+def _invalid(name: str, problem: str) -> Refused:
+    return invalid({name: [f"{name}: {problem}"]})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,81 @@
+"""Validation of the fields in a request's JSON object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from .refused import invalid
+
+LANGUAGES = ("EN", "SV")
+ORDERS = ("sequential", "parallel")
+MAX_MESSAGE = 400
+MAX_ORDER = 2**31 - 1
+NOT_BLANK = r"[^ \t\r\n]"
+_WORD = r"[^\s\x00-\x20\x7f.@()<>\[\]:;,\\\"]+"
+_LABEL = r"[^\s\x00-/:-@\[-`{-\x7f](?:[^\s\x00-,./:-@\[-`{-\x7f]*[^\s\x00-/:-@\[-`{-\x7f])?"
+EMAIL = rf"^(?![^@]{{65}}|.{{255}}){_WORD}(?:\.{_WORD})*@{_LABEL}(?:\.{_LABEL})*$"
+"""An e-mail address in any script, within RFC 5321's lengths. Quoted local parts are not accepted."""
+
+
+class Fields:
+    """The fields of a request; their problems are collected and reported together."""
+
+    def __init__(self, body: Mapping[str, object], required: Sequence[str]) -> None:
+        self._body = body
+        self._required = required
+        self._errors: dict[str, list[str]] = {}
+
+    def check(self) -> None:
+        """Raise `Refused` if any field was invalid."""
+        if self._errors:
+            raise invalid(self._errors)
+
+    def refuse(self, field: str, message: str) -> None:
+        """Record a problem of a field."""
+        self._errors.setdefault(field, []).append(message)
+
+    def text(self, field: str, *, required: bool = False, longest: int | None = None) -> str | None:
+        """Return a string or None. A required field must not be blank."""
+        value = self._body.get(field)
+        if value is not None and not isinstance(value, str):
+            self.refuse(field, f"The {field} must be a string.")
+            return None
+        if (required or field in self._required) and (value is None or not re.search(NOT_BLANK, value)):
+            self.refuse(field, f"The {field} is required.")
+        if value is not None and longest is not None and len(value) > longest:
+            self.refuse(field, f"The {field} has {len(value)} characters; at most {longest} are allowed.")
+        return value
+
+    def choice(self, field: str, allowed: Sequence[str], *, required: bool = False) -> str | None:
+        """Return one of the allowed values or None."""
+        value = self._body.get(field)
+        if value is None:
+            if required or field in self._required:
+                self.refuse(field, f"The {field} is required.")
+            return None
+        if value not in allowed:
+            self.refuse(field, f"The {field} must be one of {', '.join(allowed)}.")
+            return None
+        return str(value)
+
+    def email(self, field: str) -> str:
+        """Return an e-mail address."""
+        value = self.text(field, required=True)
+        if value and field not in self._errors and not re.fullmatch(EMAIL, value):
+            self.refuse(field, f"The {field} is not an e-mail address.")
+        return value or ""
+
+    def order(self, field: str) -> int | None:
+        """Return a position of at least 1, or None. JSON's 1.0 is 1."""
+        value = self._body.get(field)
+        if value is None:
+            if field in self._required:
+                self.refuse(field, f"The {field} is required.")
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ORDER:
+            self.refuse(field, f"The {field} must be an integer of at least 1.")
+            return None
+        return value

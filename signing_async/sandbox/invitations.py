@@ -1,0 +1,95 @@
+"""Sending a signing: invitations, reminders, and the notifications that the recipients get."""
+
+from __future__ import annotations
+
+from .clock import Clock
+from .database import Database
+from .fields import MAX_ORDER
+from .profile import Profile
+from .records import Notification, Recipient, Signing, User
+from .refused import Refused
+from .service import Emit, Service
+
+DAY = 86_400_000_000
+
+
+class Invitations:
+    """Sends signings, invites and reminds their recipients."""
+
+    def __init__(self, database: Database, clock: Clock, profile: Profile, service: Service, emit: Emit) -> None:
+        self._database = database
+        self._clock = clock
+        self._profile = profile
+        self._service = service
+        self._emit = emit
+
+    def send(self, signing_id: str, user: User | None = None) -> Signing:
+        """Leave draft mode and invite all recipients; of a sequential signing, the first."""
+        signing = self._service.signing(signing_id, user)
+        if not signing.is_draft:
+            raise Refused(400, "cannot_be_sent", f"The signing cannot be sent: it is {signing.state}, not a draft.")
+        for what in ("document", "recipient"):
+            if not self._service.count(f"{what}s", signing_id):
+                raise Refused(400, "cannot_be_sent", f"The signing cannot be sent: it has no {what}.")
+        now = self._clock.micros()
+        with self._database.transaction():
+            sql = "UPDATE signings SET sent_at = ?, times_sent = times_sent + 1, updated_at = ? WHERE id = ?"
+            self._database.run(sql, now, now, signing_id)
+            signing = self._service.signing(signing_id)
+            self._emit("signing.sent", signing, {})
+            self.invite_next(signing)
+        return signing
+
+    def invite_next(self, signing: Signing) -> None:
+        """Invite the recipients who may sign now and were not invited before."""
+        waiting = [recipient for recipient in self._service.recipients(signing.id) if not recipient.is_done]
+        if signing.signing_order == "sequential":
+            waiting = sorted(waiting, key=lambda recipient: recipient.order or MAX_ORDER)[:1]
+        now = self._clock.micros()
+        for recipient in waiting:
+            if recipient.invited_at is None:
+                sql = "UPDATE recipients SET invited_at = ?, expires_at = ? WHERE id = ?"
+                self._database.run(sql, now, self._expiry(now), recipient.id)
+                self._notify(recipient, "invitation", now)
+
+    def remind(self, signing_id: str, recipient_id: str, user: User | None = None) -> Recipient:
+        """Remind a recipient who is invited and has not finished, until the invitation expires."""
+        signing = self._service.signing(signing_id, user)
+        recipient = self._service.recipient(recipient_id, signing_id)
+        if signing.state in {"draft", "cancelled"}:
+            raise Refused(400, "cannot_be_reminded", f"Nobody can be reminded: the signing is {signing.state}.")
+        if recipient.is_done or recipient.expires_at is None:
+            if self._profile.remind_finished == "skip":
+                return recipient
+            why = "has finished" if recipient.is_done else "is not invited yet"
+            raise Refused(400, "cannot_be_reminded", f"The recipient {why}.")
+        now = self._clock.micros()
+        with self._database.transaction():
+            if now >= recipient.expires_at:
+                self._renew(recipient, now)
+            self._notify(recipient, "reminder", now)
+            self._database.run("UPDATE recipients SET reminders = reminders + 1 WHERE id = ?", recipient_id)
+        return self._service.recipient(recipient_id)
+
+    def notifications(self) -> list[Notification]:
+        """Return all notifications, oldest first."""
+        return self._database.select(Notification, "notifications", "1 ORDER BY seq")
+
+    def _renew(self, recipient: Recipient, now: int) -> None:
+        if self._profile.remind_expired == "refuse":
+            days = self._profile.invitation_days
+            raise Refused(400, "invitation_expired", f"The invitation has expired: it was valid for {days} days.")
+        self._database.run("UPDATE recipients SET expires_at = ? WHERE id = ?", self._expiry(now), recipient.id)
+
+    def _expiry(self, now: int) -> int:
+        return now + self._profile.invitation_days * DAY
+
+    def _notify(self, recipient: Recipient, kind: str, now: int) -> None:
+        self._database.insert(
+            "notifications",
+            kind=kind,
+            signing_id=recipient.signing_id,
+            recipient_id=recipient.id,
+            email=recipient.email,
+            sent_at=now,
+        )

@@ -1,0 +1,141 @@
+"""Reading request bodies: bounded, validated, and refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import parse_qsl
+
+from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from .files import Incoming
+from .refused import Refused, invalid
+
+MAX_BODY = 1024 * 1024
+"""The largest JSON or form body."""
+
+CHUNK = 64 * 1024
+FILE_FIELD = "selected_file"
+
+BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
+"""The key of a request's body once it was read; for an upload, a description of it."""
+
+
+async def chunks_of(request: web.Request) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives; refuse with 400 if it breaks off or cannot be decompressed."""
+    try:
+        async for chunk in request.content.iter_any():
+            yield chunk
+    except (web.RequestPayloadError, ConnectionError):
+        raise _incomplete() from None
+
+
+async def read_body(request: web.Request, limit: int = MAX_BODY) -> bytes:
+    """Return the whole body if it is not longer than the limit."""
+    body = bytearray()
+    async for chunk in chunks_of(request):
+        body += chunk
+        if len(body) > limit:
+            raise Refused(413, "body_too_large", f"The body has more than {limit} bytes.")
+    request[BODY] = bytes(body)
+    return request[BODY]
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """Return the JSON object in the body."""
+    kind = request.content_type
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Refused(415, "unsupported_media_type", "The body must be application/json.")
+    return parse_json(await read_body(request))
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Return the object in a JSON text; refuse anything else with 400."""
+    try:
+        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
+    except (ValueError, RecursionError):
+        raise Refused(400, "malformed_json", "The body is not JSON in UTF-8.") from None
+    if not isinstance(value, dict):
+        raise Refused(400, "malformed_json", "The body must be a JSON object.")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+async def read_form(request: web.Request) -> dict[str, str]:
+    """Return the fields of a form."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise Refused(415, "unsupported_media_type", "The body must be application/x-www-form-urlencoded.")
+    body = await read_body(request)
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100, errors="strict"))
+    except ValueError:
+        raise Refused(400, "malformed_form", "The body is not a form in UTF-8.") from None
+
+
+async def read_form_or_json(request: web.Request) -> dict[str, Any]:
+    """Return the parameters of a token request, which may be a form or JSON."""
+    if request.content_type == "application/json":
+        return await read_json(request)
+    return dict(await read_form(request))
+
+
+async def receive_file(request: web.Request, incoming: Incoming) -> str:
+    """Stream the part named `selected_file` to disk and return its file name. Stop reading if it is too large."""
+    try:
+        if request.content_type != "multipart/form-data":
+            raise ValueError("another content type")
+        reader = await request.multipart()
+    except ValueError:
+        message = "The body must be multipart/form-data with a boundary."
+        raise Refused(415, "unsupported_media_type", message) from None
+    try:
+        filename = await _receive(reader, incoming)
+    except (web.RequestPayloadError, ConnectionError):
+        raise _incomplete() from None
+    except (ValueError, RuntimeError, RuntimeWarning, HttpProcessingError) as error:  # a warning if they are errors
+        problem = str(error).splitlines()[-1].strip()[:200]
+        raise Refused(400, "malformed_multipart", f"The body is not valid multipart/form-data: {problem}.") from None
+    if filename is None:
+        raise invalid({FILE_FIELD: [f"The {FILE_FIELD} is required, as a file."]})
+    request[BODY] = f"[multipart/form-data: {FILE_FIELD} {filename!r}, {incoming.size} bytes]".encode()
+    return filename
+
+
+async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
+    filename: str | None = None
+    ignored = 0
+    while (part := await reader.next()) is not None:
+        if not isinstance(part, BodyPartReader):
+            raise ValueError("a part is multipart itself")  # noqa: TRY004  # not a programming error
+        wanted = part.name == FILE_FIELD and part.filename is not None
+        if wanted and filename is not None:
+            raise invalid({FILE_FIELD: [f"There must be one {FILE_FIELD}."]})
+        if wanted:
+            filename = _unescape(part.filename or "")
+        while chunk := await part.read_chunk(CHUNK):
+            if not wanted:
+                ignored += len(chunk)
+            else:
+                await incoming.write(chunk)
+            if incoming.too_large:
+                return filename
+            if ignored > MAX_BODY:
+                raise Refused(413, "body_too_large", f"The parts beside the file have more than {MAX_BODY} bytes.")
+    return filename
+
+
+def _unescape(filename: str) -> str:
+    """Undo the escapes of browsers (HTML, "multipart/form-data"), which aiohttp leaves in a name."""
+    for escaped, character in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
+        filename = filename.replace(escaped, character)
+    return filename
+
+
+def _incomplete() -> Refused:
+    return Refused(400, "incomplete_body", "The body broke off, or is not encoded as its headers say.")

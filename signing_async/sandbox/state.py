@@ -1,0 +1,110 @@
+"""What one sandbox holds, for the API, the control API and the pages to work on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from .accounts import Accounts
+from .authority import Level
+from .clock import Clock
+from .courier import Courier
+from .database import Database
+from .deliveries import Deliveries
+from .faults import Faults
+from .files import Files
+from .forms import Forms
+from .ids import Ids
+from .invitations import Invitations
+from .profile import Profile
+from .rate_limit import RateLimit
+from .request_log import RequestLog
+from .sealer import Sealer
+from .service import Service
+from .signatures import Signatures
+
+
+@dataclass(frozen=True, repr=False)
+class Snapshot:
+    """Everything a sandbox held at one moment."""
+
+    database: bytes
+    offset: int
+
+
+class State:
+    """The parts of a running sandbox."""
+
+    def __init__(
+        self,
+        database: Database,
+        files: Files,
+        profile: Profile,
+        faults: Faults,
+        *,
+        seed: int | str | None,
+        seal_level: Level,
+        keep_requests: int,
+        allow_remote_webhooks: bool,
+        loopback_only: bool,
+    ) -> None:
+        self._database = database
+        self.profile: Profile = profile
+        self.faults: Faults = faults
+        self.base_url: str = ""
+        self.rate_limit: RateLimit | None = None
+        self.closing: asyncio.Event = asyncio.Event()
+        self.clock: Clock = Clock(self._saved_offset(), self._save_offset)
+        self.requests: RequestLog = RequestLog(self.clock, seed, keep_requests)
+        self.forms: Forms = Forms(loopback_only=loopback_only)
+        ids = Ids(database, seed, profile.ids)
+        self.accounts: Accounts = Accounts(database, self.clock, ids, profile)
+        courier = Courier(database, self.clock, profile, faults, allow_remote=allow_remote_webhooks)
+        self.webhooks: Deliveries = Deliveries(database, self.clock, ids, profile, courier)
+        emit = self.webhooks.emit
+        self.service: Service = Service(database, files, self.clock, ids, profile, emit)
+        self.invitations: Invitations = Invitations(database, self.clock, profile, self.service, emit)
+        self.sealer: Sealer = Sealer(files.folder.parent / "authority", self.clock, seal_level)
+        self.signatures: Signatures = Signatures(
+            database, files, self.clock, profile, self.service, self.invitations, self.sealer, emit
+        )
+        files.remove_all_but(name for d in self.service.documents() for name in (d.file, d.sealed_file) if name)
+        self.accounts.default_user()
+
+    def limit_rate(self, rate: float | None, burst: int | None = None, retry_after: float | None = None) -> None:
+        """Set the rate limit; None lifts it. By default, one second's requests may arrive at once."""
+        if rate is None:
+            self.rate_limit = None
+            return
+        default = int(max(1, rate)) if isinstance(rate, int | float) and rate < 1e9 else 1
+        self.rate_limit = RateLimit(rate, default if burst is None else burst, retry_after, self.clock)
+
+    def snapshot(self) -> Snapshot:
+        """Return everything the sandbox holds now, except faults and the request log."""
+        return Snapshot(self._database.dump(), self._saved_offset())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Restore a snapshot."""
+        self._database.load(snapshot.database)
+        self.clock.set_offset(snapshot.offset)
+        self.webhooks.wake_all()
+
+    def reset(self) -> None:
+        """Delete all signings and the request log, remove faults and the rate limit, and set the clock to real time.
+
+        Users, applications, tokens and webhook endpoints stay.
+        """
+        with self._database.transaction():
+            for table in ("signings", "documents", "recipients", "notifications", "events", "deliveries", "attempts"):
+                self._database.run(f"DELETE FROM {table}")  # noqa: S608  # the names are literals
+        self.faults.clear()
+        self.limit_rate(None)
+        self.requests.records.clear()
+        self.clock.set_offset(0)
+
+    def _saved_offset(self) -> int:
+        offset: int = self._database.value("SELECT value FROM meta WHERE key = 'offset'") or 0
+        return offset
+
+    def _save_offset(self, offset: int) -> None:
+        self._database.run("INSERT OR REPLACE INTO meta VALUES ('offset', ?)", offset)

@@ -1,0 +1,53 @@
+"""A webhook endpoint that records deliveries and responds as told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+SECRET = "a shared secret"
+
+
+@dataclass
+class Receiver:
+    """An endpoint that records deliveries and responds as told."""
+
+    url: str = ""
+    bodies: list[bytes] = field(default_factory=list)
+    signatures: list[str] = field(default_factory=list)
+    broken: int = 0
+    responses: list[int] = field(default_factory=list)
+    location: str = ""
+    delay: float = 0
+
+    async def take(self, request: web.Request) -> web.Response:
+        """Record a delivery."""
+        try:
+            body = await request.read()
+        except Exception:
+            self.broken += 1
+            raise
+        self.bodies.append(body)
+        self.signatures.append(request.headers["X-Signature"])
+        await asyncio.sleep(self.delay)
+        status = self.responses.pop(0) if self.responses else 202
+        return web.Response(status=status, headers={"Location": self.location} if self.location else None)
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        """Types and ids of the deliveries."""
+        return [(e["event"]["type"], e["event"]["id"]) for e in map(json.loads, self.bodies)]
+
+    @property
+    def types(self) -> list[str]:
+        """Types of the deliveries."""
+        return [kind for kind, _ in self.events]
+
+    async def got(self, count: int) -> None:
+        """Wait until so many deliveries have arrived."""
+        async with asyncio.timeout(10):
+            while len(self.bodies) < count:
+                await asyncio.sleep(0.005)

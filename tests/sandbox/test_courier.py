@@ -1,0 +1,223 @@
+"""Sending deliveries: retries, and faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import time
+
+import pytest
+
+from signing_async.sandbox import Sandbox
+from signing_async.sandbox.courier import BACK_OFF
+from signing_async.sandbox.faults import DELIVERY
+from tests.sandbox.receiving import SECRET, Receiver
+from tests.sandbox.serving import Caller
+
+
+async def test_failed_delivery_is_retried_with_back_off_and_the_same_body(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    receiver.responses = [500, 302, 404]
+    await call.draft()
+    for step, seconds in enumerate(BACK_OFF[:3], 1):
+        await receiver.got(step)
+        await hooked.webhooks.settled()
+        [delivery] = hooked.webhooks.deliveries()
+        assert (delivery.state, delivery.attempts) == ("pending", step)
+        hooked.clock.advance(seconds=seconds)
+    await receiver.got(4)
+    await hooked.webhooks.settled()
+    assert len(set(receiver.bodies)) == 1
+    assert [attempt.status for attempt in hooked.webhooks.attempts()] == [500, 302, 404, 202]
+    assert hooked.webhooks.deliveries()[0].state == "delivered"
+
+
+async def test_delivery_fails_after_the_last_retry(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
+    receiver.responses = [500] * 20
+    await call.draft()
+    for step in range(len(BACK_OFF)):
+        await receiver.got(step + 1)
+        await hooked.webhooks.settled()
+        hooked.clock.advance(days=2)
+    await receiver.got(len(BACK_OFF) + 1)
+    await hooked.webhooks.settled()
+    hooked.clock.advance(days=30)
+    await hooked.webhooks.settled()
+    [delivery] = hooked.webhooks.deliveries()
+    assert (delivery.state, delivery.attempts, delivery.due_at) == ("failed", len(BACK_OFF) + 1, None)
+
+
+async def test_unreachable_endpoint_is_recorded_with_the_error_and_retried(
+    signing_sandbox: Sandbox, call: Caller
+) -> None:
+    signing_sandbox.webhooks.register("http://localhost:1/hook")
+    await call.draft()
+    await signing_sandbox.webhooks.settled()
+    [attempt] = signing_sandbox.webhooks.attempts()
+    assert attempt.status is None
+    assert attempt.error
+    assert "Connect" in attempt.error
+    assert signing_sandbox.webhooks.deliveries()[0].state == "pending"
+
+
+async def test_redirect_of_an_endpoint_is_not_followed(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
+    receiver.responses, receiver.location = [307], receiver.url
+    await call.draft()
+    await hooked.webhooks.settled()
+    assert len(receiver.bodies) == 1
+
+
+async def test_endpoint_that_does_not_respond_in_time_is_retried(
+    hooked: Sandbox, receiver: Receiver, call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from signing_async.sandbox import courier
+
+    monkeypatch.setattr(courier, "TIMEOUT", 0.2)
+    hooked.faults.add(DELIVERY, "slow", seconds=30)
+    await call.draft()
+    await hooked.webhooks.settled()
+    [attempt] = hooked.webhooks.attempts()
+    assert attempt.error == "no response within 0.2 seconds"
+
+
+async def test_duplicate_fault_delivers_twice(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
+    hooked.faults.add(DELIVERY, "duplicate")
+    await call.draft()
+    await receiver.got(2)
+    assert receiver.bodies[0] == receiver.bodies[1]
+    await call.draft()
+    await receiver.got(3)
+    await hooked.webhooks.settled()
+    assert [attempt.fault for attempt in hooked.webhooks.attempts()] == ["duplicate", "duplicate", None]
+
+
+async def test_duplicate_fault_keeps_a_delivery_delivered_whatever_the_second_response(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    receiver.responses = [202, 500]
+    hooked.faults.add(DELIVERY, "duplicate")
+    await call.draft()
+    async with asyncio.timeout(5):
+        while len(hooked.webhooks.attempts()) < 2:
+            await asyncio.sleep(0.005)
+    [delivery] = hooked.webhooks.deliveries()
+    assert (delivery.state, delivery.due_at) == ("delivered", None)
+
+
+async def test_reorder_fault_waits_for_the_next_event_and_delivers_it_first(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    fault = hooked.faults.add(DELIVERY, "reorder")
+    await call.draft()
+    async with asyncio.timeout(5):
+        while not fault.hits:
+            await asyncio.sleep(0.005)
+    await call.draft()
+    await receiver.got(2)
+    ids = [event.id for event in hooked.webhooks.events()]
+    assert [event_id for _, event_id in receiver.events] == ids[::-1]
+
+
+async def test_reorder_fault_swaps_two_deliveries_that_are_due(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    hooked.faults.add(DELIVERY, "reorder")
+    signing_id = hooked.service.create_signing(hooked.accounts.default_user(), {"name": "A", "language": "EN"}).id
+    hooked.service.cancel(signing_id)
+    await receiver.got(2)
+    assert receiver.types == ["signing.cancelled", "signing.created"]
+
+
+async def test_reorder_fault_delivers_a_single_event_after_a_second(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    hooked.faults.add(DELIVERY, "reorder")
+    await call.draft()
+    await receiver.got(1)
+    await hooked.webhooks.settled()
+    assert hooked.webhooks.deliveries()[0].state == "delivered"
+
+
+async def test_wrong_signature_fault_sends_a_well_formed_invalid_signature(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    hooked.faults.add(DELIVERY, "wrong-signature")
+    await call.draft()
+    await receiver.got(1)
+    right = hmac.new(SECRET.encode(), receiver.bodies[0], hashlib.sha256).hexdigest()
+    assert len(receiver.signatures[0]) == len(right)
+    assert receiver.signatures[0] != right
+
+
+async def test_slow_fault_pauses_in_the_middle_of_the_body(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
+    hooked.faults.add(DELIVERY, "slow", seconds=0.1)
+    started = time.monotonic()
+    await call.draft()
+    await receiver.got(1)
+    assert time.monotonic() - started >= 0.1
+    assert json.loads(receiver.bodies[0])
+
+
+async def test_drop_fault_breaks_off_and_the_delivery_is_retried(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    hooked.faults.add(DELIVERY, "drop")
+    await call.draft()
+    await hooked.webhooks.settled()
+    assert receiver.bodies == []
+    assert hooked.webhooks.deliveries()[0].state == "pending"
+    hooked.clock.advance(seconds=BACK_OFF[0])
+    await receiver.got(1)
+    assert json.loads(receiver.bodies[0])
+
+
+async def test_lose_fault_never_delivers_the_event(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
+    hooked.faults.add(DELIVERY, "lose")
+    signing_id = await call.draft()
+    await hooked.cancel(signing_id)
+    await receiver.got(1)
+    await hooked.webhooks.settled()
+    assert receiver.types == ["signing.cancelled"]
+    assert [d.state for d in hooked.webhooks.deliveries()] == ["lost", "delivered"]
+
+
+async def test_localhost_names_are_resolved_without_a_name_server(
+    signing_sandbox: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    signing_sandbox.webhooks.register(receiver.url.replace("127.0.0.1", "hooks.localhost"))
+    await call.draft()
+    await receiver.got(1)
+
+
+async def test_delivery_in_flight_leaves_no_trace_in_a_restored_sandbox(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    snapshot = hooked.snapshot()
+    receiver.delay = 0.1
+    hooked.faults.add(DELIVERY, "duplicate")
+    await call.draft()
+    await receiver.got(1)
+    hooked.restore(snapshot)
+    await call.draft()
+    await hooked.webhooks.settled()
+    assert len(receiver.bodies) == 2
+    assert [d.state for d in hooked.webhooks.deliveries()] == ["delivered"]
+    assert len(hooked.webhooks.attempts()) == 1
+
+
+async def test_retry_waits_for_its_time_when_the_clock_is_advanced_less(
+    hooked: Sandbox, receiver: Receiver, call: Caller
+) -> None:
+    receiver.responses = [500]
+    await call.draft()
+    await receiver.got(1)
+    await hooked.webhooks.settled()
+    for _ in range(2):
+        hooked.clock.advance(seconds=1)
+        await asyncio.sleep(0.02)
+    assert len(receiver.bodies) == 1
+    hooked.clock.advance(seconds=BACK_OFF[0] - 2)
+    await receiver.got(2)

@@ -1,0 +1,130 @@
+"""The visible panel of a sealed document."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta, timezone
+from pathlib import Path
+
+import pikepdf
+import pytest
+
+from signing_async.sandbox import panel as panels
+from signing_async.sandbox.sealing import Authority, Panel, Signer
+from tests import pdfs
+from tests.sandbox.seals import NAMES, WHEN, accepts, make_panel
+
+
+def text_of(result: bytes, page: int = -1) -> str:
+    """Return the text of a page, extracted by Poppler."""
+    with pikepdf.open(io.BytesIO(result)) as pdf:
+        number = str(page if page > 0 else len(pdf.pages))
+    command = ["pdftotext", "-layout", "-f", number, "-l", number, "-", "-"]
+    return subprocess.run(command, input=result, capture_output=True, check=True, timeout=60).stdout.decode()
+
+
+needs_poppler = pytest.mark.skipif(not pdfs.have("pdftotext"), reason="needs poppler-utils")
+
+
+@needs_poppler
+def test_panel_names_each_signer_and_says_that_the_seal_has_no_legal_value(sealed: Callable[..., bytes]) -> None:
+    shown = text_of(sealed(pdfs.make_pdf(), make_panel(*NAMES, "Per (Pelle) \\ Ek", "Lo Ek")))
+    for expected in (*NAMES, "Per (Pelle) \\ Ek", "person3@example.com"):
+        assert expected in shown
+    for expected in ("E-mail", "BankID", "Approval", "smartcard", "SMS"):
+        assert expected in shown
+    for expected in ("Signed by 5 people", "Agreement.pdf", "Employment of Anna", "ref-2c1f", "no legal value"):
+        assert expected in shown
+    assert "2026-03-04 05:06:07 UTC" in shown
+    assert "2026-03-04 02:06:07 UTC" in shown
+    assert "Page 1 of 1" in shown
+
+
+@needs_poppler
+def test_times_of_other_zones_are_converted_to_utc(sealed: Callable[..., bytes]) -> None:
+    signer = Signer("Anna", "anna@example.com", "email", WHEN.astimezone(timezone(timedelta(hours=9))))
+    shown = text_of(sealed(pdfs.make_pdf(), Panel("Signing", "Document", "ref", [signer])))
+    assert shown.count("2026-03-04 05:06:07 UTC") == 3
+    assert "Signed by 1 person" in shown
+
+
+@needs_poppler
+def test_many_signers_take_several_pages_and_the_seal_is_on_the_last(
+    sealed: Callable[..., bytes], authority: Authority
+) -> None:
+    names = [f"Signer Number {number}" for number in range(30)]
+    result = sealed(pdfs.make_pdf(), make_panel(*names))
+    assert accepts(result, authority)
+    with pikepdf.open(io.BytesIO(result)) as pdf:
+        count = len(pdf.pages)
+        assert "/Annots" in pdf.pages[-1].obj
+        assert all("/Annots" not in page.obj for page in list(pdf.pages)[:-1])
+    shown = [text_of(result, page) for page in range(2, count + 1)]
+    assert len(shown) == 3
+    assert re.findall(r"Signer Number \d+", "".join(shown)) == names
+    assert all("no legal value" in page for page in shown)
+    assert "Page 3 of 3" in shown[-1]
+
+
+@needs_poppler
+def test_long_name_is_wrapped_and_a_very_long_one_cut_with_dots(sealed: Callable[..., bytes]) -> None:
+    long = "Maria del Carmen Fernández Villaverde Castañeda Frontera Senior Vice President"
+    shown = text_of(sealed(pdfs.make_pdf(), make_panel(long, "x" * 1000)))
+    words = iter(re.findall(r"\S+", shown))
+    assert all(word in words for word in long.split())
+    assert re.search(r"x{20}\.\.\.", shown)
+
+
+@needs_poppler
+def test_other_scripts_are_set_in_an_installed_font(sealed: Callable[..., bytes], authority: Authority) -> None:
+    if not panels._fonts():
+        pytest.skip("needs fonts-dejavu-core and pyHanko's opentype extra")
+    from fontTools.ttLib import TTFont  # type: ignore[import-untyped]  # fontTools has no type hints
+
+    names = ("Łukasz Żółć", "Дмитрий Иванов", "Ελένη Παπαδοπούλου", "A\u030ake Stro\u0308m")
+    result = sealed(pdfs.make_pdf(), make_panel(*names))
+    shown = text_of(result)
+    for expected in ("Łukasz Żółć", "Дмитрий Иванов", "Ελένη Παπαδοπούλου", "Åke Ström"):
+        assert expected in shown
+    with pikepdf.open(io.BytesIO(result)) as pdf:
+        (font,) = [font for font in pdf.pages[-1].resources["/Font"].values() if font["/Subtype"] == "/Type0"]
+        program = font["/DescendantFonts"][0]["/FontDescriptor"]["/FontFile2"].read_bytes()
+    with TTFont(io.BytesIO(program)) as embedded:
+        assert embedded["head"].unitsPerEm == 1000  # the unit of the widths that pyHanko writes beside it
+    assert len(program) < 40_000
+    assert accepts(result, authority)
+
+
+@needs_poppler
+def test_hidden_and_unknown_characters_are_shown_as_code_points(
+    sealed: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "Zoë\u202eneila\n\tand \ue123"
+    assert "Zoë U+202E neila and U+E123" in text_of(sealed(pdfs.make_pdf(), make_panel(name)))
+    monkeypatch.setattr(panels, "_fonts", tuple)
+    assert "U+5C71 U+7530" in text_of(sealed(pdfs.make_pdf(), make_panel("山田")))
+
+
+def test_without_font_libraries_names_are_shown_as_code_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    panels._fonts.cache_clear()
+    try:
+        monkeypatch.setitem(sys.modules, "uharfbuzz", None)
+        assert panels._fonts() == ()
+    finally:
+        panels._fonts.cache_clear()
+
+
+def test_broken_font_file_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "DejaVuSans.ttf").write_bytes(b"not a font")
+    monkeypatch.setattr(panels, "FONT_FOLDERS", (str(tmp_path), str(tmp_path / "missing")))
+    assert panels._font_files() == [tmp_path / "deep" / "DejaVuSans.ttf"]
+    panels._fonts.cache_clear()
+    try:
+        assert panels._fonts() == ()
+    finally:
+        panels._fonts.cache_clear()
