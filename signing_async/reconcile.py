@@ -10,39 +10,32 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import re
-import unicodedata
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
 
-from .assumptions import Assumptions
 from .errors import CannotBeSent, RequestTimeout, SigningError
-from .models import Document, Recipient, Signing, SigningState
+from .models import Document, Signing, SigningState
+from .record_matching import Match, Record, Undecidable, stem
 from .transport.deadlines import until
 from .transport.retry import Outcome, is_final
 
 __all__ = [
     "Creation",
-    "DocumentMatch",
     "Effect",
     "Found",
     "Listed",
-    "Match",
     "Read",
-    "RecipientMatch",
     "Reconciler",
     "Sent",
     "TrackedSigning",
     "Tracker",
     "Undecidable",
-    "normalized",
 ]
 
 T = TypeVar("T")
-Record = TypeVar("Record", bound=Document | Recipient)
 
 Read = Callable[[Any], Awaitable[Any]]
 """Carries out a reading operation as a part of the call that is reconciled."""
@@ -50,10 +43,8 @@ Listed = tuple[Document, ...] | None
 """The documents in a response; None if the response does not list them."""
 
 _MAX_SIGNINGS = 10_000
-_MAX_NAME = 1000
 _FIRST_PAUSE = 0.2
 _NEVER = -math.inf
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @attrs.frozen
@@ -61,18 +52,6 @@ class Found(Generic[T]):
     """The effect of the call, as the service shows it; ``value`` is what the call returns."""
 
     value: T
-
-
-class Undecidable(Exception):  # stays inside the package: callers see OutcomeUnknown
-    """A reading cannot tell whether the call took effect.
-
-    ``known`` is what the reading found; ``may_clear`` says that a later reading may tell.
-    """
-
-    def __init__(self, message: str, known: Iterable[object] = (), *, may_clear: bool = False) -> None:
-        super().__init__(message)
-        self.known: tuple[object, ...] = tuple(known)
-        self.may_clear: bool = may_clear
 
 
 class Effect(Protocol[T]):
@@ -328,7 +307,7 @@ class Tracker:
                 for document in documents:
                     if document.id not in collection.known:
                         collection.known.add(document.id)
-                        collection.unresolved -= Counter([_stem(document.name)])
+                        collection.unresolved -= Counter([stem(document.name)])
 
         return note
 
@@ -392,19 +371,6 @@ class Sent:
 
 
 # Creating documents and recipients
-
-
-class Match(Protocol[Record]):
-    """Compares records of the service with what one call sent."""
-
-    key: str
-    """Calls with the same key on one signing cannot be told apart: they take turns."""
-
-    async def select(self, unknown: Sequence[Record], expected: Counter[str]) -> tuple[list[Record], list[Record]]:
-        """Return the records that may be the call's effect, and those of them that nothing speaks against.
-
-        ``expected`` counts the keys of all pending and unresolved calls. Raises `Undecidable` if it cannot tell.
-        """
 
 
 class Creation(Generic[Record]):
@@ -509,77 +475,3 @@ class Creation(Generic[Record]):
 
     def note_unresolved(self) -> None:
         self._collection.unresolved[self._match.key] += 1
-
-
-class DocumentMatch:
-    """Compares documents by name, and by size and sha256 where the service reports them."""
-
-    def __init__(self, filename: str, size: int, sha256: Callable[[], str], assumptions: Assumptions) -> None:
-        self.key: str = _stem(filename)
-        self._size = size
-        self._sha256 = sha256
-        self._assumptions = assumptions
-
-    async def select(
-        self, unknown: Sequence[Document], expected: Counter[str]
-    ) -> tuple[list[Document], list[Document]]:
-        named = [document for document in unknown if _stem(document.name) == self.key]
-        if not named and Counter(_stem(document.name) for document in unknown) - expected:
-            # The service may have renamed the file.
-            raise Undecidable("there is a document of another name that was not there before", unknown, may_clear=True)
-        return named, [document for document in named if await self._fits(document)]
-
-    async def _fits(self, document: Document) -> bool:
-        sizes = (document.extra.get(field) for field in self._assumptions.document_size_fields)
-        if any(type(size) is int and size != self._size for size in sizes):
-            return False
-        hashes = [document.extra.get(field) for field in self._assumptions.document_sha256_fields]
-        given = [text.lower() for text in hashes if isinstance(text, str) and _SHA256.fullmatch(text)]
-        return not given or given == [await asyncio.to_thread(self._sha256)] * len(given)
-
-
-class RecipientMatch:
-    """Compares recipients by the fields that were given. A field that the service does not return does not count."""
-
-    def __init__(self, named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        self.key: str = named["email"].strip().casefold()
-        self._named = {field: value for field, value in named.items() if field != "email"}
-        self._extra = extra
-
-    async def select(
-        self, unknown: Sequence[Recipient], expected: Counter[str]
-    ) -> tuple[list[Recipient], list[Recipient]]:
-        if not all(recipient.email for recipient in unknown):
-            raise Undecidable("the service does not give the recipients' e-mail addresses", unknown)
-        same = [recipient for recipient in unknown if recipient.email.strip().casefold() == self.key]
-        same = [recipient for recipient in same if _agrees(attrs.asdict(recipient), self._named)]
-        return same, [recipient for recipient in same if _agrees(recipient.extra, self._extra)]
-
-
-def _stem(name: str) -> str:
-    """The part of a file name that is compared: without ``.pdf``, case-folded, in normal form."""
-    return normalized("NFC", name).strip().casefold().removesuffix(".pdf")
-
-
-def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """Return the text in this normal form; unchanged if it is longer than any name, since that takes quadratic time."""
-    return unicodedata.normalize(form, text) if len(text) <= _MAX_NAME else text
-
-
-def _agrees(returned: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
-    return all(
-        _alike(returned[field], value)
-        for field, value in sent.items()
-        if value is not None and returned.get(field) not in (None, "")
-    )
-
-
-def _alike(returned: Any, sent: Any) -> bool:
-    """Compare without case, spaces and punctuation, which services tidy up."""
-    if isinstance(returned, str | int) and isinstance(sent, str | int):
-        return _bare(str(returned)) == _bare(str(sent))
-    return bool(returned == sent)
-
-
-def _bare(text: str) -> str:
-    return "".join(character for character in normalized("NFKC", text).casefold() if character.isalnum())

@@ -38,7 +38,8 @@ from ..errors import (
     TransportError,
 )
 from ..models import Document, Signing
-from ..reconcile import Creation, DocumentMatch, Listed, Tracker
+from ..reconcile import Creation, Listed, Tracker
+from ..record_matching import DocumentMatch
 from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import OutcomeUnknown, RetryPolicy, SigningClient, TransportError
-from signing_async.reconcile import normalized
+from signing_async.record_matching import normalized
 from tests.pdfs import make_pdf
 from tests.servers import Web, serving
 
