@@ -1,9 +1,9 @@
-"""A whole signing package in one call, and thousands of them: however often one is tried, it is sent once.
+"""Dispatch packages: one or thousands, each sent once, however often a run is killed and repeated.
 
-Each step is written to a journal before it begins and after its outcome is known, so that whoever comes next, after a
-crash at any moment, can tell what may have happened. A draft with a step whose outcome is not known is abandoned, and a
-new one is made: only the sending must not be done anew, and the service sends a signing once. Whoever is about to send
-first writes that down, which the journal refuses to all but the one who has the package.
+Each step is saved to the journal before it begins and after its outcome is known. A later run, after a crash at any
+moment, therefore knows what may have happened. A draft with a step of unknown outcome is abandoned, and another one is
+created: a spare draft notifies nobody. Only the sending is never repeated with another draft; the service sends a
+signing once. The sending is saved first, which the journal refuses unless this run holds the package's claim.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
 from ..worker_pool import Progress, Results, Teller
+from .entry import JournalEntry, journaled
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
 from .package import NewRecipient, Prepared, SigningPackage, prepare
-from .steps import Room, Sending, Steps, journaled
+from .steps import Resources, Sending, UploadLimit
 
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
-_UPLOADS = 8
-_SOON, _LATER = 0.05, 1.0
-_TOLD_AFTER = 4
-_ASIDE = 4
+_MAX_UPLOADS = 8
+_FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
+_TRIES_BEFORE_LOG = 4
+_POSTPONED_PER_WORKER = 4
 _END: Any = object()
 
 
 @attrs.frozen
 class DispatchResult:
-    """What came of one package: ``error`` is None when it was sent, now or by an earlier run.
+    """The result of one package. ``error`` is None if it was sent, by this run or an earlier one.
 
-    ``signing`` is the signing as sent; with an error, the draft as far as one is known.
+    ``signing`` is the signing as sent; with an error, the draft as far as it is known.
     """
 
     package: SigningPackage
@@ -51,14 +52,14 @@ class Dispatcher:
     """``client.dispatch`` and ``client.dispatch_many``."""
 
     def __init__(self, transport: Transport, tracker: Tracker) -> None:
-        self._steps = Steps(transport, tracker)
+        self._resources = Resources(transport, tracker)
 
     async def one(self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None) -> Signing:
-        """Send one package; where another run is at work on it, wait for that."""
-        kept = _Unwritten() if journal is None else _journal(journal)
-        run = _Run(self._steps, [package], kept, kept is not journal, _UPLOADS, None)
+        """Send one package. If another run is working on it, wait for that run."""
+        opened = _NoJournal() if journal is None else _open_journal(journal)
+        run = _Run(self._resources, [package], opened, opened is not journal, _MAX_UPLOADS, None)
         async with run.opened():
-            result = await run.work(await anext(run.line))
+            result = await run.work(await anext(run.queue))
         if result.error is not None:
             raise result.error
         assert result.signing is not None
@@ -71,26 +72,26 @@ class Dispatcher:
         concurrency: int,
         on_progress: Callable[[Progress], None] | None,
     ) -> Results[DispatchResult]:
-        """Send packages, so many at a time."""
+        """Send packages, ``concurrency`` at a time."""
         if not isinstance(packages, Iterable | AsyncIterable):
-            raise InvalidRequest(f"packages: must be an iterable of SigningPackage, not {type(packages).__name__}")
-        kept = _journal(journal)
-        run = _Run(self._steps, packages, kept, kept is not journal, concurrency, on_progress)
-        return Results(run.line, run.work, concurrency, around=run.opened())
+            raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
+        opened = _open_journal(journal)
+        run = _Run(self._resources, packages, opened, opened is not journal, concurrency, on_progress)
+        return Results(run.queue, run.work, concurrency, around=run.opened())
 
 
-def _journal(journal: Any) -> Journal:
-    """What is given as a path is opened, and closed in the end; another journal is the caller's."""
+def _open_journal(journal: Any) -> Journal:
+    """Return the journal; a new `SqliteJournal` if it is a path, which the run closes."""
     if isinstance(journal, str | os.PathLike):
         return SqliteJournal(journal)
     if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
-        raise InvalidRequest(f"journal: must be a path or a Journal, not {journal!r}")
-    kept: Journal = journal
-    return kept
+        raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
+    callers: Journal = journal
+    return callers
 
 
-class _Unwritten:
-    """For one package without a journal: what is known of it ends with the call."""
+class _NoJournal:
+    """The journal of one call that has none: the state ends with the call."""
 
     async def claim(self, key: str) -> Claim | None:
         return Claim(key, None, 1)
@@ -105,48 +106,48 @@ class _Unwritten:
 class _Run:
     """One run over packages, with one journal."""
 
-    _room: Room
+    _uploads: UploadLimit
 
     def __init__(
         self,
-        steps: Steps,
+        resources: Resources,
         packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
         journal: Journal,
-        is_own: bool,
+        is_own_journal: bool,
         concurrency: int,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._steps = steps
+        self._resources = resources
         self._journal = journal
-        self._is_own = is_own
+        self._is_own_journal = is_own_journal
         self._concurrency = concurrency
         self._meter = _Meter(on_progress)
-        self.line: _Line = _Line(packages, concurrency, self._meter)
+        self.queue: _Queue = _Queue(packages, concurrency, self._meter)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        self._room = Room(self._concurrency)
+        self._uploads = UploadLimit(self._concurrency)
         try:
             yield
         finally:
-            await self.line.aclose()
-            if self._is_own:
+            await self.queue.aclose()
+            if self._is_own_journal:
                 await self._journal.aclose()
 
     async def work(self, job: _Job) -> DispatchResult:
-        """The result of this package; or, where another run is at work on it, of another one, and of this one later."""
+        """Return the result of this package; or of another one, if another run is working on this package."""
         try:
             while True:
                 result = await self._try(job)
                 if result is not None:
                     return result
-                job = await self.line.instead_of(job)
+                job = await self.queue.exchange(job)
         except JournalError as error:
-            self.line.stop(error)
+            self.queue.stop(error)
             raise
 
     async def _try(self, job: _Job) -> DispatchResult | None:
-        """The result; None where another run is at work on the package."""
+        """Return the result; None if another run is working on the package."""
         try:
             prepared = await self._prepared(job)
         except Exception as error:
@@ -165,36 +166,37 @@ class _Run:
         if job.prepared is not None:
             return job.prepared
         try:
-            job.prepared = await prepare(job.package, self._steps.most)
+            job.prepared = await prepare(job.package, self._resources.max_pdf_bytes)
             return job.prepared
         finally:
             job.share = self._meter.share(job.prepared)
 
     async def _send(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
         assert job.share is not None
-        sending = Sending(self._steps, prepared, self._journal, claim, self._room, job.share)
+        entry = JournalEntry(self._journal, claim, prepared.content, self._resources.service)
+        sending = Sending(self._resources, prepared, entry, self._uploads, job.share)
         try:
-            return DispatchResult(job.package, await sending.carry_out())
+            return DispatchResult(job.package, await sending.run())
         except ClaimLost as error:
             log.warning("%s", error)
             return None
         except JournalError:
             raise
         except Exception as error:
-            return await self._failed(sending, job, error)
+            return await self._note_failure(sending, job, error)
         finally:
             await self._release(claim)
 
-    async def _failed(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
+    async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
         try:
-            await sending.failed(error)
+            await sending.note_failure(error)
         except ClaimLost as lost:
             log.warning("%s", lost)
             return None
-        return DispatchResult(job.package, sending.known(), error)
+        return DispatchResult(job.package, sending.known_signing(), error)
 
     async def _release(self, claim: Claim) -> None:
-        """Also on the way out of a run that is cancelled, and after a failure of the journal itself."""
+        """Release the claim, even if the run is cancelled or the journal has failed."""
         releasing = asyncio.ensure_future(journaled(self._journal.release(claim)))
         try:
             await asyncio.shield(releasing)
@@ -205,7 +207,7 @@ class _Run:
 
 
 class _Job:
-    """A package, from when it is pulled until there is a result."""
+    """A package from when it is pulled until its result."""
 
     def __init__(self, package: SigningPackage) -> None:
         self.package = package
@@ -215,45 +217,46 @@ class _Job:
         self.due = 0.0
 
 
-class _Line:
-    """The packages in the order in which they are to be worked on, pulled one by one.
+class _Queue:
+    """The packages, pulled one by one as workers need them.
 
-    One that another run is at work on is put aside and comes again later, between others; there are never many aside.
+    A package that another run is working on is postponed: it is tried again later, between others. The number of
+    postponed packages is bounded.
     """
 
     def __init__(
         self, packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage], concurrency: int, meter: _Meter
     ) -> None:
-        self._packages = _each(packages)
+        self._packages = _as_generator(packages)
         self._concurrency = concurrency
         self._meter = meter
-        self._aside: list[_Job] = []
+        self._postponed: list[_Job] = []
         self._exchanges = 0
-        """Workers that wait for another package in the place of one that they have put aside."""
+        """Workers that have postponed a package, and wait for another one."""
         self._pulling: asyncio.Task[Any] | None = None
-        """Apart from those who wait for it, who have other work to do if it takes long."""
-        self._is_over = False
-        self._broken: BaseException | None = None
+        """A task of its own: workers have other packages to try if it takes long."""
+        self._is_exhausted = False
+        self._iterable_error: BaseException | None = None
         self._failure: JournalError | None = None
 
-    def __aiter__(self) -> _Line:
+    def __aiter__(self) -> _Queue:
         return self
 
     async def __anext__(self) -> _Job:
         job = await self._next(for_exchange=False)
         if job is not None:
             return job
-        raise StopAsyncIteration if self._broken is None else self._broken
+        raise StopAsyncIteration if self._iterable_error is None else self._iterable_error
 
-    async def instead_of(self, job: _Job) -> _Job:
-        """Put this one aside, and get one to work on: another one, or in the end the same again."""
-        wait = min(_SOON * 2.0 ** min(job.tries, 20), _LATER) * random.uniform(0.5, 1.0)
-        job.due = asyncio.get_running_loop().time() + wait
+    async def exchange(self, job: _Job) -> _Job:
+        """Postpone this package, and return one to work on: another one, or later the same one."""
+        pause = min(_FIRST_PAUSE * 2.0 ** min(job.tries, 20), _MAX_PAUSE) * random.uniform(0.5, 1.0)
+        job.due = asyncio.get_running_loop().time() + pause
         job.tries += 1
         assert job.prepared is not None
-        if job.tries == _TOLD_AFTER:
-            log.info("package %r is waited for: another run is at work on it", job.prepared.key)
-        self._aside.append(job)
+        if job.tries == _TRIES_BEFORE_LOG:
+            log.info("waiting for package %s: another run is working on it", job.prepared.label)
+        self._postponed.append(job)
         self._exchanges += 1
         try:
             other = await self._next(for_exchange=True)
@@ -263,11 +266,11 @@ class _Line:
         return other
 
     def stop(self, failure: JournalError) -> None:
-        """Give out nothing more."""
+        """Give out no more packages."""
         self._failure = self._failure or failure
 
     async def aclose(self) -> None:
-        for job in self._aside:
+        for job in self._postponed:
             assert job.prepared is not None
             job.prepared.close()
         if self._pulling is not None:
@@ -277,46 +280,47 @@ class _Line:
 
     async def _next(self, *, for_exchange: bool) -> _Job | None:
         while self._failure is None:
-            # Of those aside each exchange has to find one.
-            free = self._aside if for_exchange or len(self._aside) > self._exchanges else []
+            # Each exchange must find a postponed package: other workers leave as many as there are exchanges.
+            free = self._postponed if for_exchange or len(self._postponed) > self._exchanges else []
             first = min(free, key=lambda job: job.due, default=None)
-            wait = None if first is None else max(0.0, first.due - asyncio.get_running_loop().time())
-            if first is not None and not wait:
-                self._aside.remove(first)
+            pause = None if first is None else max(0.0, first.due - asyncio.get_running_loop().time())
+            if first is not None and not pause:
+                self._postponed.remove(first)
                 return first
-            if self._pulling is None and not self._is_over and len(self._aside) < _ASIDE * self._concurrency:
+            may_pull = len(self._postponed) < _POSTPONED_PER_WORKER * self._concurrency
+            if self._pulling is None and not self._is_exhausted and may_pull:
                 self._pulling = asyncio.create_task(self._pull())
             if self._pulling is not None:
-                await asyncio.wait([self._pulling], timeout=wait)
-                job = self._pulled()
+                await asyncio.wait([self._pulling], timeout=pause)
+                job = self._take_pulled()
                 if job is not None:
                     return job
-            elif wait is None:
+            elif pause is None:
                 return None
             else:
-                await asyncio.sleep(wait)
+                await asyncio.sleep(pause)
         raise self._failure
 
     async def _pull(self) -> Any:
         return await anext(self._packages, _END)
 
-    def _pulled(self) -> _Job | None:
-        """What was pulled, if it is there and nobody else has taken it."""
+    def _take_pulled(self) -> _Job | None:
+        """Return the package that was pulled, unless the pull is under way or another worker took the package."""
         pulling = self._pulling
         if pulling is None or not pulling.done():
             return None
         self._pulling = None
-        self._broken = pulling.exception()
-        if self._broken is None and pulling.result() is not _END:
+        self._iterable_error = pulling.exception()
+        if self._iterable_error is None and pulling.result() is not _END:
             self._meter.expect()
             return _Job(pulling.result())
-        self._is_over = True
-        if self._broken is None:
+        self._is_exhausted = True
+        if self._iterable_error is None:
             self._meter.expect(-1)
         return None
 
 
-async def _each(packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+async def _as_generator(packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     if isinstance(packages, AsyncIterable):
         async for package in packages:
             yield package

@@ -220,10 +220,10 @@ def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(
         [
             "language: must be EN or SV, not 'DE'",
             "recipients[0].email: must be an e-mail address, not 'b'",
-            "recipients[0].order: is missing, while other recipients have one",
+            "recipients[0].order: missing, though other recipients have one",
             "recipients[0].extra: cannot be sent",
             "documents[0]: a.pdf: it is not a PDF",
-            "recipients: there is none, and at least one is needed",
+            "recipients: must not be empty",
         ]
     )
     assert [str(problem) for problem in found] == [
@@ -232,7 +232,7 @@ def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(
         "line 2, recipient3_email: must be an e-mail address, not 'b'",
         "line 2, recipient3_extra: cannot be sent",
         "line 2, documents: a.pdf: it is not a PDF",
-        "line 2, recipient1_email: there is none, and at least one is needed",
+        "line 2, recipient1_email: must not be empty",
     ]
     (entry,) = read(written('{"documents": [5], "recipients": 7}', "x.jsonl"))
     found = entry.with_problems(

@@ -157,9 +157,7 @@ async def test_what_was_let_go_of_is_not_written(path: Path) -> None:
         claim = await taken(one)
         await one.release(claim)
         for late in (one.write(claim, "late"), one.release(claim)):
-            with pytest.raises(
-                ClaimLost, match=r"^the claim on package 'lease' was lost: another run has taken it over$"
-            ):
+            with pytest.raises(ClaimLost, match=r"^the claim on package 'lease' was lost: another run has claimed it$"):
                 await late
         newer = await taken(other)
         with pytest.raises(ClaimLost) as caught:
@@ -551,7 +549,7 @@ async def test_the_database_of_another_program(path: Path) -> None:
         database.execute("CREATE TABLE packages (weight)")
     before = path.read_bytes()
     async with SqliteJournal(path) as journal:
-        words = f"^the journal {path} is the database of another program; it was left as it is$"
+        words = f"^the journal {path} is the database of another program; it was not changed$"
         with pytest.raises(JournalError, match=words):
             await journal.claim("lease")
     assert path.read_bytes() == before
@@ -590,7 +588,10 @@ async def test_a_journal_of_a_newer_version(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 2")
     async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match=f"^the journal {path} was made by a newer version of signing-async$"):
+        with pytest.raises(
+            JournalError,
+            match=f"^the journal {path} was written by a newer version of signing-async; upgrade this one$",
+        ):
             await journal.claim("lease")
 
 
@@ -731,9 +732,7 @@ def test_what_is_no_path(path: Any) -> None:
 @pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), 3600.5])
 def test_what_is_no_time(timeout: Any) -> None:
     """It is told at once."""
-    with pytest.raises(
-        ConfigurationError, match=r"^SqliteJournal: timeout must be seconds above 0, at most 3600, not "
-    ):
+    with pytest.raises(ConfigurationError, match=r"^timeout: must be a number above 0 and of at most 3600, got "):
         SqliteJournal("journal", timeout=timeout)
     SqliteJournal("journal", timeout=3600)
 
@@ -742,9 +741,9 @@ def test_what_is_no_time(timeout: Any) -> None:
 async def test_what_is_no_text(path: Path, text: Any) -> None:
     """It is refused before it reaches the file, and nobody else's write with it."""
     async with SqliteJournal(path) as journal:
-        with pytest.raises(InvalidRequest, match="key: must be a text"):
+        with pytest.raises(InvalidRequest, match="key: must be a non-empty string"):
             await journal.claim(text)
-        with pytest.raises(InvalidRequest, match="state: must be a text"):
+        with pytest.raises(InvalidRequest, match="state: must be a non-empty string"):
             await journal.write(await taken(journal), text)
         with contextlib.closing(sqlite3.connect(path)) as database:
             assert database.execute("SELECT key, state FROM packages").fetchall() == [("lease", None)]
@@ -863,7 +862,7 @@ async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(journal, "_process", 0)
         with pytest.raises(
-            JournalError, match=f"^the journal {path} was opened before a fork: open it anew in the child process$"
+            JournalError, match=f"^the journal {path} was opened before a fork; open it again in the child process$"
         ):
             await journal.claim("other")
         await journal.aclose()

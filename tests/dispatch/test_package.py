@@ -84,11 +84,11 @@ async def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "language: must be EN or SV, not 'DE'",
         "signing_order: must be sequential or parallel, not 'both'",
         "message: at most 400 characters",
-        "key: must be a text that is not empty",
+        "key: must be a non-empty string",
         "recipients[0].email: must be an e-mail address, not 'anna'",
         "recipients[0].order: must be a whole number from 1, not 0",
         "recipients[2].extra: order is an argument of its own",
-        "recipients[3]: must be a NewRecipient, not str",
+        "recipients[3]: must be a NewRecipient, got str",
         "documents[1]: text.pdf: it is not a PDF",
         "documents[2]: must be a path, bytes, a binary file or an async iterator, not int",
         f"documents[3]: {str(tmp_path / 'missing.pdf')!r} cannot be opened",
@@ -103,28 +103,28 @@ async def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 )
 async def test_documents_that_are_no_list(single: Any) -> None:
     """One document alone is no list of documents, though some kinds could be iterated."""
-    assert await problems_of(package(single)) == (f"documents: must be a list, not {type(single).__name__}",)
+    assert await problems_of(package(single)) == (f"documents: must be a list, got {type(single).__name__}",)
 
 
 async def test_nothing_in_it() -> None:
     """A package without documents or recipients cannot be sent."""
     assert await problems_of(package([], [])) == (
-        "recipients: there is none, and at least one is needed",
-        "documents: there is none, and at least one is needed",
+        "recipients: must not be empty",
+        "documents: must not be empty",
     )
-    assert await problems_of(package(recipients=ANNA)) == ("recipients: must be a list, not NewRecipient",)
+    assert await problems_of(package(recipients=ANNA)) == ("recipients: must be a list, got NewRecipient",)
 
 
 async def test_what_is_no_package() -> None:
     """It is told as such."""
-    assert await problems_of({"name": "Lease"}) == ("package: must be a SigningPackage, not dict",)
+    assert await problems_of({"name": "Lease"}) == ("package: must be a SigningPackage, got dict",)
 
 
 @pytest.mark.parametrize("key", [5, "", "  ", "a\0b", "\ud800"])
 async def test_what_is_no_key(key: Any) -> None:
     """A key is a text that every journal can hold."""
     (problem,) = await problems_of(package(key=key))
-    assert problem.startswith("key: must be a text that is not empty, without null characters")
+    assert problem.startswith("key: must be a non-empty string without null characters, got ")
 
 
 async def test_the_order_of_a_sequential_signing() -> None:
@@ -136,12 +136,12 @@ async def test_the_order_of_a_sequential_signing() -> None:
     assert [recipient["order"] for recipient in prepared.recipients] == [None] * 3
     orders = [NewRecipient("a@b.c", order=order) for order in (2, 1, 2)]
     assert await problems_of(package(recipients=orders, signing_order="sequential")) == (
-        "recipients[2].order: 2 is taken by recipients[0]",
+        "recipients[2].order: 2 is the order of recipients[0]",
     )
     assert (await prepare(package(recipients=orders, signing_order="parallel"), MOST)).recipients[2]["order"] == 2
     some = [NewRecipient("a@b.c", order=1), NewRecipient("d@e.f")]
     assert await problems_of(package(recipients=some, signing_order="sequential")) == (
-        "recipients[1].order: is missing, while other recipients have one",
+        "recipients[1].order: missing, though other recipients have one",
     )
 
 
@@ -338,7 +338,7 @@ async def test_a_key_of_ones_own() -> None:
 async def read_again(prepared: Prepared, index: int = 0) -> bytes:
     """A document's bytes as they would be uploaded."""
     kept = prepared.documents[index]
-    await kept.check_again()
+    await kept.check_unchanged()
     with await kept.source.open() as pdf:
         return b"".join(bytes(block) for block in pdf.blocks())
 
@@ -411,7 +411,7 @@ async def test_a_file_that_was_changed(tmp_path: Path, size: int) -> None:
     assert await read_again(prepared) == make_pdf(size)
     path.write_bytes(make_pdf(size, seed=1))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(InvalidRequest, match=r"^source: a\.pdf was changed since it was checked$"):
+    with pytest.raises(InvalidRequest, match=r"^source: a\.pdf changed after it was checked \(sha256 mismatch\)$"):
         await read_again(prepared)
     path.unlink()
     with pytest.raises(InvalidRequest, match="cannot be opened"):
@@ -423,7 +423,7 @@ async def test_bytes_that_were_changed() -> None:
     data = bytearray(make_pdf(LARGE))
     prepared = await prepare(package([data]), MOST)
     data[-20] ^= 1
-    with pytest.raises(InvalidRequest, match="was changed"):
+    with pytest.raises(InvalidRequest, match="changed after it was checked"):
         await read_again(prepared)
 
 
@@ -433,7 +433,7 @@ async def test_a_file_cut_short_while_it_is_read(tmp_path: Path) -> None:
     path.write_bytes(make_pdf(LARGE))
     with await PdfSource(path).open() as pdf:
         os.truncate(path, LARGE // 2)
-        with pytest.raises(InvalidRequest, match="was changed"):
+        with pytest.raises(InvalidRequest, match="changed after it was checked"):
             list(pdf.blocks())
 
 
@@ -463,7 +463,10 @@ async def test_only_what_has_the_hash_is_uploaded(
 async def test_a_package_with_hashes() -> None:
     """A document that has not the hash that it should have is found before anything is sent."""
     source = PdfSource(make_pdf(), "a.pdf", sha256="0" * 64)
-    assert await problems_of(package([source])) == ("documents[0]: a.pdf has not the sha256 that it should have",)
+    digest = hashlib.sha256(make_pdf()).hexdigest()
+    assert await problems_of(package([source])) == (
+        f"documents[0]: a.pdf: sha256 mismatch: expected {source.sha256}, found {digest}",
+    )
 
 
 @pytest.mark.parametrize("sha256", ["", "0" * 63, "g" * 64, 5, b"0" * 64])

@@ -300,14 +300,14 @@ async def test_arguments(client: SigningClient, tmp_path: Path) -> None:
     """What cannot work is told by the call itself."""
     packages = [parcel_of().package]
     many: Any = client.dispatch_many
-    with pytest.raises(InvalidRequest, match="packages: must be an iterable of SigningPackage, not SigningPackage"):
+    with pytest.raises(InvalidRequest, match="packages: must be an iterable of SigningPackage, got SigningPackage"):
         many(packages[0], tmp_path / "journal")
     for concurrency in (0, -1, True, "8", None):
         with pytest.raises(InvalidRequest, match="concurrency: must be a whole number from 1"):
             many(packages, tmp_path / "journal", concurrency=concurrency)
     half = type("Half", (), {"claim": print, "write": print})()
     for journal in (None, 5, object(), half):
-        with pytest.raises(InvalidRequest, match=r"^journal: must be a path or a Journal, not .+"):
+        with pytest.raises(InvalidRequest, match=r"^journal: must be a path or a Journal, got .+"):
             many(packages, journal)
     with pytest.raises(ConfigurationError, match="journal: must be a path"):
         many(packages, "")
@@ -370,7 +370,7 @@ async def test_a_package_that_another_run_has(
         while len(results) < 9:
             await asyncio.sleep(0.01)
         async with asyncio.timeout(30):
-            while "package '3' is waited for: another run is at work on it" not in caplog.messages:
+            while "waiting for package '3': another run is working on it" not in caplog.messages:
                 await asyncio.sleep(0.01)
         assert "3" not in {result.package.key for result in results}
         await other.release(claim)
@@ -389,7 +389,7 @@ async def test_who_waits_asks_less_and_less_often(
 
     async def counted(key: str) -> Claim | None:
         asked.append(asyncio.get_running_loop().time())
-        told.append(sum("is waited for" in message for message in caplog.messages))
+        told.append(sum("waiting for package" in message for message in caplog.messages))
         if len(asked) == 6:
             journal.taken.clear()
         return await claim(key)
@@ -625,7 +625,7 @@ async def test_a_claim_that_is_lost(sandbox: Sandbox, client: SigningClient, cap
     assert result.signing is not None
     assert result.signing.id == signing.id
     assert len(sandbox.requests) <= requests + 2
-    assert any("was lost: another run has taken it over" in record.message for record in caplog.records)
+    assert any("was lost: another run has claimed it" in record.message for record in caplog.records)
     sent_well(sandbox, parcel, spare=1)
 
 
@@ -697,7 +697,7 @@ async def test_a_claim_that_is_lost_while_a_failure_is_written(
     journal.write = lose  # type: ignore[method-assign]  # a journal that goes wrong once
     signing = await client.dispatch(parcel.package, journal)
     assert signing.is_draft is False
-    assert [message for message in caplog.messages if "another run has taken it over" in message]
+    assert [message for message in caplog.messages if "another run has claimed it" in message]
     sent_well(sandbox, parcel, spare=1)
 
 
@@ -843,7 +843,7 @@ async def test_a_state_that_cannot_be_read(sandbox: Sandbox, client: SigningClie
         results = await all_of(client.dispatch_many([broken.package, good.package], journal))
         errors = {result.package.key: result.error for result in results}
         assert isinstance(errors["broken"], OutcomeUnknown)
-        assert str(errors["broken"]).startswith("what the journal holds for this package cannot be read: ")
+        assert str(errors["broken"]).startswith("the journal entry of this package cannot be decoded: ")
         assert errors["good"] is None
         claim = await journal.claim("broken")
         assert claim is not None
@@ -856,7 +856,9 @@ async def test_a_journal_of_another_service(sandbox: Sandbox, client: SigningCli
     package = parcel_of().package
     signing = await client.dispatch(package, tmp_path / "journal")
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
-        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}: it needs another"):
+        with pytest.raises(
+            ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another journal for "
+        ):
             await elsewhere.dispatch(package, tmp_path / "journal")
         (result,) = await all_of(elsewhere.dispatch_many([package], tmp_path / "journal"))
         assert result.signing is None
@@ -871,7 +873,9 @@ async def test_a_draft_at_another_service(sandbox: Sandbox, client: SigningClien
     with pytest.raises(Unauthorized):
         await client.dispatch(package, tmp_path / "journal")
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
-        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}: it needs another"):
+        with pytest.raises(
+            ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another journal for "
+        ):
             await elsewhere.dispatch(package, tmp_path / "journal")
         assert other.requests == []
 

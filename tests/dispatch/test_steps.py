@@ -423,7 +423,7 @@ async def test_a_refusal_after_doubt_leaves_the_doubt(
     signing = await client.dispatch(parcel.package, path)
     assert signing.id != draft.id
     (message,) = abandoned(caplog)
-    assert message.endswith(f": the draft {draft.id} is abandoned: it is not known what it holds")
+    assert message.endswith(f": draft {draft.id} was abandoned: the outcome of one of its steps is unknown")
     sent_well(sandbox, parcel, spare=1)
 
 
@@ -444,7 +444,7 @@ async def test_a_package_that_was_changed(
     second = parcel_of(name="Second", key="lease")
     signing = await client.dispatch(second.package, path)
     assert state_of(path)["abandoned"] == [draft.id]
-    assert abandoned(caplog) == [f"package 'lease': the draft {draft.id} is abandoned: the package was changed"]
+    assert abandoned(caplog) == [f"package 'lease': draft {draft.id} was abandoned: the package was changed"]
     assert (await client.dispatch(second.package, path)).id == signing.id
     sent_well(sandbox, second)
     third = client.dispatch_many([parcel_of(name="Third", key="lease").package], path)
@@ -694,7 +694,7 @@ async def test_a_draft_that_somebody_has_added_to(
     signing = await client.dispatch(parcel.package, path)
     assert signing.id != draft
     (message,) = abandoned(caplog)
-    assert message.endswith(f"{draft} is abandoned: it is not sure that it holds just what it should")
+    assert message.endswith(f"{draft} was abandoned: it may hold more or less than the package")
     sent_well(sandbox, parcel, spare=1)
 
 
@@ -706,7 +706,7 @@ async def test_a_draft_that_somebody_has_ended(
     parcel, path = parcel_of(), tmp_path / "journal"
     draft = await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
     await (client.signings.send(draft) if end == "sent" else sandbox.cancel(draft))
-    with pytest.raises(OutcomeUnknown, match=r"^somebody else has sent or cancelled the draft\n") as caught:
+    with pytest.raises(OutcomeUnknown, match=r"^another client has sent or cancelled the draft\n") as caught:
         await client.dispatch(parcel.package, path)
     assert [signing.id for signing in caught.value.known if isinstance(signing, Signing)] == [draft]
     assert [signing.state for signing in sandbox.signings] == [end]
@@ -741,9 +741,9 @@ async def test_drafts_that_somebody_adds_to_again_and_again(
         with pytest.raises(DraftChanged, match="two drafts held more or less than this package") as caught:
             await client.dispatch(parcel.package, path)
     assert (caught.value.effect, caught.value.transient) == ("none", False)
-    assert [message.rpartition(" is abandoned: ")[2] for message in abandoned(caplog)] == [
-        "it is not sure that it holds just what it should",
-        "it does not hold just what it should",
+    assert [message.rpartition(" was abandoned: ")[2] for message in abandoned(caplog)] == [
+        "it may hold more or less than the package",
+        "it holds more or less than the package",
     ]
     assert [signing.state for signing in sandbox.signings] == ["draft", "draft"]
     assert len(state_of(path)["abandoned"]) == 2
@@ -979,7 +979,7 @@ async def test_a_file_that_changes_after_the_check(
     package = SigningPackage("Lease", "EN", [file], [NewRecipient("a@example.com")], key="lease")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Signings, "create", change)
-        with pytest.raises(InvalidRequest, match=r"a\.pdf was changed since it was checked"):
+        with pytest.raises(InvalidRequest, match=r"a\.pdf changed after it was checked"):
             await client.dispatch(package, tmp_path / "journal")
     assert count(sandbox) == {"signings.create": 1}
     assert state_of(tmp_path / "journal")["documents"] == {}
