@@ -25,7 +25,7 @@ from ..worker_pool import Progress, Results, Teller
 from .entry import JournalEntry, journaled
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
 from .package import NewRecipient, Prepared, SigningPackage, prepare
-from .steps import Resources, Sending, UploadLimit
+from .steps import Resources, Sending, Uploads
 
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
@@ -54,10 +54,12 @@ class Dispatcher:
     def __init__(self, transport: Transport, tracker: Tracker) -> None:
         self._resources = Resources(transport, tracker)
 
-    async def one(self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None) -> Signing:
+    async def one(
+        self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None, ordered: bool
+    ) -> Signing:
         """Send one package. If another run is working on it, wait for that run."""
         opened = _NoJournal() if journal is None else _open_journal(journal)
-        run = _Run(self._resources, [package], opened, opened is not journal, _MAX_UPLOADS, None)
+        run = _Run(self._resources, [package], opened, opened is not journal, _MAX_UPLOADS, ordered, None)
         async with run.opened():
             result = await run.work(await anext(run.queue))
         if result.error is not None:
@@ -71,12 +73,13 @@ class Dispatcher:
         journal: Journal | str | os.PathLike[str],
         concurrency: int,
         on_progress: Callable[[Progress], None] | None,
+        ordered: bool,
     ) -> Results[DispatchResult]:
         """Send packages, ``concurrency`` at a time."""
         if not isinstance(packages, Iterable | AsyncIterable):
             raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
         opened = _open_journal(journal)
-        run = _Run(self._resources, packages, opened, opened is not journal, concurrency, on_progress)
+        run = _Run(self._resources, packages, opened, opened is not journal, concurrency, ordered, on_progress)
         return Results(run.queue, run.work, concurrency, around=run.opened())
 
 
@@ -106,7 +109,7 @@ class _NoJournal:
 class _Run:
     """One run over packages, with one journal."""
 
-    _uploads: UploadLimit
+    _uploads: Uploads
 
     def __init__(
         self,
@@ -115,18 +118,20 @@ class _Run:
         journal: Journal,
         is_own_journal: bool,
         concurrency: int,
+        ordered: bool,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self._resources = resources
         self._journal = journal
         self._is_own_journal = is_own_journal
         self._concurrency = concurrency
+        self._ordered = ordered
         self._meter = _Meter(on_progress)
         self.queue: _Queue = _Queue(packages, concurrency, self._meter)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        self._uploads = UploadLimit(self._concurrency)
+        self._uploads = Uploads(self._concurrency, ordered=self._ordered)
         try:
             yield
         finally:

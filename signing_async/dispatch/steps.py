@@ -21,7 +21,7 @@ from ..worker_pool import Progress, Results
 from .entry import DRAFT, SENDING, SENT, JournalEntry
 from .package import Prepared
 
-__all__ = ["OnProgress", "Resources", "Sending", "UploadLimit"]
+__all__ = ["OnProgress", "Resources", "Sending", "Uploads"]
 
 Created = TypeVar("Created", Document, Recipient)
 OnProgress = Callable[[int, Progress], None]
@@ -46,12 +46,13 @@ class Resources:
         self.max_pdf_bytes: int = transport.options.assumptions.max_pdf_bytes
 
 
-class UploadLimit:
-    """The number of uploads at once, over all packages of a run."""
+class Uploads:
+    """How a run uploads: ``concurrency`` documents at once, over all packages; the ones of a package in order."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.semaphore: asyncio.Semaphore = asyncio.Semaphore(size)
+    def __init__(self, concurrency: int, *, ordered: bool) -> None:
+        self.concurrency = concurrency
+        self.ordered = ordered
+        self.semaphore: asyncio.Semaphore = asyncio.Semaphore(concurrency)
 
 
 class Sending:
@@ -62,13 +63,13 @@ class Sending:
         resources: Resources,
         package: Prepared,
         entry: JournalEntry,
-        limit: UploadLimit,
+        uploads: Uploads,
         on_progress: OnProgress,
     ) -> None:
         self._resources = resources
         self._package = package
         self._entry = entry
-        self._draft = _Draft(resources, package, entry, limit, on_progress)
+        self._draft = _Draft(resources, package, entry, uploads, on_progress)
 
     def known_signing(self) -> Signing | None:
         """Return the signing as far as the journal knows it."""
@@ -139,6 +140,8 @@ class Sending:
             state.content = self._package.content
         elif state.is_ambiguous:
             draft.abandon("the outcome of one of its steps is unknown")
+        elif not draft.is_in_order:
+            draft.abandon("its documents are out of order")
         is_exact = await draft.complete(last=False)
         if not is_exact:
             draft.abandon("it may hold more or less than the package")
@@ -205,13 +208,13 @@ class _Draft:
         resources: Resources,
         package: Prepared,
         entry: JournalEntry,
-        limit: UploadLimit,
+        uploads: Uploads,
         on_progress: OnProgress,
     ) -> None:
         self._resources = resources
         self._package = package
         self._entry = entry
-        self._limit = limit
+        self._uploads = uploads
         self._on_progress = on_progress
         self._unconfirmed: list[tuple[dict[str, str | None], str, str]] = []
         """Ids that may not be saved yet: an earlier ambiguous request may still add to the draft."""
@@ -226,6 +229,12 @@ class _Draft:
     def tracked(self) -> TrackedSigning:
         """What the client knows of the draft's requests."""
         return self._resources.tracker.signing(signing_path(self.id))
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the missing documents can be uploaded without getting out of order."""
+        missing, count = self._missing_documents(), len(self._package.documents)
+        return not self._uploads.ordered or missing == list(range(count - len(missing), count))
 
     def abandon(self, reason: str) -> None:
         """Give the draft up: it stays at the service, unsent."""
@@ -249,7 +258,7 @@ class _Draft:
         If the outcome of a step is unknown, return False; or raise, if this is the ``last`` draft to be tried.
         """
         state, resumed = self._entry.state, self._entry.state.signing is not None
-        missing = [number for number in range(len(self._package.documents)) if state.documents.get(str(number)) is None]
+        missing = self._missing_documents()
         if resumed and (missing or len(state.recipients) < len(self._package.recipients)):
             self._note_known_recipients()
             if not await self._is_unchanged():
@@ -277,17 +286,27 @@ class _Draft:
         self._entry.state.signing = signing.id
         log.debug("package %s: draft %s was created", self._package.label, signing.id)
 
-    async def _upload_all(self, missing: list[int]) -> None:
+    def _missing_documents(self) -> list[int]:
         ids = self._entry.state.documents
+        return [number for number in range(len(self._package.documents)) if ids.get(str(number)) is None]
+
+    async def _upload_all(self, missing: list[int]) -> None:
         self.report_uploaded(but=missing)
-        if not missing:
+        if missing and not self._uploads.ordered:
+            await self._upload_batch(missing)
             return
-        ids.update((str(number), None) for number in missing)
+        for number in missing:
+            await self._upload_batch([number])
+
+    async def _upload_batch(self, numbers: list[int]) -> None:
+        """Upload documents side by side."""
+        ids = self._entry.state.documents
+        ids.update((str(number), None) for number in numbers)
         await self._entry.save()
-        not_begun = set(missing)
+        not_begun = set(numbers)
 
         async def upload(number: int) -> None:
-            async with self._limit.semaphore:
+            async with self._uploads.semaphore:
                 not_begun.discard(number)
                 await self._step(ids, number, partial(self._upload, number))
             # The last id is saved with the step that follows.
@@ -295,8 +314,8 @@ class _Draft:
                 await self._entry.save()
 
         try:
-            async with Results(missing, upload, min(len(missing), self._limit.size)) as uploads:
-                async for _ in uploads:
+            async with Results(numbers, upload, min(len(numbers), self._uploads.concurrency)) as results:
+                async for _ in results:
                     pass
         except Exception:
             for number in not_begun:

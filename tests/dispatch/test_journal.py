@@ -590,7 +590,7 @@ async def test_a_journal_of_a_newer_version(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         with pytest.raises(
             JournalError,
-            match=f"^the journal {path} was written by a newer version of signing-async; upgrade this one$",
+            match=r"was written by a newer version of signing-async; upgrade this one$",
         ):
             await journal.claim("lease")
 

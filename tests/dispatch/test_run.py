@@ -20,7 +20,6 @@ import pytest
 from signing_async import (
     ConfigurationError,
     DispatchResult,
-    Document,
     InvalidRequest,
     JournalError,
     OutcomeUnknown,
@@ -34,12 +33,11 @@ from signing_async import (
 )
 from signing_async.dispatch.journal import Claim, ClaimLost
 from signing_async.dispatch.package import Prepared, prepare
-from signing_async.documents.resource import Documents
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Fate, Fated, MemoryJournal, fated_client
 from tests.dispatch.kill import run
 from tests.dispatch.parcels import judge, make_parcel
-from tests.dispatch.test_steps import count, key_of, parcel_of, sent_well
+from tests.dispatch.test_steps import concurrent_uploads, count, key_of, parcel_of, sent_well
 from tests.pdfs import make_pdf
 
 
@@ -107,14 +105,64 @@ async def test_one_that_fails_does_not_stop_the_others(sandbox: Sandbox, client:
     sent_well(sandbox, *good)
 
 
-async def test_the_same_package_twice(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """By its key or by its content: it is sent once, and both results have its signing."""
-    keyed, named = parcel_of(name="Keyed", key="lease"), parcel_of(name="Named")
-    packages = [keyed.package, named.package] * 6
-    results = await all_of(client.dispatch_many(packages, tmp_path / "journal"))
-    assert len(results) == 12
-    assert len({result.signing.id for result in results if result.signing}) == 2
-    sent_well(sandbox, keyed, named)
+async def test_package_with_a_key_is_sent_once_however_often_it_is_in_the_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel = parcel_of(key="lease")
+    results = await all_of(client.dispatch_many([parcel.package] * 6, tmp_path / "journal"))
+    assert [result.error for result in results] == [None] * 6
+    assert len({result.signing.id for result in results if result.signing}) == 1
+    sent_well(sandbox, parcel)
+
+
+async def test_second_of_two_identical_packages_without_a_key_is_refused(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    first, second, other = parcel_of(), parcel_of(), parcel_of(name="Other")
+    packages = [first.package, other.package, second.package]
+    progress: list[Progress] = []
+    many = client.dispatch_many(packages, tmp_path / "journal", concurrency=1, on_progress=progress.append)
+    errors = {id(result.package): result.error for result in await all_of(many)}
+    assert (errors[id(first.package)], errors[id(other.package)]) == (None, None)
+    refusal = errors[id(second.package)]
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.problems == (
+        "key: missing, and packages[2] is the same package as packages[0]; if both are to be sent, give each a key",
+    )
+    assert progress[-1].files_done == progress[-1].files_total == 4
+    sent_well(sandbox, first, other)
+
+
+async def test_identical_packages_with_keys_are_all_sent(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    packages = [parcel_of(key=key).package for key in ("a", "b")]
+    results = await all_of(client.dispatch_many([*packages, parcel_of().package], tmp_path / "journal"))
+    assert len({result.signing.id for result in results if result.signing}) == 3
+
+
+async def test_package_without_a_key_that_failed_may_be_given_again_in_the_same_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel = parcel_of()
+    sandbox.faults.add("recipients.add", "expired-token")
+    results = await all_of(client.dispatch_many([parcel.package] * 2, tmp_path / "journal", concurrency=1))
+    assert [type(result.error) for result in results] == [Unauthorized, type(None)]
+    sent_well(sandbox, parcel)
+
+
+async def test_same_package_without_a_key_is_resumed_by_the_next_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """Later calls of `dispatch` or `dispatch_many` return the first one's signing, with the same or an equal object."""
+    parcel = parcel_of()
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        first = await client.dispatch(parcel.package, journal)
+        again = await client.dispatch(parcel.package, journal)
+        (result,) = await all_of(client.dispatch_many([parcel_of().package], journal))
+    assert result.signing is not None
+    assert first.id == again.id == result.signing.id
+    sent_well(sandbox, parcel)
 
 
 async def test_packages_are_pulled_as_they_are_needed(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
@@ -189,7 +237,7 @@ async def test_a_call_that_is_cancelled_tells_of_the_draft(
 ) -> None:
     """The exception notes which draft there is; the package is free."""
     parcel = parcel_of()
-    sandbox.faults.add("documents.upload", "hang", times=2)
+    sandbox.faults.add("documents.upload", "hang")
     run = asyncio.create_task(client.dispatch(parcel.package, tmp_path / "journal"))
     while not sandbox.requests_of("documents.upload"):
         await asyncio.sleep(0.005)
@@ -273,26 +321,16 @@ async def test_a_draft_that_is_given_up_is_taken_back(sandbox: Sandbox, client: 
     assert any((one.files_done, one.bytes_done) == (0, 0) for one in told[done:])
 
 
-async def test_uploads_of_all_packages_at_once(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """There are no more of them than packages may be worked on at once."""
-    under_way, most = 0, 0
-    upload = Documents.upload
-
-    async def counted(*given: Any, **named: Any) -> Document:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        try:
-            return await upload(*given, **named)
-        finally:
-            under_way -= 1
-
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_uploads_of_a_run_are_no_more_than_its_concurrency(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, ordered: bool
+) -> None:
     parcels = [parcel_of(6, 1, name=f"Lease {number}") for number in range(6)]
+    packages = [parcel.package for parcel in parcels]
     sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.02)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Documents, "upload", counted)
-        await all_of(client.dispatch_many([one.package for one in parcels], tmp_path / "journal", concurrency=3))
-    assert most == 3
+    with concurrent_uploads() as uploads:
+        await all_of(client.dispatch_many(packages, tmp_path / "journal", concurrency=3, ordered=ordered))
+    assert uploads.most == 3
     sent_well(sandbox, *parcels)
 
 
@@ -443,7 +481,7 @@ async def test_never_many_are_left_for_later(client: SigningClient, tmp_path: Pa
 
 async def test_a_row_in_which_nothing_comes_for_long(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     """A package that was left for later does not wait for the next one to come; nor does leaving."""
-    package, results = parcel_of(1, 1).package, 0
+    package, results = parcel_of(1, 1, key="lease").package, 0
 
     async def messages() -> AsyncIterator[SigningPackage]:
         yield package
@@ -671,8 +709,8 @@ async def test_each_step_is_written_down_once(sandbox: Sandbox, client: SigningC
     ]
     assert seen == [
         (0, "draft", False, "", ""),
-        (1, "draft", True, "???", ""),
-        (2, "draft", True, "x??", ""),
+        (1, "draft", True, "?", ""),
+        (2, "draft", True, "x?", ""),
         (3, "draft", True, "xx?", ""),
         (4, "draft", True, "xxx", "?"),
         (5, "draft", True, "xxx", "x?"),
@@ -856,9 +894,7 @@ async def test_a_journal_of_another_service(sandbox: Sandbox, client: SigningCli
     package = parcel_of().package
     signing = await client.dispatch(package, tmp_path / "journal")
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
-        with pytest.raises(
-            ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another journal for "
-        ):
+        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another"):
             await elsewhere.dispatch(package, tmp_path / "journal")
         (result,) = await all_of(elsewhere.dispatch_many([package], tmp_path / "journal"))
         assert result.signing is None
@@ -873,9 +909,7 @@ async def test_a_draft_at_another_service(sandbox: Sandbox, client: SigningClien
     with pytest.raises(Unauthorized):
         await client.dispatch(package, tmp_path / "journal")
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
-        with pytest.raises(
-            ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another journal for "
-        ):
+        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another"):
             await elsewhere.dispatch(package, tmp_path / "journal")
         assert other.requests == []
 

@@ -9,7 +9,7 @@ import math
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ async def test_what_takes_effect_late_goes_to_a_draft_that_nobody_sends(
     async with SqliteJournal(path) as journal, fated_client(sandbox, fate) as dying:
         sandbox.faults.add("documents.upload", "hang")
         run = asyncio.create_task(dying.dispatch(parcel.package, Fated(journal, fate)))
-        while not run.done() and len(sandbox.requests_of("documents.upload")) < 2:
+        while not run.done() and not sandbox.requests_of("documents.upload"):
             await asyncio.sleep(0.005)
         fate.is_dead = True
         run.cancel()
@@ -298,25 +298,78 @@ async def test_the_requests_of_a_package(sandbox: Sandbox, client: SigningClient
     }
 
 
-async def test_documents_are_uploaded_side_by_side(sandbox: Sandbox, client: SigningClient) -> None:
-    """All that may be under way at once are, and not more than eight."""
-    under_way, most = 0, 0
-    upload = Documents.upload
+@attrs.define
+class Uploads:
+    """The uploads under way, and the most at any time."""
+
+    current: int = 0
+    most: int = 0
+
+
+@contextlib.contextmanager
+def concurrent_uploads() -> Iterator[Uploads]:
+    uploads, upload = Uploads(), Documents.upload
 
     async def counted(*given: Any, **named: Any) -> Document:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
+        uploads.current += 1
+        uploads.most = max(uploads.most, uploads.current)
         try:
             return await upload(*given, **named)
         finally:
-            under_way -= 1
+            uploads.current -= 1
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Documents, "upload", counted)
-        sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.05)
-        await client.dispatch(parcel_of(20, 1).package)
-    assert most == 8
+        yield uploads
+
+
+async def test_documents_are_uploaded_one_after_the_other_in_the_callers_order(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    parcel = parcel_of(6, 1)
+    sandbox.faults.add("documents.upload", "slow", seconds=0.1)
+    with concurrent_uploads() as uploads:
+        signing = await client.dispatch(parcel.package)
+    assert uploads.most == 1
+    assert [document.name for document in signing.documents] == [name for name, _ in parcel.documents]
+    sent_well(sandbox, parcel)
+
+
+async def test_documents_are_uploaded_side_by_side_if_not_ordered(sandbox: Sandbox, client: SigningClient) -> None:
+    sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.05)
+    with concurrent_uploads() as uploads:
+        await client.dispatch(parcel_of(20, 1).package, ordered=False)
+    assert uploads.most == 8
+
+
+async def test_draft_whose_documents_are_out_of_order_is_abandoned_by_an_ordered_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parcel, path = parcel_of(3), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path, ordered=False)
+    draft = state_of(path)["signing"]
+    assert state_of(path)["documents"].keys() & {"1", "2"}
+    signing = await client.dispatch(parcel.package, path)
+    assert [document.name for document in signing.documents] == [name for name, _ in parcel.documents]
+    (message,) = abandoned(caplog)
+    assert message.endswith(f"draft {draft} was abandoned: its documents are out of order")
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_ordered_upload_that_fails_is_resumed_in_the_same_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(4), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "expired-token", skip=2)
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert count(sandbox)["documents.upload"] == 3
+    assert state_of(path)["documents"].keys() == {"0", "1"}
+    signing = await client.dispatch(parcel.package, path)
+    assert [document.name for document in signing.documents] == [name for name, _ in parcel.documents]
+    sent_well(sandbox, parcel)
 
 
 async def test_a_document_that_the_service_refuses(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
@@ -334,7 +387,7 @@ async def test_a_document_that_the_service_refuses(sandbox: Sandbox, client: Sig
     assert (result.signing.id, result.signing.is_draft) == (draft.id, True)
     assert {document.id for document in result.signing.documents} == held
     assert state_of(path)["signing"] == draft.id
-    assert len([one for one in state_of(path)["documents"].values() if one]) == 2
+    assert state_of(path)["documents"].keys() == {"0"}
     assert "401" in state_of(path)["error"]
     signing = await client.dispatch(parcel.package, path)
     assert signing.id == draft.id
@@ -501,7 +554,7 @@ async def test_what_ends_together_is_written_together(sandbox: Sandbox, client: 
         under_way -= 1
 
     journal.write = slow  # type: ignore[method-assign]  # a slow one
-    await client.dispatch(parcel_of(8, 1).package, journal)
+    await client.dispatch(parcel_of(8, 1).package, journal, ordered=False)
     # Begun, created, some of the eight documents at a time, the recipient, the sending, sent.
     assert journal.writes < 5 + 7
     sent_well(sandbox, parcel_of(8, 1))
