@@ -9,6 +9,7 @@ signing once. The sending is saved first, which the journal refuses unless this 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
@@ -128,6 +129,8 @@ class _Run:
         self._ordered = ordered
         self._meter = _Meter(on_progress)
         self.queue: _Queue = _Queue(packages, concurrency, self._meter)
+        self._without_key: dict[bytes, int] = {}
+        """The numbers of this run's packages without a key, by the hash of their content."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -145,6 +148,7 @@ class _Run:
             while True:
                 result = await self._try(job)
                 if result is not None:
+                    self._note_result(job, result)
                     return result
                 job = await self.queue.exchange(job)
         except JournalError as error:
@@ -171,10 +175,30 @@ class _Run:
         if job.prepared is not None:
             return job.prepared
         try:
-            job.prepared = await prepare(job.package, self._resources.max_pdf_bytes)
-            return job.prepared
+            prepared = await prepare(job.package, self._resources.max_pdf_bytes)
+            self._check_distinct(job, prepared)
+            job.prepared = prepared
+            return prepared
         finally:
             job.share = self._meter.share(job.prepared)
+
+    def _check_distinct(self, job: _Job, prepared: Prepared) -> None:
+        """Raise `InvalidRequest` if the package has no key, and the same content as an earlier one of this run."""
+        if job.package.key is not None:
+            return
+        first = self._without_key.setdefault(bytes.fromhex(prepared.content), job.number)
+        if first != job.number:
+            prepared.close()
+            text = (
+                f"key: missing, and packages[{job.number}] is the same package as packages[{first}];"
+                " if both are to be sent, give each a key"
+            )
+            raise InvalidRequest(text)
+
+    def _note_result(self, job: _Job, result: DispatchResult) -> None:
+        """Let the caller repeat a package without a key that failed."""
+        if result.error is not None and job.prepared is not None and job.package.key is None:
+            del self._without_key[bytes.fromhex(job.prepared.content)]
 
     async def _send(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
         assert job.share is not None
@@ -214,7 +238,8 @@ class _Run:
 class _Job:
     """A package from when it is pulled until its result."""
 
-    def __init__(self, package: SigningPackage) -> None:
+    def __init__(self, number: int, package: SigningPackage) -> None:
+        self.number = number
         self.package = package
         self.prepared: Prepared | None = None
         self.share: _Share | None = None
@@ -235,6 +260,7 @@ class _Queue:
         self._packages = _as_generator(packages)
         self._concurrency = concurrency
         self._meter = meter
+        self._numbers = itertools.count()
         self._postponed: list[_Job] = []
         self._exchanges = 0
         """Workers that have postponed a package, and wait for another one."""
@@ -318,7 +344,7 @@ class _Queue:
         self._iterable_error = pulling.exception()
         if self._iterable_error is None and pulling.result() is not _END:
             self._meter.expect()
-            return _Job(pulling.result())
+            return _Job(next(self._numbers), pulling.result())
         self._is_exhausted = True
         if self._iterable_error is None:
             self._meter.expect(-1)
