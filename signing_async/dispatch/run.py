@@ -41,12 +41,14 @@ _END: Any = object()
 class DispatchResult:
     """The result of one package. ``error`` is None if it was sent, by this run or an earlier one.
 
-    ``signing`` is the signing as sent; with an error, the draft as far as it is known.
+    ``signing`` is the signing as sent; with an error, the draft as far as it is known. ``abandoned`` are the ids of
+    drafts that were given up for another one, by this run or an earlier one: they stay at the service, unsent.
     """
 
     package: SigningPackage
     signing: Signing | None = None
     error: Exception | None = None
+    abandoned: tuple[str, ...] = ()
 
 
 class Dispatcher:
@@ -205,7 +207,7 @@ class _Run:
         entry = JournalEntry(self._journal, claim, prepared.content, self._resources.service)
         sending = Sending(self._resources, prepared, entry, self._uploads, job.share)
         try:
-            return DispatchResult(job.package, await sending.run())
+            return DispatchResult(job.package, await sending.run(), None, sending.abandoned)
         except ClaimLost as error:
             log.warning("%s", error)
             return None
@@ -222,7 +224,7 @@ class _Run:
         except ClaimLost as lost:
             log.warning("%s", lost)
             return None
-        return DispatchResult(job.package, sending.known_signing(), error)
+        return DispatchResult(job.package, sending.known_signing(), error, sending.abandoned)
 
     async def _release(self, claim: Claim) -> None:
         """Release the claim, even if the run is cancelled or the journal has failed."""

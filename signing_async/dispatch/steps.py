@@ -71,6 +71,12 @@ class Sending:
         self._entry = entry
         self._draft = _Draft(resources, package, entry, uploads, on_progress)
 
+    @property
+    def abandoned(self) -> tuple[str, ...]:
+        """The ids of the package's abandoned drafts at this service."""
+        state = self._entry.state
+        return tuple(state.abandoned) if state.service == self._resources.service else ()
+
     def known_signing(self) -> Signing | None:
         """Return the signing as far as the journal knows it."""
         state, fields = self._entry.state, self._package.fields
@@ -99,6 +105,8 @@ class Sending:
             state = self._entry.state
             where = f"its signing is {state.signing}" if state.signing else "it has no draft"
             error.add_note(f"package {self._package.label}: {where}; status {state.status!r}")
+            if state.abandoned:
+                error.add_note(f"package {self._package.label}: abandoned drafts: {', '.join(state.abandoned)}")
             raise
 
     async def note_failure(self, error: Exception) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from signing_async.cli import dispatch as module
 from signing_async.cli.dispatch import _duration
-from signing_async.cli.manifest import FailureReport
+from signing_async.cli.manifest import FailureReport, check
 from signing_async.sandbox import Sandbox
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -84,8 +84,8 @@ def test_everything_is_sent_once(run: Run, service: Service, office: Office, tmp
     office(20)
     ran = run("dispatch", "leases.csv")
     assert ran.code == 0
-    assert ran.out == "20 of 20 packages are sent, 0 failed.\n"
-    assert ran.err == "The journal is leases.journal: a second run goes on from there.\n"
+    assert ran.out == "20 of 20 packages were sent, 0 failed.\n"
+    assert ran.err == "Journal: leases.journal. Run the command again to resume from it.\n"
     assert sent(service) == once(20)
     before = requests(service)
     assert run("dispatch", "leases.csv").out == ran.out
@@ -104,7 +104,7 @@ def test_for_machines(run: Run, service: Service, office: Office) -> None:
     assert (ran.code, line["line"], line["name"]) == (0, 1, "Lease 0")
     assert re.fullmatch("[0-9a-f]{64}", line["key"])
     assert service.do(service.sandbox.signing, line["signing"]).name == "Lease 0"
-    facts = {"packages": 1, "sent": 1, "failed": 0, "left": 0, "interrupted": False, "failures": None}
+    facts = {"packages": 1, "sent": 1, "failed": 0, "left": 0, "abandoned": 0, "interrupted": False, "failures": None}
     assert summary["summary"] == {**facts, "journal": "leases.journal"}
     assert [json.loads(told) for told in ran.err.splitlines()] == [{"journal": "leases.journal"}]
     assert run("dispatch", "--json", "leases.jsonl").lines[0]["signing"] == line["signing"]
@@ -116,7 +116,7 @@ def test_a_dry_run_sends_nothing(run: Run, service: Service, office: Office, tmp
     before = sorted(tmp_path.iterdir())
     ran = run("dispatch", "leases.csv", "--dry-run")
     size = sum(path.stat().st_size for path in tmp_path.glob("*.pdf"))
-    words = f"leases.csv: 3 packages with 3 documents ({size} bytes): all in order. Nothing was sent.\n"
+    words = f"leases.csv: 3 packages with 3 documents ({size} bytes): all valid. Nothing was sent.\n"
     assert (ran.code, ran.out, ran.err) == (0, words, "")
     assert run("dispatch", "leases.csv", "--dry-run", "--json").lines[0]["dry_run"]["packages"] == 3
     assert (requests(service), sorted(tmp_path.iterdir())) == (0, before)
@@ -134,17 +134,18 @@ def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: O
         rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
         rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
     told = [
-        "leases.csv, line 4, key: 'lease-0' is the key of line 2 as well",
+        "leases.csv, line 4, key: 'lease-0' is also the key of line 2",
         "leases.csv, line 5, language: must be EN or SV, not 'DE'",
         "leases.csv, line 5, recipient1_email: must be an e-mail address, not 'nobody'",
         f"leases.csv, line 5, documents: '{tmp_path}/none.pdf' cannot be opened: No such file or directory",
         "leases.csv, line 5, documents: notes.pdf: it is not a PDF",
         "leases.csv, line 6: cell 6, 'surplus', has no column",
-        "leases.csv, line 8: is the same package as line 7: if both are meant, give them keys of their own",
+        "leases.csv, line 8, key: missing, and this is the same package as line 7; if both are to be sent, "
+        "give each a key",
     ]
     ran = run("dispatch", "leases.csv")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "\n  ".join(["Error: 7 things are wrong with leases.csv, and nothing was sent:", *told]) + "\n"
+    assert ran.err == "\n  ".join(["Error: 7 problems in leases.csv; nothing was sent:", *told]) + "\n"
     machine = run("dispatch", "leases.csv", "--json")
     assert (machine.code, machine.error["problems"]) == (2, told)
     assert requests(service) == 0
@@ -153,12 +154,10 @@ def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: O
 
 def test_more_is_wrong_than_anybody_reads(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first problems are told, and the others counted."""
-    monkeypatch.setattr(module, "MOST_PROBLEMS", 3)
+    monkeypatch.setattr(check, "MAX_PROBLEMS", 3)
     office(3, language="DE", documents="none.pdf")
     ran = run("dispatch", "leases.csv")
-    assert ran.err.startswith(
-        "Error: 6 things are wrong with leases.csv, and nothing was sent:\n  leases.csv, line 2, language"
-    )
+    assert ran.err.startswith("Error: 6 problems in leases.csv; nothing was sent:\n  leases.csv, line 2, language")
     assert ran.err.endswith("\n  and 3 more\n")
     assert len(ran.err.splitlines()) == 5
 
@@ -169,7 +168,7 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
     Path("x.csv").write_text(content)
     ran = run("dispatch", "x.csv")
     assert ran.code == 2
-    assert ran.err.startswith("Error: 1 thing is wrong with x.csv, and nothing was sent:\n  x.csv, line 1: ")
+    assert ran.err.startswith("Error: 1 problem in x.csv; nothing was sent:\n  x.csv, line 1: ")
 
 
 @pytest.mark.parametrize(
@@ -177,12 +176,12 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
     [
         (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
         (["."], "Error: .: not a regular file"),
-        (["leases.csv", "--journal", ""], "Error: --journal: is empty"),
-        (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: that is the manifest itself"),
+        (["leases.csv", "--journal", ""], "Error: --journal: must not be empty"),
+        (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: must not be the manifest itself"),
         (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
         (["leases.csv", "--broker", "env:"], "--broker: the variable is not set"),
-        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., not 'redis://x'"),
-        (["leases.csv", "--failures", "leases.csv"], "--failures: that is the manifest itself"),
+        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., got 'redis://x'"),
+        (["leases.csv", "--failures", "leases.csv"], "--failures: must not be the manifest itself"),
         (["leases.csv", "--concurrency", "0"], "--concurrency"),
     ],
 )
@@ -211,7 +210,10 @@ def test_a_password_is_no_argument(
     office(1)
     ran = run("dispatch", "leases.csv", option, url)
     assert ran.code == 2
-    assert f"Error: {option}: every process on this machine can read a password there: put the URL into " in ran.err
+    assert (
+        f"Error: {option}: every process on this machine can read a password in an argument; put the URL into "
+        in ran.err
+    )
     assert ran.err.endswith(f"{instead}\n")
     assert "geheim" not in ran.err
     assert requests(service) == 0
@@ -242,7 +244,9 @@ def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office
     service.do(service.sandbox.faults.add, "signings.create", "500", times=2)
     ran = run("dispatch", "leases.csv", "--concurrency", "1")
     assert ran.code == 1
-    assert ran.out.startswith("4 of 6 packages are sent, 2 failed.\nWhat failed is in leases.failures.csv")
+    assert ran.out.startswith(
+        "4 of 6 packages were sent, 2 failed.\nFailed packages and their errors are in leases.failures.csv"
+    )
     assert [line.partition(" on ")[0] for line in ran.err.splitlines()[1:]] == [
         "Error: leases.csv, line 2: HTTP 500",
         "Error: leases.csv, line 3: HTTP 500",
@@ -252,8 +256,8 @@ def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office
     assert [row["key"] for row in rows] == ["lease-0", "lease-1"]
     assert all(row["error"].startswith("HTTP 500 on signings.create") for row in rows)
     again = run("dispatch", "leases.failures.csv")
-    assert (again.code, again.out) == (0, "2 of 2 packages are sent, 0 failed.\n")
-    assert "The journal is leases.journal" in again.err
+    assert (again.code, again.out) == (0, "2 of 2 packages were sent, 0 failed.\n")
+    assert "Journal: leases.journal." in again.err
     assert not (tmp_path / "leases.failures.csv").exists()
     assert sent(service) == once(6)
     assert run("dispatch", "leases.csv").code == 0
@@ -283,12 +287,27 @@ def test_many_failures_are_not_all_shown(
     run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them are in the report."""
-    monkeypatch.setattr(module, "MOST_SHOWN", 2)
+    monkeypatch.setattr(module, "MAX_SHOWN", 2)
     office(5)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=None)
     ran = run("dispatch", "leases.csv")
     assert ran.err.count("Error: leases.csv, line") == 2
     assert len(Path("leases.failures.csv").read_text().splitlines()) == 6
+
+
+@pytest.mark.usefixtures("impatient")
+def test_abandoned_drafts_are_reported_by_line(run: Run, service: Service, office: Office) -> None:
+    office(3)
+    service.do(service.sandbox.faults.add, "documents.upload", "drop-before-commit", skip=1)
+    ran = run("dispatch", "leases.csv", "--concurrency", "1")
+    (draft,) = service.do(lambda: [one.id for one in service.sandbox.signings if not one.times_sent])
+    assert ran.code == 0
+    assert f"leases.csv, line 3: draft {draft} was abandoned" in ran.err
+    assert ran.err.count(draft) == 1
+    assert ran.out == "3 of 3 packages were sent, 0 failed.\n1 draft was abandoned: it stays at the service, unsent.\n"
+    lines = run("dispatch", "leases.csv", "--json").lines
+    assert [line.get("abandoned") for line in lines] == [[], [draft], [], None]
+    assert lines[-1]["summary"]["abandoned"] == 1
 
 
 @pytest.mark.usefixtures("impatient")
@@ -426,7 +445,7 @@ def test_a_bar_with_rate_and_time_left(service: Service, office: Office, tmp_pat
     assert screen.code == 1
     assert re.search(r"Sending [━╸╺ ]+ +\d+/12 \d+\.\d/s 1 failed \d:\d\d:\d\d", screen.text)
     assert re.search(r"Error: leases\.csv, line \d+: HTTP 500 on signings\.create", screen.text)
-    assert screen.text.rstrip().endswith("it can be run as it is.")
+    assert screen.text.rstrip().endswith("dispatch it to retry them.")
     assert b"\x1b[?25h" in screen.raw  # the cursor is shown again
 
 
@@ -439,10 +458,10 @@ def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: O
     terminal.type("\x03")
     screen = terminal.end()
     assert screen.code == 130
-    assert "Stopping: what is under way is finished first." in shown(screen)
-    done = int(re.search(r"(\d+) of 40 packages are sent, 0 failed", shown(screen))[1])  # type: ignore[index]  # it is there
+    assert "Stopping: finishing the packages under way." in shown(screen)
+    done = int(re.search(r"(\d+) of 40 packages were sent, 0 failed", shown(screen))[1])  # type: ignore[index]  # it is there
     assert 2 <= done < 40
-    assert f"Interrupted: {40 - done} left. To go on, run the same command:" in shown(screen)
+    assert f"Interrupted: {40 - done} left. To resume, run the same command:" in shown(screen)
     assert "\n  signing-async dispatch leases.csv --concurrency 2 --journal my.journal\n" in shown(screen)
     drafts = service.do(lambda: [one for one in service.sandbox.signings if not one.times_sent])
     assert (len(sent(service)), drafts) == (done, [])
@@ -480,7 +499,7 @@ def test_a_second_ctrl_c_does_not_wait(run: Run, service: Service, office: Offic
     terminal.type("\x03")
     screen = terminal.end()
     assert (screen.code, path.read_bytes()) == (130, before)
-    assert "2 of 10 packages are sent, 1 failed.\nInterrupted: 7 left." in shown(screen)
+    assert "2 of 10 packages were sent, 1 failed.\nInterrupted: 7 left." in shown(screen)
     service.do(service.sandbox.faults.clear)
     assert run("dispatch", path.name).code == 0
     assert sent(service) == once(10)
@@ -536,5 +555,5 @@ def test_killed_at_any_moment_and_run_again(service: Service, office: Office, tm
     both: Sequence[subprocess.Popen[str]] = [start(service, tmp_path, "leases.csv") for _ in range(2)]
     for process in both:
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out) == (0, "30 of 30 packages are sent, 0 failed.\n"), err
+        assert (process.returncode, out.splitlines()[0]) == (0, "30 of 30 packages were sent, 0 failed."), err
     assert sent(service) == once(30)

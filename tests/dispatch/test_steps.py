@@ -358,6 +358,22 @@ async def test_draft_whose_documents_are_out_of_order_is_abandoned_by_an_ordered
     sent_well(sandbox, parcel, spare=1)
 
 
+async def test_abandoned_drafts_are_in_the_result_and_in_the_notes_of_the_error(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized) as caught:
+        await client.with_options(retry=RetryPolicy.none()).dispatch(parcel.package, path)
+    old, current = [signing.id for signing in sandbox.signings]
+    notes = [f"its signing is {current}; status 'draft'", f"abandoned drafts: {old}"]
+    assert [note.partition(": ")[2] for note in caught.value.__notes__] == notes
+    for _ in range(2):
+        (result,) = [result async for result in client.dispatch_many([parcel.package], path)]
+        assert (result.error, result.abandoned) == (None, (old,))
+
+
 async def test_ordered_upload_that_fails_is_resumed_in_the_same_draft(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
