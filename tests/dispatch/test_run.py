@@ -50,8 +50,9 @@ async def all_of(results: Any, into: list[DispatchResult] | None = None) -> list
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "async generator"])
-async def test_packages_from_anything(sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str) -> None:
-    """Each has its result, which names the very package."""
+async def test_packages_come_from_any_iterable_and_each_has_a_result(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
+) -> None:
     parcels = [make_parcel(number, tmp_path) for number in range(20)]
     packages = [parcel.package for parcel in parcels]
 
@@ -67,8 +68,9 @@ async def test_packages_from_anything(sandbox: Sandbox, client: SigningClient, t
     sent_well(sandbox, *parcels)
 
 
-async def test_a_second_run_makes_no_request(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """All were sent: their signings are told from the journal."""
+async def test_second_run_makes_no_request_and_returns_the_same_signings(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     packages = [make_parcel(number, tmp_path).package for number in range(20)]
     first = await all_of(client.dispatch_many(packages, tmp_path / "journal"))
     before = len(sandbox.requests)
@@ -79,8 +81,9 @@ async def test_a_second_run_makes_no_request(sandbox: Sandbox, client: SigningCl
     }
 
 
-async def test_one_that_fails_does_not_stop_the_others(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Bad packages, things that are no packages, refusals: each is a result, and a second run sends what it can."""
+async def test_failed_packages_are_results_and_a_second_run_sends_them(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     good = [make_parcel(number, tmp_path) for number in range(10)]
     bad = SigningPackage("", "EN", [b"text"], [])
     sandbox.faults.add("recipients.add", "expired-token", skip=3)
@@ -165,8 +168,9 @@ async def test_same_package_without_a_key_is_resumed_by_the_next_run(
     sent_well(sandbox, parcel)
 
 
-async def test_packages_are_pulled_as_they_are_needed(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Of an endless row no more are pulled than there is work for; leaving early lets go of everything."""
+async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_claims(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     pulled = 0
 
     def endless() -> Iterator[SigningPackage]:
@@ -196,11 +200,9 @@ async def test_packages_are_pulled_as_they_are_needed(sandbox: Sandbox, client: 
     sent_well(sandbox, *parcels, spare=4)
 
 
-async def test_a_row_that_fails(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """The error of the caller's own generator is raised, after the results of what was under way.
-
-    How many there would have been is not told.
-    """
+async def test_error_of_the_callers_iterable_is_raised_after_the_results_of_earlier_packages(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel = parcel_of(1, 1)
 
     def failing() -> Iterator[SigningPackage]:
@@ -215,8 +217,7 @@ async def test_a_row_that_fails(sandbox: Sandbox, client: SigningClient, tmp_pat
     sent_well(sandbox, parcel)
 
 
-async def test_a_run_that_is_cancelled(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Ctrl-C in the middle: what is under way is let go of, and another run does it."""
+async def test_cancelled_run_is_completed_by_the_next(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     parcels = [make_parcel(number, tmp_path) for number in range(12)]
     packages = [parcel.package for parcel in parcels]
     sandbox.faults.add("documents.upload", "hang", skip=8, times=3)
@@ -232,10 +233,9 @@ async def test_a_run_that_is_cancelled(sandbox: Sandbox, client: SigningClient, 
     sent_well(sandbox, *parcels, spare=8)
 
 
-async def test_a_call_that_is_cancelled_tells_of_the_draft(
+async def test_cancelled_dispatch_notes_its_draft_and_releases_the_claim(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """The exception notes which draft there is; the package is free."""
     parcel = parcel_of()
     sandbox.faults.add("documents.upload", "hang")
     run = asyncio.create_task(client.dispatch(parcel.package, tmp_path / "journal"))
@@ -249,8 +249,9 @@ async def test_a_call_that_is_cancelled_tells_of_the_draft(
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_how_far_it_is(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Files and bytes of all packages; the totals are known when the last package is; a repeat takes its own back."""
+async def test_progress_counts_all_documents_with_totals_once_the_last_package_is_known(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcels = [parcel_of(2, 1, name=f"Lease {number}") for number in range(10)]
     told: list[Progress] = []
     sandbox.faults.add("documents.upload", "drop-before-commit", times=3)
@@ -265,8 +266,9 @@ async def test_how_far_it_is(sandbox: Sandbox, client: SigningClient, tmp_path: 
         told.clear()
 
 
-async def test_no_more_is_told_than_there_is(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """A document counts as done when the service has it, and not before."""
+async def test_progress_counts_a_document_once_the_service_has_it(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcels = [parcel_of(3, 1, name=f"Lease {number}") for number in range(3)]
     there: list[tuple[int, int]] = []
 
@@ -278,8 +280,9 @@ async def test_no_more_is_told_than_there_is(sandbox: Sandbox, client: SigningCl
     assert there[-1] == (9, 9)
 
 
-async def test_an_end_that_is_found_late(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """The totals are told also where all uploads are done before it is known that there are no more packages."""
+async def test_progress_totals_are_reported_if_the_iterable_ends_after_the_last_upload(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     told: list[Progress] = []
     parcel = parcel_of(2, 1)
 
@@ -293,8 +296,9 @@ async def test_an_end_that_is_found_late(sandbox: Sandbox, client: SigningClient
     assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
 
 
-async def test_a_last_package_that_is_no_good(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """The totals are told also where what is found out last is that there is nothing more to upload."""
+async def test_progress_totals_are_reported_if_the_last_package_is_invalid(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     told: list[Progress] = []
     parcel = parcel_of(2, 1)
 
@@ -310,8 +314,9 @@ async def test_a_last_package_that_is_no_good(sandbox: Sandbox, client: SigningC
     assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
 
 
-async def test_a_draft_that_is_given_up_is_taken_back(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Progress goes back to where it was when a package begins anew."""
+async def test_progress_is_taken_back_if_a_draft_is_abandoned(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     told: list[Progress] = []
     sandbox.faults.add("recipients.add", "drop-before-commit")
     sandbox.faults.add("recipients.list", "503", times=5)
@@ -334,8 +339,7 @@ async def test_uploads_of_a_run_are_no_more_than_its_concurrency(
     sent_well(sandbox, *parcels)
 
 
-async def test_arguments(client: SigningClient, tmp_path: Path) -> None:
-    """What cannot work is told by the call itself."""
+async def test_invalid_arguments_are_refused_by_the_call(client: SigningClient, tmp_path: Path) -> None:
     packages = [parcel_of().package]
     many: Any = client.dispatch_many
     with pytest.raises(InvalidRequest, match="packages: must be an iterable of SigningPackage, got SigningPackage"):
@@ -355,11 +359,9 @@ async def test_arguments(client: SigningClient, tmp_path: Path) -> None:
         await client.dispatch(packages[0], 5)  # type: ignore[arg-type]  # wrong on purpose
 
 
-async def test_a_listener_that_fails(
+async def test_failing_on_progress_is_logged_once_and_the_packages_are_sent(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told of, and the packages are sent."""
-
     def fail(progress: Progress) -> None:
         raise ZeroDivisionError
 
@@ -372,8 +374,7 @@ async def test_a_listener_that_fails(
 # Runs that share a journal
 
 
-async def test_runs_share_the_work(sandbox: Sandbox, tmp_path: Path) -> None:
-    """Three runs over the same packages at once: each package is sent once, and every run has every result."""
+async def test_concurrent_runs_send_each_package_once_and_return_every_result(sandbox: Sandbox, tmp_path: Path) -> None:
     parcels = [make_parcel(number, tmp_path) for number in range(30)]
     packages = [parcel.package for parcel in parcels]
     async with contextlib.AsyncExitStack() as stack:
@@ -391,10 +392,9 @@ async def test_runs_share_the_work(sandbox: Sandbox, tmp_path: Path) -> None:
     sent_well(sandbox, *parcels)
 
 
-async def test_a_package_that_another_run_has(
+async def test_package_claimed_by_another_run_is_postponed_and_sent_after_its_release(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is left for later; the others go on; in the end it is waited for, and taken over if it is let go of unsent."""
     caplog.set_level(logging.INFO)
     parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(10)]
     async with SqliteJournal(tmp_path / "journal") as other:
@@ -417,10 +417,9 @@ async def test_a_package_that_another_run_has(
     sent_well(sandbox, *parcels)
 
 
-async def test_who_waits_asks_less_and_less_often(
+async def test_claim_of_a_postponed_package_is_retried_with_growing_pauses_and_logged_once(
     sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A journal is not kept busy by those who wait for a package that another run has for long. That is told once."""
     caplog.set_level(logging.INFO)
     journal, asked, told = MemoryJournal(), list[float](), list[int]()
     claim = journal.claim
@@ -440,10 +439,9 @@ async def test_who_waits_asks_less_and_less_often(
     assert told == [0, 0, 0, 0, 1, 1]
 
 
-async def test_who_has_nothing_to_do_takes_nothing_from_who_waits(
+async def test_idle_workers_leave_postponed_packages_to_the_workers_that_wait(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """Some workers wait for packages of another run, and the others, whose work is done, do not get in their way."""
     parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(8)]
     async with SqliteJournal(tmp_path / "journal") as other:
         claims = [await other.claim(f"{number}") for number in range(4)]
@@ -458,8 +456,7 @@ async def test_who_has_nothing_to_do_takes_nothing_from_who_waits(
     sent_well(sandbox, *parcels)
 
 
-async def test_never_many_are_left_for_later(client: SigningClient, tmp_path: Path) -> None:
-    """Where another run has them all, no more are pulled than are worth waiting for."""
+async def test_number_of_postponed_packages_is_bounded(client: SigningClient, tmp_path: Path) -> None:
     pulled = 0
     async with SqliteJournal(tmp_path / "journal") as other:
         for number in range(100):
@@ -479,8 +476,9 @@ async def test_never_many_are_left_for_later(client: SigningClient, tmp_path: Pa
             await run
 
 
-async def test_a_row_in_which_nothing_comes_for_long(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """A package that was left for later does not wait for the next one to come; nor does leaving."""
+async def test_postponed_package_does_not_wait_for_the_next_item_of_the_iterable(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     package, results = parcel_of(1, 1, key="lease").package, 0
 
     async def messages() -> AsyncIterator[SigningPackage]:
@@ -497,8 +495,9 @@ async def test_a_row_in_which_nothing_comes_for_long(sandbox: Sandbox, client: S
     sent_well(sandbox, parcel_of(1, 1))
 
 
-async def test_leaving_lets_go_of_the_row(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """What waits for the next package is cancelled, and the caller's generator has come to its end."""
+async def test_leaving_cancels_and_closes_the_callers_async_generator(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     ended: list[str] = []
 
     async def messages() -> AsyncIterator[SigningPackage]:
@@ -517,8 +516,7 @@ async def test_leaving_lets_go_of_the_row(sandbox: Sandbox, client: SigningClien
     assert list(tmp_path.glob("*.lock")) == []
 
 
-async def test_leaving_closes_a_generator(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """It is not kept as it stands for as long as somebody keeps the run."""
+async def test_leaving_closes_the_callers_generator(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     ended: list[bool] = []
 
     def endless() -> Iterator[SigningPackage]:
@@ -542,10 +540,9 @@ def streamed(data: bytes, key: str) -> SigningPackage:
     return SigningPackage("Lease", "EN", [PdfSource(stream(), "a.pdf")], parcel_of(1, 1).package.recipients, key=key)
 
 
-async def test_a_stream_of_a_package_that_another_run_has(
+async def test_stream_of_a_postponed_package_is_read_and_counted_once(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """What was read of it is kept as long as its turn has not come, and counted once."""
     data, told = make_pdf(), list[Progress]()
     async with SqliteJournal(tmp_path / "journal") as other:
         claim = await other.claim("lease")
@@ -561,10 +558,9 @@ async def test_a_stream_of_a_package_that_another_run_has(
 
 
 @pytest.mark.parametrize("end", ["sent", "no claim", "left", "taken by another run"])
-async def test_no_stream_is_kept_longer_than_it_is_needed(
+async def test_buffer_of_a_package_is_closed_however_the_package_ends(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """However a package ends, the file in which its streams were kept aside is closed."""
     files: list[IO[bytes]] = []
     make = tempfile.TemporaryFile
 
@@ -597,10 +593,9 @@ async def test_no_stream_is_kept_longer_than_it_is_needed(
     assert [file.closed for file in files] == [True]
 
 
-async def test_a_row_that_fails_behind_what_another_run_has(
+async def test_postponed_package_has_a_result_if_the_iterable_fails(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """What was pulled before the failure has its result all the same."""
     parcel, pulled = parcel_of(1, 1, key="lease"), asyncio.Event()
 
     async def failing() -> AsyncIterator[SigningPackage]:
@@ -622,8 +617,7 @@ async def test_a_row_that_fails_behind_what_another_run_has(
     sent_well(sandbox, parcel)
 
 
-async def test_a_package_is_let_go_of_however_often_a_run_is_cancelled(sandbox: Sandbox, client: SigningClient) -> None:
-    """Also when it is cancelled again while it lets go."""
+async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: Sandbox, client: SigningClient) -> None:
     releasing, go_on = asyncio.Event(), asyncio.Event()
     journal = MemoryJournal()
     release = journal.release
@@ -649,8 +643,9 @@ async def test_a_package_is_let_go_of_however_often_a_run_is_cancelled(sandbox: 
             await asyncio.sleep(0.005)
 
 
-async def test_a_claim_that_is_lost(sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture) -> None:
-    """Another run has taken the package over: nothing more is done here, and its result is waited for."""
+async def test_run_with_a_lost_claim_sends_nothing_and_returns_the_other_runs_result(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
     parcel, journal, fate = parcel_of(), MemoryJournal(), Fate(12, pause=True)
     async with fated_client(sandbox, fate) as slow:
         first = asyncio.create_task(all_of(slow.dispatch_many([parcel.package], Fated(journal, fate))))
@@ -667,8 +662,7 @@ async def test_a_claim_that_is_lost(sandbox: Sandbox, client: SigningClient, cap
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_a_claim_that_is_lost_at_once(sandbox: Sandbox, client: SigningClient) -> None:
-    """A run that stands still as soon as it has a package makes no draft of it when it goes on."""
+async def test_claim_lost_before_the_first_step_creates_no_draft(sandbox: Sandbox, client: SigningClient) -> None:
     parcel, journal = parcel_of(), MemoryJournal()
     claim = journal.claim
 
@@ -685,8 +679,9 @@ async def test_a_claim_that_is_lost_at_once(sandbox: Sandbox, client: SigningCli
     sent_well(sandbox, parcel)
 
 
-async def test_each_step_is_written_down_once(sandbox: Sandbox, client: SigningClient) -> None:
-    """Before it begins, with what came of the one before."""
+async def test_each_step_is_journaled_before_it_begins_with_the_outcome_of_the_one_before(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
     journal = MemoryJournal()
     states: list[dict[str, Any]] = []
     write = journal.write
@@ -719,10 +714,9 @@ async def test_each_step_is_written_down_once(sandbox: Sandbox, client: SigningC
     ]
 
 
-async def test_a_claim_that_is_lost_while_a_failure_is_written(
+async def test_claim_lost_while_a_failure_is_journaled_returns_the_other_runs_result(
     sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The failure is nobody's any more; the result is that of the run which has the package."""
     parcel, journal = parcel_of(), MemoryJournal()
     sandbox.faults.add("recipients.add", "expired-token")
     write = journal.write
@@ -774,8 +768,7 @@ class Failing:
     async def aclose(self) -> None: ...
 
 
-async def test_a_journal_that_fails_at_any_step(tmp_path: Path) -> None:
-    """The run stops with an error that says so: nothing is sent without being written down. The next run ends it."""
+async def test_journal_failure_at_any_step_stops_the_call_before_an_unjournaled_send(tmp_path: Path) -> None:
     async with Sandbox(seed=7) as sandbox, fated_client(sandbox, Fate()) as client:
         for at in range(1, 9):
             parcel, path = parcel_of(name=f"Lease {at}"), tmp_path / f"{at}"
@@ -790,8 +783,7 @@ async def test_a_journal_that_fails_at_any_step(tmp_path: Path) -> None:
             sent_well(sandbox, parcel, spare=1)
 
 
-async def test_a_journal_that_fails_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Other packages are not begun any more; an exception of any kind is named as the journal's."""
+async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     parcels = [make_parcel(number, tmp_path) for number in range(40)]
     packages = [parcel.package for parcel in parcels]
     async with SqliteJournal(tmp_path / "journal") as journal:
@@ -805,8 +797,7 @@ async def test_a_journal_that_fails_stops_the_run(sandbox: Sandbox, client: Sign
     sent_well(sandbox, *parcels, spare=16)
 
 
-async def test_a_journal_that_fails_once(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """One write that could not be made is enough: what comes after it is for another run."""
+async def test_single_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     parcels = [parcel_of(1, 1, name=f"Lease {number}") for number in range(10)]
     packages = [parcel.package for parcel in parcels]
     async with SqliteJournal(tmp_path / "journal") as journal:
@@ -819,8 +810,9 @@ async def test_a_journal_that_fails_once(sandbox: Sandbox, client: SigningClient
 
 
 @pytest.mark.parametrize("once", [False, True])
-async def test_a_journal_that_fails_while_others_wait(client: SigningClient, tmp_path: Path, once: bool) -> None:
-    """Workers that wait for another run's packages stop as well, though the journal may be well for them."""
+async def test_journal_failure_stops_workers_that_wait_for_another_run(
+    client: SigningClient, tmp_path: Path, once: bool
+) -> None:
     async with SqliteJournal(tmp_path / "journal") as other, SqliteJournal(tmp_path / "journal") as journal:
         for number in range(4):
             await other.claim(f"{number}")
@@ -830,10 +822,9 @@ async def test_a_journal_that_fails_while_others_wait(client: SigningClient, tmp
             await asyncio.wait_for(all_of(client.dispatch_many(packages, failing, concurrency=4)), 60)
 
 
-async def test_a_release_that_fails_takes_nothing_back(
+async def test_failed_release_does_not_change_the_result(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was sent, and that is written down: the result says so."""
     async with SqliteJournal(tmp_path / "journal") as journal:
         failing = Failing(journal, 1, ClaimLost("lease"), only="release")
         assert (await client.dispatch(parcel_of(name="One").package, failing)).is_draft is False
@@ -870,8 +861,9 @@ async def test_a_release_that_fails_takes_nothing_back(
         "[" * 100_000,
     ],
 )
-async def test_a_state_that_cannot_be_read(sandbox: Sandbox, client: SigningClient, tmp_path: Path, state: str) -> None:
-    """Whether that package was sent is not known, and not guessed; the others go on; what is there stays."""
+async def test_journal_entry_that_cannot_be_decoded_is_an_unknown_outcome_and_is_kept(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, state: str
+) -> None:
     broken, good = parcel_of(name="Broken", key="broken"), parcel_of(name="Good", key="good")
     async with SqliteJournal(tmp_path / "journal") as journal:
         claim = await journal.claim("broken")
@@ -889,8 +881,9 @@ async def test_a_state_that_cannot_be_read(sandbox: Sandbox, client: SigningClie
     assert len(sandbox.signings) == 1
 
 
-async def test_a_journal_of_another_service(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """What was sent at one service, say a sandbox, was not sent at another: neither sent nor left out silently."""
+async def test_package_sent_at_another_service_is_a_configuration_error(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     package = parcel_of().package
     signing = await client.dispatch(package, tmp_path / "journal")
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
@@ -902,8 +895,9 @@ async def test_a_journal_of_another_service(sandbox: Sandbox, client: SigningCli
     assert (await client.dispatch(package, tmp_path / "journal")).id == signing.id
 
 
-async def test_a_draft_at_another_service(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """It is not gone on with where it is not, nor begun anew: one journal is for one service."""
+async def test_draft_at_another_service_is_a_configuration_error(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     package = parcel_of().package
     sandbox.faults.add("recipients.add", "expired-token")
     with pytest.raises(Unauthorized):
@@ -914,8 +908,7 @@ async def test_a_draft_at_another_service(sandbox: Sandbox, client: SigningClien
         assert other.requests == []
 
 
-async def test_a_journal_file_that_is_no_journal(client: SigningClient, tmp_path: Path) -> None:
-    """The run stops, and the file is named."""
+async def test_file_that_is_no_journal_stops_the_run_and_is_named(client: SigningClient, tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(b"minutes of the meeting" * 200)
     with pytest.raises(JournalError, match=str(tmp_path / "journal")):
         await all_of(client.dispatch_many([parcel_of().package], tmp_path / "journal"))
@@ -924,8 +917,9 @@ async def test_a_journal_file_that_is_no_journal(client: SigningClient, tmp_path
 # What is told
 
 
-async def test_no_secret_is_written_down(sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A service that echoes the token: neither the journal nor the log holds it."""
+async def test_token_is_redacted_from_journal_and_log(
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     token = sandbox.access_token()
     async with SigningClient(sandbox.base_url, token, retry=RetryPolicy.none()) as client:
@@ -943,8 +937,9 @@ async def test_no_secret_is_written_down(sandbox: Sandbox, tmp_path: Path, caplo
     assert b"no such thing" in (tmp_path / "journal").read_bytes()
 
 
-async def test_what_the_log_tells(sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture) -> None:
-    """One line for each package that was sent, with its name and its signing."""
+async def test_sent_package_is_logged_with_its_key_and_signing(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     signing = await client.dispatch(parcel_of(key="the lease of flat 7").package)
     other = await client.dispatch(parcel_of().package)
@@ -955,8 +950,9 @@ async def test_what_the_log_tells(sandbox: Sandbox, client: SigningClient, caplo
     ]
 
 
-async def test_nothing_is_kept_of_what_is_done(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Packages whose results were taken are let go of: the number of them takes no memory."""
+async def test_finished_packages_are_not_kept_in_memory(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     alive: list[weakref.ref[Prepared]] = []
 
     async def noted(package: object, most: int) -> Prepared:
@@ -977,8 +973,7 @@ async def test_nothing_is_kept_of_what_is_done(sandbox: Sandbox, client: Signing
 # Kills
 
 
-async def test_kills() -> None:
-    """A hundred packages, twenty kills at random moments, faults all the way: each is sent once, as it should be."""
+async def test_packages_are_sent_once_though_the_process_is_killed_twenty_times() -> None:
     outcome = await run(packages=100, kills=20, seed=1)
     assert outcome.kills == 20
     assert outcome.failures == []
@@ -989,8 +984,7 @@ async def test_kills() -> None:
     assert outcome.verdict.spare <= 8 * 20 + outcome.faults
 
 
-async def test_two_processes_that_are_killed() -> None:
-    """Two processes share one journal and the work, and are killed now and then: nothing is done twice."""
+async def test_two_killed_processes_on_one_journal_send_each_package_once() -> None:
     outcome = await run(packages=60, kills=8, seed=2, workers=2)
     assert outcome.kills == 8
     assert outcome.failures == []
@@ -998,9 +992,7 @@ async def test_two_processes_that_are_killed() -> None:
     assert outcome.verdict.sent == 60
 
 
-def test_the_judge_is_strict(tmp_path: Path) -> None:
-    """What it is to find it does find: twice sent, other bytes, other people, nothing sent."""
-
+def test_judge_detects_repeated_changed_and_missing_packages(tmp_path: Path) -> None:
     async def judged() -> list[str]:
         async with Sandbox(seed=7) as sandbox, fated_client(sandbox, Fate()) as client:
             wrong, twice, unsent = parcel_of(name="Wrong"), parcel_of(name="Twice"), parcel_of(name="Unsent")

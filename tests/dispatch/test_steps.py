@@ -85,10 +85,9 @@ async def moments_of(parcel: Parcel) -> int:
 
 @pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED)
 @pytest.mark.parametrize("step", STEPS + READINGS)
-async def test_faults_at_each_step(
+async def test_package_is_sent_once_whatever_fault_a_step_has(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str
 ) -> None:
-    """However an answer is lost, one call sends the package, once."""
     parcel = parcel_of()
     sandbox.faults.add(step, kind, **({"retry_after": 0} if kind == "429" else {}))
     signing = await client.dispatch(parcel.package, tmp_path / "journal")
@@ -96,8 +95,9 @@ async def test_faults_at_each_step(
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_each_answer_is_lost(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Every request takes effect, and the first answer to each is lost."""
+async def test_package_is_sent_once_if_the_first_response_of_every_step_is_lost(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel = parcel_of()
     for step, times in zip(STEPS, (1, 2, 2, 1), strict=True):
         sandbox.faults.add(step, "drop-after-commit", times=times)
@@ -108,8 +108,7 @@ async def test_each_answer_is_lost(sandbox: Sandbox, client: SigningClient, tmp_
 # Death at every moment
 
 
-async def test_death_at_every_moment(tmp_path: Path) -> None:
-    """Before or after each request and each step of the journal: the next run ends it well."""
+async def test_run_killed_at_any_moment_is_completed_by_the_next(tmp_path: Path) -> None:
     parcel = parcel_of()
     moments = await moments_of(parcel)
     assert moments > 20
@@ -126,8 +125,7 @@ async def test_death_at_every_moment(tmp_path: Path) -> None:
             sent_well(sandbox, each, spare=1)
 
 
-async def test_a_pause_at_every_moment() -> None:
-    """A run stands still, its claim runs out, another run does the work, and then the first one goes on."""
+async def test_run_paused_at_any_moment_while_another_takes_over_sends_nothing_twice() -> None:
     parcel = parcel_of()
     moments = await moments_of(parcel)
     async with Sandbox(seed=7) as sandbox:
@@ -144,8 +142,7 @@ async def test_a_pause_at_every_moment() -> None:
             sent_well(sandbox, each, spare=1)
 
 
-async def test_death_again_and_again(tmp_path: Path) -> None:
-    """Runs that die one after the other, each at another moment: the last one ends it well."""
+async def test_runs_killed_repeatedly_are_completed_by_the_last(tmp_path: Path) -> None:
     moments = await moments_of(parcel_of())
     chance = random.Random(5)
     async with Sandbox(seed=7) as sandbox:
@@ -163,10 +160,9 @@ async def test_death_again_and_again(tmp_path: Path) -> None:
             sent_well(sandbox, each, spare=deaths)
 
 
-async def test_what_takes_effect_late_goes_to_a_draft_that_nobody_sends(
+async def test_upload_of_a_killed_run_that_arrives_late_is_not_in_the_signing_that_is_sent(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """An upload whose process died arrives after the next run has begun: it is not in what is sent."""
     parcel, fate = parcel_of(), Fate()
     path = tmp_path / "journal"
     async with SqliteJournal(path) as journal, fated_client(sandbox, fate) as dying:
@@ -208,8 +204,9 @@ def count(sandbox: Sandbox) -> Counter[str | None]:
     return Counter(record.operation for record in sandbox.requests)
 
 
-async def test_what_was_sent_is_not_asked_for_again(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """A second run makes no request, and gives the signing as far as the journal knows it."""
+async def test_sent_package_is_returned_from_the_journal_without_a_request(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel = parcel_of(message="Please sign")
     first = await client.dispatch(parcel.package, tmp_path / "journal")
     before = len(sandbox.requests)
@@ -241,8 +238,9 @@ async def test_what_was_sent_is_not_asked_for_again(sandbox: Sandbox, client: Si
         },
     ],
 )
-async def test_what_a_journal_has_always_held(sandbox: Sandbox, client: SigningClient, more: dict[str, Any]) -> None:
-    """What earlier versions wrote of a package is read as it was meant."""
+async def test_journal_entries_of_earlier_versions_are_read(
+    sandbox: Sandbox, client: SigningClient, more: dict[str, Any]
+) -> None:
     journal, package = MemoryJournal(), parcel_of().package
     key = await key_of(package)
     known = {"content": key, "service": sandbox.base_url, "status": "sent", "signing": "an id", **more}
@@ -254,8 +252,7 @@ async def test_what_a_journal_has_always_held(sandbox: Sandbox, client: SigningC
     assert json.loads(journal.states[key]) == known
 
 
-async def test_what_a_journal_holds(sandbox: Sandbox, client: SigningClient) -> None:
-    """Every word of it is for the versions to come."""
+async def test_journal_entry_has_a_fixed_format(sandbox: Sandbox, client: SigningClient) -> None:
     journal, package = MemoryJournal(), parcel_of(1, 1, key="lease").package
     signing = await client.dispatch(package, journal)
     assert json.loads(journal.states["lease"]) == {
@@ -270,24 +267,25 @@ async def test_what_a_journal_holds(sandbox: Sandbox, client: SigningClient) -> 
     }
 
 
-async def test_what_was_sent_without_an_order(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """What a package leaves open is not made up."""
+async def test_unset_fields_of_a_sent_package_stay_unset(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     package = parcel_of(signing_order=None).package
     await client.dispatch(package, tmp_path / "journal")
     known = await client.dispatch(package, tmp_path / "journal")
     assert (known.signing_order, known.message) == (None, None)
 
 
-async def test_without_a_journal_each_call_sends(sandbox: Sandbox, client: SigningClient) -> None:
-    """What one call does is not known to the next."""
+async def test_dispatch_without_a_journal_sends_each_time(sandbox: Sandbox, client: SigningClient) -> None:
     parcel = parcel_of()
     first, second = [await client.dispatch(parcel.package) for _ in range(2)]
     assert first.id != second.id
     assert [signing.state for signing in sandbox.signings] == ["sent", "sent"]
 
 
-async def test_the_requests_of_a_package(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Where nothing goes wrong there is not one request too many."""
+async def test_package_without_faults_costs_no_extra_request(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     await client.dispatch(parcel_of(3, 2).package, tmp_path / "journal")
     assert count(sandbox) == {
         "signings.create": 1,
@@ -388,8 +386,9 @@ async def test_ordered_upload_that_fails_is_resumed_in_the_same_draft(
     sent_well(sandbox, parcel)
 
 
-async def test_a_document_that_the_service_refuses(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """The draft is kept, with the others in it; when the reason is gone the same draft is completed and sent."""
+async def test_draft_with_a_refused_document_is_kept_and_completed_later(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(3), tmp_path / "journal"
     sandbox.faults.add("documents.upload", "expired-token", skip=1)
     with pytest.raises(Unauthorized) as caught:
@@ -412,8 +411,9 @@ async def test_a_document_that_the_service_refuses(sandbox: Sandbox, client: Sig
     sent_well(sandbox, parcel)
 
 
-async def test_documents_that_were_not_begun(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """After a refusal no further upload begins; those that never did leave no doubt behind."""
+async def test_refused_upload_stops_further_uploads_and_leaves_the_others_unambiguous(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(20), tmp_path / "journal"
     sandbox.faults.add("documents.upload", "expired-token")
     with pytest.raises(Unauthorized):
@@ -448,10 +448,9 @@ async def test_step_with_an_unknown_outcome_is_done_in_a_new_draft(
 
 
 @pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
-async def test_a_step_that_the_service_refuses(
+async def test_draft_with_a_refused_step_is_resumed(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
 ) -> None:
-    """What was refused had no effect: the same draft is gone on with."""
     parcel, path = parcel_of(), tmp_path / "journal"
     sandbox.faults.add(step, "expired-token", skip=1 if step == "recipients.add" else 0)
     with pytest.raises(Unauthorized):
@@ -466,8 +465,9 @@ async def test_a_step_that_the_service_refuses(
     assert count(sandbox) - before == (asked if step == "signings.send" else asked | missing)
 
 
-async def test_a_draft_that_cannot_be_created(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """There is nothing to go on with, and nothing in doubt that could be sent."""
+async def test_refused_create_leaves_no_draft_and_is_repeated_later(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     sandbox.faults.add("signings.create", "expired-token")
     package = parcel_of(key="lease").package
     (result,) = [result async for result in client.dispatch_many([package], tmp_path / "journal")]
@@ -478,10 +478,9 @@ async def test_a_draft_that_cannot_be_created(sandbox: Sandbox, client: SigningC
     sent_well(sandbox, parcel_of())
 
 
-async def test_a_refusal_after_doubt_leaves_the_doubt(
+async def test_refusal_after_an_ambiguous_attempt_leaves_the_draft_ambiguous(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first attempt was lost and the second refused: the first may still arrive, and so the draft is not used."""
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     sandbox.faults.add("documents.upload", "drop-before-commit")
     sandbox.faults.add("documents.upload", "expired-token")
@@ -501,10 +500,9 @@ def abandoned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if "abandoned" in message]
 
 
-async def test_a_package_that_was_changed(
+async def test_changed_package_replaces_an_unsent_version_and_is_refused_after_the_sending(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before its sending a new version begins anew, under the same key; afterwards it is refused by name."""
     path = tmp_path / "journal"
     sandbox.faults.add("recipients.add", "expired-token")
     with pytest.raises(Unauthorized):
@@ -524,10 +522,9 @@ async def test_a_package_that_was_changed(
     assert state_of(path)["error"] is None
 
 
-async def test_a_package_that_was_changed_before_it_had_a_draft(
+async def test_changed_package_without_a_draft_abandons_nothing(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There is no draft to be abandoned."""
     sandbox.faults.add("signings.create", "expired-token")
     with pytest.raises(Unauthorized):
         await client.dispatch(parcel_of(name="First", key="lease").package, tmp_path / "journal")
@@ -538,8 +535,7 @@ async def test_a_package_that_was_changed_before_it_had_a_draft(
     sent_well(sandbox, second)
 
 
-async def test_an_error_is_of_the_last_try(sandbox: Sandbox, client: SigningClient) -> None:
-    """While a package is tried again, the journal does not tell of an error that may be over."""
+async def test_journaled_error_is_cleared_by_the_next_run(sandbox: Sandbox, client: SigningClient) -> None:
     parcel, journal, errors = parcel_of(), MemoryJournal(), list[str | None]()
     write = journal.write
 
@@ -556,8 +552,7 @@ async def test_an_error_is_of_the_last_try(sandbox: Sandbox, client: SigningClie
     assert set(errors) == {None}
 
 
-async def test_what_ends_together_is_written_together(sandbox: Sandbox, client: SigningClient) -> None:
-    """While one state is written, those of a package that follow are gathered into one; none overtakes another."""
+async def test_concurrent_saves_of_a_package_share_a_write(sandbox: Sandbox, client: SigningClient) -> None:
     journal = MemoryJournal()
     write, under_way = journal.write, 0
 
@@ -576,18 +571,16 @@ async def test_what_ends_together_is_written_together(sandbox: Sandbox, client: 
     sent_well(sandbox, parcel_of(8, 1))
 
 
-async def test_the_hook_is_told(sandbox: Sandbox, client: SigningClient) -> None:
-    """The client's own hook hears of every attempt."""
+async def test_on_attempt_receives_every_request_of_a_dispatch(sandbox: Sandbox, client: SigningClient) -> None:
     told: list[str] = []
     watched = client.with_options(on_attempt=lambda attempt: told.append(attempt.operation))
     await watched.dispatch(parcel_of().package)
     assert Counter(told) == count(sandbox)
 
 
-async def test_a_package_that_was_changed_in_the_middle_of_its_sending(
+async def test_changed_package_is_refused_if_the_earlier_version_may_have_been_sent(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """The earlier version may have been sent: that cannot be taken back."""
     await _leave_in_doubt(sandbox, client, parcel_of(key="lease").package, tmp_path / "journal")
     with pytest.raises(InvalidRequest, match="which may have been sent"):
         await client.dispatch(parcel_of(name="Other", key="lease").package, tmp_path / "journal")
@@ -607,8 +600,9 @@ async def _leave_in_doubt(sandbox: Sandbox, client: SigningClient, package: Sign
     assert state_of(path)["status"] == "sending"
 
 
-async def test_a_sending_in_doubt_is_settled(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Nothing could be read; a later run reads that it is a draft still, and sends the same one."""
+async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     reading = sandbox.faults.add("signings.get", "503", times=None)
@@ -627,8 +621,9 @@ async def test_a_sending_in_doubt_is_settled(sandbox: Sandbox, client: SigningCl
     sent_well(sandbox, parcel)
 
 
-async def test_a_sending_in_doubt_that_took_effect(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """A later run reads that it was sent, and sends nothing."""
+async def test_unknown_sending_that_took_effect_is_not_repeated(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     await client.signings.send(sandbox.signings[0].id)
@@ -640,10 +635,9 @@ async def test_a_sending_in_doubt_that_took_effect(sandbox: Sandbox, client: Sig
     sent_well(sandbox, parcel)
 
 
-async def test_a_sending_in_doubt_that_took_effect_with_something_else_in_it(
+async def test_unknown_sending_that_took_effect_with_other_documents_is_logged_as_an_error(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sent is sent, and counts as that; what does not belong to it is told loudly."""
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     draft = sandbox.signings[0].id
@@ -654,10 +648,9 @@ async def test_a_sending_in_doubt_that_took_effect_with_something_else_in_it(
     assert f"signing {draft} was sent with documents that are not of its package" in caplog.text
 
 
-async def test_a_sending_in_doubt_that_takes_effect_late(
+async def test_unknown_sending_that_takes_effect_before_the_repeat_counts_as_sent(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """Between the reading and the sending the lost request arrives: the refusal is read to mean that it was sent."""
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     sandbox.faults.add("signings.send", "slow", seconds=0.3)
@@ -669,8 +662,9 @@ async def test_a_sending_in_doubt_that_takes_effect_late(
     sent_well(sandbox, parcel)
 
 
-async def test_a_sending_in_doubt_that_is_refused(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """A refusal now says nothing of the request before: the doubt is kept."""
+async def test_refused_repeat_leaves_an_unknown_sending_unknown(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     sandbox.faults.add("signings.send", "expired-token")
@@ -682,10 +676,9 @@ async def test_a_sending_in_doubt_that_is_refused(sandbox: Sandbox, client: Sign
 
 
 @pytest.mark.parametrize("kind", ["500", "drop-before-commit"])
-async def test_a_sending_that_is_refused_after_doubt(
+async def test_send_refused_after_an_ambiguous_attempt_stays_unknown(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
 ) -> None:
-    """The first request may still take effect: when it does, the package counts as sent."""
     parcel, path = parcel_of(), tmp_path / "journal"
     sandbox.faults.add("signings.send", kind)
     sandbox.faults.add("signings.send", "expired-token")
@@ -697,10 +690,9 @@ async def test_a_sending_that_is_refused_after_doubt(
     sent_well(sandbox, parcel)
 
 
-async def test_a_sending_in_doubt_with_something_else_in_it(
+async def test_unknown_sending_whose_draft_was_changed_is_not_repeated(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """What is not just the package is not sent again, nor anything in its place."""
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     await client.documents.upload(sandbox.signings[0].id, make_pdf(), "other.pdf")
@@ -711,8 +703,9 @@ async def test_a_sending_in_doubt_with_something_else_in_it(
     assert [signing.state for signing in sandbox.signings] == ["draft"]
 
 
-async def test_a_sending_in_doubt_that_was_cancelled(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Whether it had been sent before cannot be told."""
+async def test_unknown_sending_of_a_cancelled_signing_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     await sandbox.cancel(sandbox.signings[0].id)
@@ -722,10 +715,9 @@ async def test_a_sending_in_doubt_that_was_cancelled(sandbox: Sandbox, client: S
 
 
 @pytest.mark.parametrize(("kind", "most"), [("503", 1), ("not-json", 1), ("drop-after-commit", 2)])
-async def test_what_was_sent_is_not_reported_as_failed(
+async def test_sent_signing_that_cannot_be_read_is_returned_from_the_journal(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, most: int
 ) -> None:
-    """When it cannot be read afterwards, what is known is given, without trying for long."""
     parcel = parcel_of()
     sandbox.faults.add("signings.get", kind, times=5)
     signing = await client.dispatch(parcel.package, tmp_path / "journal")
@@ -750,10 +742,9 @@ async def _leave_a_draft(sandbox: Sandbox, client: SigningClient, parcel: Parcel
 
 @pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
 @pytest.mark.parametrize("what", ["document", "recipient"])
-async def test_a_draft_that_somebody_has_added_to(
+async def test_draft_that_another_client_added_to_is_abandoned(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, step: str, what: str
 ) -> None:
-    """It is abandoned, and what is sent is a new one."""
     parcel, path = parcel_of(), tmp_path / "journal"
     draft = await _leave_a_draft(sandbox, client, parcel, path, step)
     if what == "document":
@@ -768,10 +759,9 @@ async def test_a_draft_that_somebody_has_added_to(
 
 
 @pytest.mark.parametrize("end", ["sent", "cancelled"])
-async def test_a_draft_that_somebody_has_ended(
+async def test_draft_that_another_client_sent_or_cancelled_is_an_unknown_outcome(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, end: str
 ) -> None:
-    """What a person did with it is not undone by sending another one."""
     parcel, path = parcel_of(), tmp_path / "journal"
     draft = await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
     await (client.signings.send(draft) if end == "sent" else sandbox.cancel(draft))
@@ -782,8 +772,9 @@ async def test_a_draft_that_somebody_has_ended(
 
 
 @pytest.mark.parametrize("step", ["documents.upload", "recipients.add", "signings.send"])
-async def test_a_draft_that_is_gone(sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str) -> None:
-    """A new one is made."""
+async def test_draft_that_is_gone_is_replaced(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
+) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_a_draft(sandbox, client, parcel, path, step)
     sandbox._database.run("DELETE FROM signings")
@@ -791,10 +782,9 @@ async def test_a_draft_that_is_gone(sandbox: Sandbox, client: SigningClient, tmp
     sent_well(sandbox, parcel)
 
 
-async def test_drafts_that_somebody_adds_to_again_and_again(
+async def test_two_drafts_changed_by_another_client_raise_draft_changed_and_nothing_is_sent(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After two drafts it is given up for this run, and nothing was sent."""
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     add = Recipients.add
 
@@ -821,10 +811,9 @@ async def test_drafts_that_somebody_adds_to_again_and_again(
     sent_well(sandbox, parcel, spare=2)
 
 
-async def test_an_upload_in_doubt_is_done_anew_in_another_draft(
+async def test_upload_of_unknown_outcome_is_repeated_in_one_more_draft(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """Whether a document arrived cannot be told: within the same run a new draft is made, once."""
     parcel, path = parcel_of(), tmp_path / "journal"
     sandbox.faults.add("documents.upload", "drop-before-commit")
     sandbox.faults.add("signings.get", "503", times=5)
@@ -840,8 +829,9 @@ async def test_an_upload_in_doubt_is_done_anew_in_another_draft(
     sent_well(sandbox, other, spare=3)
 
 
-async def test_a_deadline_in_the_middle(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """A call that takes too long is not begun anew in the same run; the next run makes a new draft."""
+async def test_timeout_in_a_step_is_raised_and_the_next_run_creates_a_new_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     sandbox.faults.add("recipients.add", "hang", times=None)
     with pytest.raises(OutcomeUnknownTimeout):
@@ -852,8 +842,9 @@ async def test_a_deadline_in_the_middle(sandbox: Sandbox, client: SigningClient,
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_people_who_look_alike(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """The same person twice: one that an earlier run has added is not taken for the one that this run adds."""
+async def test_recipient_of_an_earlier_run_is_not_taken_for_an_equal_one_of_this_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     anna = NewRecipient("anna@example.com", "Anna", "Berg")
     package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [anna, anna])
     parcel = Parcel(package, (("a.pdf", make_pdf()),), (("anna@example.com", None),) * 2)
@@ -868,13 +859,9 @@ async def test_people_who_look_alike(sandbox: Sandbox, client: SigningClient, tm
 
 @pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
 @pytest.mark.parametrize(("kind", "spare"), [("drop-before-commit", 1), ("502-html", 1), ("500", 0), ("503", 0)])
-async def test_what_was_repeated_and_arrives_after_all(
+async def test_draft_is_not_sent_while_a_lost_request_may_still_add_to_it(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str, spare: int
 ) -> None:
-    """A request whose answer was lost may arrive between the last reading and the sending: its draft is not sent.
-
-    One that the service itself has answered with an error has come to its end: that draft is.
-    """
     send, parcel = Signings.send_own, parcel_of(1, 1)
     sandbox.faults.add(step, kind)
 
@@ -893,8 +880,9 @@ async def test_what_was_repeated_and_arrives_after_all(
 
 
 @pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
-async def test_a_repeated_step_is_looked_after(sandbox: Sandbox, client: SigningClient, step: str) -> None:
-    """A request that the service has answered with an error, and that shows later all the same, is found in time."""
+async def test_late_effect_of_a_repeated_step_is_found_before_the_sending(
+    sandbox: Sandbox, client: SigningClient, step: str
+) -> None:
     add, parcel = Recipients.add, parcel_of(1, 2)
     sandbox.faults.add(step, "500")
 
@@ -913,8 +901,7 @@ async def test_a_repeated_step_is_looked_after(sandbox: Sandbox, client: Signing
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_a_wait_casts_no_doubt(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """What was turned away for a while had no effect: nothing is read for it, and no draft is given up."""
+async def test_rate_limited_step_is_not_ambiguous(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     for step in STEPS:
         sandbox.faults.add(step, "429", retry_after=0)
@@ -930,10 +917,9 @@ async def test_a_wait_casts_no_doubt(sandbox: Sandbox, client: SigningClient, tm
     sent_well(sandbox, parcel, other)
 
 
-async def test_a_request_that_may_arrive_is_not_forgotten(
+async def test_draft_with_a_lost_request_is_abandoned_by_the_next_run(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    """A run that ends after a repeat leaves the draft in doubt: the next run makes a new one."""
     parcel = parcel_of(1, 1)
     sandbox.faults.add("documents.upload", "drop-before-commit")
     sandbox.faults.add("recipients.add", "expired-token")
@@ -944,10 +930,9 @@ async def test_a_request_that_may_arrive_is_not_forgotten(
     sent_well(sandbox, parcel, spare=1)
 
 
-async def test_a_document_too_many_in_what_was_sent(
+async def test_document_added_just_before_the_sending_is_logged_as_an_error(
     sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the very last moment somebody adds a document: it was sent, and that is told loudly."""
     send = Signings.send_own
 
     async def late(self: Signings, signing_id: str) -> Signing | None:
@@ -1004,8 +989,9 @@ async def test_success_that_does_not_show_is_an_unknown_outcome_until_the_next_r
     sent_well(sandbox, parcel)
 
 
-async def test_a_service_that_does_not_say(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """Without is_draft a sending in doubt stays in doubt."""
+async def test_unknown_sending_stays_unknown_without_is_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     decode = Signings._decode
@@ -1022,8 +1008,9 @@ async def test_a_service_that_does_not_say(sandbox: Sandbox, client: SigningClie
 # The package itself
 
 
-async def test_nothing_is_sent_of_what_is_wrong(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """One InvalidRequest with all problems, before the first request, and nothing in the journal."""
+async def test_invalid_package_makes_no_request_and_no_journal(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     package = SigningPackage("", "DE", [b"text"], [NewRecipient("anna")])
     with pytest.raises(InvalidRequest) as caught:
         await client.dispatch(package, tmp_path / "journal")
@@ -1033,10 +1020,9 @@ async def test_nothing_is_sent_of_what_is_wrong(sandbox: Sandbox, client: Signin
 
 
 @pytest.mark.parametrize("size", [1500, 600_000])
-async def test_a_file_that_changes_after_the_check(
+async def test_file_changed_after_the_check_is_not_uploaded(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
 ) -> None:
-    """It is an error, and not one byte of it is uploaded."""
     file = tmp_path / "a.pdf"
     file.write_bytes(make_pdf(size))
     create = Signings.create
@@ -1056,8 +1042,9 @@ async def test_a_file_that_changes_after_the_check(
     assert [sandbox.document_bytes(one.id) for one in sandbox.documents()] == [make_pdf(size, seed=1)]
 
 
-async def test_streams_survive_a_new_draft(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    """What can be read only once is uploaded again to another draft all the same."""
+async def test_stream_is_uploaded_again_to_a_second_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
     data = make_pdf(600_000)
 
     async def stream() -> AsyncIterator[bytes]:
