@@ -79,8 +79,9 @@ def requests(service: Service) -> int:
     return len(service.do(lambda: service.sandbox.requests))
 
 
-def test_everything_is_sent_once(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """However often it is run: the journal beside the manifest knows."""
+def test_packages_are_sent_once_however_often_the_command_is_run(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(20)
     ran = run("dispatch", "leases.csv")
     assert ran.code == 0
@@ -94,8 +95,7 @@ def test_everything_is_sent_once(run: Run, service: Service, office: Office, tmp
     assert not list(tmp_path.glob("*fail*"))
 
 
-def test_for_machines(run: Run, service: Service, office: Office) -> None:
-    """An object a line: each package with its signing, and a summary; from JSON lines, without keys."""
+def test_json_output_has_a_line_per_package_and_a_summary(run: Run, service: Service, office: Office) -> None:
     office(1)
     row = {"name": "Lease 0", "language": "EN", "documents": ["0.pdf"], "recipients": [{"email": "anna0@example.com"}]}
     Path("leases.jsonl").write_text(json.dumps(row) + "\n")
@@ -110,8 +110,9 @@ def test_for_machines(run: Run, service: Service, office: Office) -> None:
     assert run("dispatch", "--json", "leases.jsonl").lines[0]["signing"] == line["signing"]
 
 
-def test_a_dry_run_sends_nothing(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """It needs no token, asks nothing, and leaves nothing behind."""
+def test_dry_run_needs_no_token_sends_nothing_and_leaves_no_file(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(3)
     before = sorted(tmp_path.iterdir())
     ran = run("dispatch", "leases.csv", "--dry-run")
@@ -122,8 +123,9 @@ def test_a_dry_run_sends_nothing(run: Run, service: Service, office: Office, tmp
     assert (requests(service), sorted(tmp_path.iterdir())) == (0, before)
 
 
-def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """With file, line, column and value, before anything is sent; exit code 2."""
+def test_all_problems_are_reported_with_line_and_column_and_nothing_is_sent(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     path = office(2)
     (tmp_path / "notes.pdf").write_text("no PDF at all")
     with path.open("a", newline="") as file:
@@ -152,8 +154,7 @@ def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: O
     assert not (tmp_path / "leases.journal").exists()
 
 
-def test_more_is_wrong_than_anybody_reads(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first problems are told, and the others counted."""
+def test_problems_beyond_the_limit_are_counted(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "MAX_PROBLEMS", 3)
     office(3, language="DE", documents="none.pdf")
     ran = run("dispatch", "leases.csv")
@@ -163,8 +164,7 @@ def test_more_is_wrong_than_anybody_reads(run: Run, office: Office, monkeypatch:
 
 
 @pytest.mark.parametrize("content", [",".join(COLUMNS), "{", "", "\n\n"])
-def test_a_manifest_without_packages(content: str, run: Run) -> None:
-    """There is nothing to do, or nothing that can be read: exit code 2."""
+def test_manifest_without_packages_is_invalid(content: str, run: Run) -> None:
     Path("x.csv").write_text(content)
     ran = run("dispatch", "x.csv")
     assert ran.code == 2
@@ -185,8 +185,9 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
         (["leases.csv", "--concurrency", "0"], "--concurrency"),
     ],
 )
-def test_a_wrong_call(arguments: list[str], words: str, run: Run, service: Service, office: Office) -> None:
-    """Exit code 2, one sentence, and nothing is sent."""
+def test_invalid_arguments_exit_with_2_and_send_nothing(
+    arguments: list[str], words: str, run: Run, service: Service, office: Office
+) -> None:
     here = office(1).parent.name
     ran = run("dispatch", *(argument.format(here=here) for argument in arguments))
     assert ran.code == 2
@@ -203,10 +204,9 @@ def test_a_wrong_call(arguments: list[str], words: str, run: Run, service: Servi
         ("--broker", "rediss://host/0?password=geheim", "--broker env:SIGNING_BROKER"),
     ],
 )
-def test_a_password_is_no_argument(
+def test_password_in_an_argument_is_refused_and_not_repeated(
     option: str, url: str, instead: str, run: Run, service: Service, office: Office
 ) -> None:
-    """Every process on the machine can read those: it is said where else it goes, and it is not repeated."""
     office(1)
     ran = run("dispatch", "leases.csv", option, url)
     assert ran.code == 2
@@ -219,8 +219,9 @@ def test_a_password_is_no_argument(
     assert requests(service) == 0
 
 
-def test_a_token_that_is_not_accepted(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is found before the first package: exit code 4."""
+def test_rejected_token_exits_with_4_before_the_first_package(
+    run: Run, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     office(5)
     monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong")
     ran = run("dispatch", "leases.csv")
@@ -238,8 +239,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """It is written as a manifest under the same keys; run, it sends just those, and is gone."""
+def test_report_of_failures_is_a_manifest_that_sends_the_rest_and_is_removed(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(6)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=2)
     ran = run("dispatch", "leases.csv", "--concurrency", "1")
@@ -265,10 +267,9 @@ def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_report_elsewhere(
+def test_report_in_another_folder_names_the_same_documents_and_uses_the_journal_of_the_settings(
     run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its paths lead to the same documents; the journal is the one of the settings."""
     office(2)
     (tmp_path / "out").mkdir()
     monkeypatch.setenv("SIGNING_JOURNAL", "the.journal")
@@ -283,10 +284,9 @@ def test_a_report_elsewhere(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_many_failures_are_not_all_shown(
+def test_failures_beyond_the_limit_are_in_the_report_only(
     run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them are in the report."""
     monkeypatch.setattr(module, "MAX_SHOWN", 2)
     office(5)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=None)
@@ -311,8 +311,7 @@ def test_abandoned_drafts_are_reported_by_line(run: Run, service: Service, offic
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, office: Office) -> None:
-    """3; the next run finds out."""
+def test_unknown_outcome_exits_with_3_and_the_next_run_resolves_it(run: Run, service: Service, office: Office) -> None:
     office(2)
     service.do(service.sandbox.faults.add, "signings.send", "drop-after-commit")
     service.do(service.sandbox.faults.add, "signings.get", "500", times=None)
@@ -334,10 +333,9 @@ def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, o
         ("/", "'/' is a folder"),
     ],
 )
-def test_a_report_that_cannot_be_written(
+def test_report_that_cannot_be_written_is_found_before_anything_is_sent(
     failures: str, words: str, run: Run, service: Service, office: Office, tmp_path: Path
 ) -> None:
-    """Is found before anything is sent; nor would another file be replaced, or removed when all went well."""
     office(3)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -350,8 +348,7 @@ def test_a_report_that_cannot_be_written(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_report_is_as_private_as_its_manifest(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """It holds the same names, addresses and numbers."""
+def test_report_has_the_permissions_of_its_manifest(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
     path = office(1)
     for mode in (0o600, 0o640):
         path.chmod(mode)
@@ -360,25 +357,22 @@ def test_a_report_is_as_private_as_its_manifest(run: Run, service: Service, offi
         assert stat.S_IMODE((tmp_path / "leases.failures.csv").stat().st_mode) == mode
 
 
-def test_a_report_of_an_earlier_run_is_replaced(run: Run, office: Office, tmp_path: Path) -> None:
-    """And is gone where nothing failed."""
+def test_report_of_an_earlier_run_is_removed_if_nothing_fails(run: Run, office: Office, tmp_path: Path) -> None:
     office(1)
     (tmp_path / "old.csv").write_text("Key;name;error\nlease-0;Lease 0;HTTP 500\n")
     assert run("dispatch", "leases.csv", "--failures", "old.csv").code == 0
     assert not (tmp_path / "old.csv").exists()
 
 
-def test_a_report_whose_errors_were_taken_out(run: Run, office: Office, tmp_path: Path) -> None:
-    """It is a manifest like any other, and is gone as well when all of it is sent."""
+def test_report_without_its_error_column_is_removed_once_all_is_sent(run: Run, office: Office, tmp_path: Path) -> None:
     office(1, "leases.failures.csv")
     assert run("dispatch", "leases.failures.csv").code == 0
     assert not (tmp_path / "leases.failures.csv").exists()
 
 
-def test_a_manifest_that_changes_under_way(
+def test_manifest_that_changes_during_the_run_stops_it(
     run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing more is begun: what was checked is what is sent."""
     path = office(30)
     add = FailureReport.add
     service.do(service.sandbox.faults.add, "signings.create", "500", times=None, skip=3)
@@ -399,8 +393,9 @@ def test_a_manifest_that_changes_under_way(
 # On the way
 
 
-def test_where_nothing_can_move_there_are_lines(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many of how many, how fast, and how long it takes still; for machines as facts."""
+def test_progress_is_printed_in_lines_without_a_terminal(
+    run: Run, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
     office(2)
     lines = run("dispatch", "leases.csv").err.splitlines()
@@ -417,8 +412,7 @@ def test_where_nothing_can_move_there_are_lines(run: Run, office: Office, monkey
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (61, "1 min 1 s"), (7320, "2 h 2 min")]
 )
-def test_how_long_it_takes_still(seconds: float, words: str) -> None:
-    """In the units that people count in."""
+def test_duration_is_formatted_in_hours_minutes_and_seconds(seconds: float, words: str) -> None:
     assert _duration(seconds) == words
 
 
@@ -431,8 +425,9 @@ def shown(screen: Screen) -> str:
     return CONTROL.sub(b"", screen.raw).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
-def test_a_bar_with_rate_and_time_left(service: Service, office: Office, tmp_path: Path) -> None:
-    """Above it come the failures, and it is gone at the end."""
+def test_terminal_shows_a_bar_with_rate_and_time_left_and_failures_above_it(
+    service: Service, office: Office, tmp_path: Path
+) -> None:
     office(12)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
     service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.25)
@@ -449,8 +444,9 @@ def test_a_bar_with_rate_and_time_left(service: Service, office: Office, tmp_pat
     assert b"\x1b[?25h" in screen.raw  # the cursor is shown again
 
 
-def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """Nothing is left half done; the command to go on with is shown, and does: exit code 130."""
+def test_ctrl_c_finishes_the_packages_under_way_and_shows_the_command_to_resume(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(40)
     service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.3)
     terminal = in_terminal(service, tmp_path, "leases.csv", "--concurrency", "2", "--journal", "my.journal")
@@ -470,8 +466,7 @@ def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: O
     assert sent(service) == once(40)
 
 
-def test_ctrl_c_while_it_is_checked(service: Service, office: Office, tmp_path: Path) -> None:
-    """Nothing was sent, and nothing is left behind: exit code 130."""
+def test_ctrl_c_during_the_check_leaves_nothing_behind(service: Service, office: Office, tmp_path: Path) -> None:
     path = office(1)
     with path.open("a", newline="") as file:
         file.writelines(f"k{number};Lease;EN;0.pdf;anna@example.com\r\n" for number in range(30_000))
@@ -483,8 +478,9 @@ def test_ctrl_c_while_it_is_checked(service: Service, office: Office, tmp_path: 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0.pdf", "leases.csv"]
 
 
-def test_a_second_ctrl_c_does_not_wait(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """A report that is run itself is left as it is: what was not tried may stand in it alone."""
+def test_second_ctrl_c_stops_at_once_and_keeps_a_report_that_is_run_itself(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     path = office(10, "leases.failures.csv")
     before = path.read_bytes()
     service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
@@ -524,8 +520,9 @@ def wait_for_requests(service: Service, count: int) -> None:
         time.sleep(0.005)
 
 
-def test_without_a_terminal_it_can_be_stopped_too(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """SIGTERM ends it at once; a second run goes on."""
+def test_sigterm_stops_at_once_and_a_second_run_resumes(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(30)
     service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.1)
     process = start(service, tmp_path, "leases.csv", "--concurrency", "2")
@@ -540,8 +537,9 @@ def test_without_a_terminal_it_can_be_stopped_too(run: Run, service: Service, of
     assert not list(tmp_path.glob(".*.part"))
 
 
-def test_killed_at_any_moment_and_run_again(service: Service, office: Office, tmp_path: Path) -> None:
-    """Each package is sent once; two runs on one journal share the work."""
+def test_killed_runs_and_two_concurrent_runs_send_each_package_once(
+    service: Service, office: Office, tmp_path: Path
+) -> None:
     office(30)
     chance = random.Random(5)
     for operation, kind in (("signings.create", "500-after-commit"), ("signings.send", "drop-after-commit")):
