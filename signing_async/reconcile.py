@@ -38,7 +38,7 @@ __all__ = [
 T = TypeVar("T")
 
 Read = Callable[[Any], Awaitable[Any]]
-"""Carries out a reading operation as a part of the call that is reconciled."""
+"""Sends a reading operation as part of the call that is reconciled."""
 Listed = tuple[Document, ...] | None
 """The documents in a response; None if the response does not list them."""
 
@@ -49,7 +49,7 @@ _NEVER = -math.inf
 
 @attrs.frozen
 class Found(Generic[T]):
-    """The effect of the call, as the service shows it; ``value`` is what the call returns."""
+    """The effect of a call, read from the service. ``value`` is what the call returns."""
 
     value: T
 
@@ -74,7 +74,7 @@ class Effect(Protocol[T]):
         """Return whether an unambiguous attempt may end with this refusal although the call took effect."""
 
     def note_unresolved(self) -> None:
-        """The call ended, and its effect may still show."""
+        """Note that the call ended while its effect may still show."""
 
 
 class Reconciler(Generic[T]):
@@ -255,7 +255,7 @@ class TrackedSigning:
         self.ambiguities: Counter[Outcome] = Counter()
         """Ambiguous attempts to add to this signing whose effect was not found, by how they ended."""
         self.ambiguous_sends: Counter[Outcome] = Counter()
-        """Ambiguous attempts to send it, likewise."""
+        """Ambiguous attempts to send it whose effect was not found, by how they ended."""
 
     @property
     def may_change_late(self) -> bool:
@@ -287,7 +287,7 @@ class Tracker:
         return self._entry(path, None)
 
     def note_created(self, path: str) -> None:
-        """A signing that was just created has no documents."""
+        """Note that a signing was just created, and has no documents."""
         self._entry(path, set())
 
     def observe(self, path: str) -> Callable[[Iterable[Document]], None]:
@@ -329,8 +329,8 @@ class Tracker:
 class Sent:
     """The effect of `send`: the signing is no longer a draft.
 
-    ``is_own``: nobody but the caller sends this signing. If the service then refuses to send what is no longer a draft,
-    an attempt that was repeated on its way there has sent it.
+    ``is_own``: no other client sends this signing. If the service then refuses to send it because it is no draft, an
+    earlier attempt, or a copy of the request made on its way, has sent it.
     """
 
     reading: str = "signings.get"
@@ -376,7 +376,7 @@ class Sent:
 class Creation(Generic[Record]):
     """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent.
 
-    It is entered for its turn before the call, and told by `note_created` what the call returned.
+    A context manager around the call: calls with the same match key are made one after the other.
     """
 
     adds_up: bool = True
@@ -402,19 +402,19 @@ class Creation(Generic[Record]):
         self._read_first = read_first
 
     async def __aenter__(self) -> None:
-        """Wait until it is this call's turn; raise `RequestTimeout` if the deadline passes before."""
+        """Wait for earlier calls with the same match key; raise `RequestTimeout` if the deadline passes first."""
         try:
             with until(self._deadline) as waiting:
-                await self._wait_for_turn()
+                await self._enter()
                 return
         except TimeoutError:
             if not waiting.expired:
                 raise
-        # Out here the exception that ended the wait is not the context of this one.
-        text = f"{self._operation}: its deadline passed before anything was sent"
+        # Raised here, the error does not have the `TimeoutError` as its context.
+        text = f"{self._operation}: the deadline passed before anything was sent"
         raise RequestTimeout(text, operation=self._operation, attempts=0)
 
-    async def _wait_for_turn(self) -> None:
+    async def _enter(self) -> None:
         collection, key = self._collection, self._match.key
         collection.pending[key] += 1
         collection.started += 1
@@ -433,7 +433,7 @@ class Creation(Generic[Record]):
     async def _read_known(self) -> None:
         async with self._collection.first_reading:
             if self._collection.known is not None:
-                return  # another call has read it meanwhile
+                return  # another call has read it
             assert self._read_first is not None
             self._collection.known = {record.id for record in await self._read_first() or ()}
 
@@ -445,7 +445,7 @@ class Creation(Generic[Record]):
         if not candidates:
             return None
         if len(candidates) == 1 and not fitting:
-            text = "a record that resembles it differs in size, content or extra fields"
+            text = "a similar record differs in size, content or extra fields"
             raise Undecidable(text, unknown, may_clear=True)
         raise Undecidable("more than one request may have created what the service shows", unknown)
 
@@ -453,7 +453,7 @@ class Creation(Generic[Record]):
         unknown = await self._read_unknown(read, since)
         _, others = await self._select([record for record in unknown if record.id != value.id])
         if others:
-            text = f"the service holds {len(others) + 1} records of it: an earlier attempt took effect late"
+            text = f"the service holds {len(others) + 1} such records: an earlier attempt took effect late"
             raise Undecidable(text, others)
         return value
 
@@ -470,7 +470,7 @@ class Creation(Generic[Record]):
         return await self._match.select(unknown, self._collection.pending + self._collection.unresolved)
 
     def note_created(self, record: Record) -> None:
-        """The call returned this record."""
+        """Note the record that the call returned."""
         self._collection.ids.add(record.id)
 
     def note_unresolved(self) -> None:

@@ -38,10 +38,10 @@ class Match(Protocol[Record]):
     """Compares records of the service with what one call sent."""
 
     key: str
-    """Calls with the same key on one signing cannot be told apart: they take turns."""
+    """Calls with the same key on one signing have indistinguishable effects: they are made one after the other."""
 
     async def select(self, unknown: Sequence[Record], expected: Counter[str]) -> tuple[list[Record], list[Record]]:
-        """Return the records that may be the call's effect, and those of them that nothing speaks against.
+        """Return the records that may be the call's effect, and those of them that differ in nothing.
 
         ``expected`` counts the keys of all pending and unresolved calls. Raises `Undecidable` if it cannot tell.
         """
@@ -62,7 +62,7 @@ class DocumentMatch:
         named = [document for document in unknown if stem(document.name) == self.key]
         if not named and Counter(stem(document.name) for document in unknown) - expected:
             # The service may have renamed the file.
-            raise Undecidable("there is a document of another name that was not there before", unknown, may_clear=True)
+            raise Undecidable("there is a new document with another name", unknown, may_clear=True)
         return named, [document for document in named if await self._fits(document)]
 
     async def _fits(self, document: Document) -> bool:
@@ -93,7 +93,7 @@ class RecipientMatch:
 
 
 def stem(name: str) -> str:
-    """The part of a file name that is compared: without ``.pdf``, case-folded, in normal form."""
+    """Return the part of a file name that is compared: without ``.pdf``, case-folded, in normal form."""
     return normalized("NFC", name).strip().casefold().removesuffix(".pdf")
 
 
@@ -111,11 +111,11 @@ def _agrees(returned: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
 
 
 def _alike(returned: Any, sent: Any) -> bool:
-    """Compare without case, spaces and punctuation, which services tidy up."""
+    """Return whether the values agree without case, spaces and punctuation, which services normalize."""
     if isinstance(returned, str | int) and isinstance(sent, str | int):
-        return _bare(str(returned)) == _bare(str(sent))
+        return _normalize(str(returned)) == _normalize(str(sent))
     return bool(returned == sent)
 
 
-def _bare(text: str) -> str:
+def _normalize(text: str) -> str:
     return "".join(character for character in normalized("NFKC", text).casefold() if character.isalnum())
