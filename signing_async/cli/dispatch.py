@@ -343,10 +343,8 @@ class Run:
         lines = [f"{counts}, {self._failed} failed."]
         if reported:
             lines.append(f"Failed packages and their errors are in {self._plan.failures}; dispatch it to retry them.")
-        if self._abandoned == 1:
-            lines.append("1 draft was abandoned: it stays at the service, unsent.")
-        elif self._abandoned:
-            lines.append(f"{self._abandoned} drafts were abandoned: they stay at the service, unsent.")
+        if self._abandoned:
+            lines.append(f"Abandoned drafts, left unsent at the service: {self._abandoned}.")
         if kept and enqueued:
             lines.append(f"{self._plan.failures} is kept until they are sent; run it again with --wait.")
         if interrupted:

@@ -304,7 +304,7 @@ def test_abandoned_drafts_are_reported_by_line(run: Run, service: Service, offic
     assert ran.code == 0
     assert f"leases.csv, line 3: draft {draft} was abandoned" in ran.err
     assert ran.err.count(draft) == 1
-    assert ran.out == "3 of 3 packages were sent, 0 failed.\n1 draft was abandoned: it stays at the service, unsent.\n"
+    assert ran.out == "3 of 3 packages were sent, 0 failed.\nAbandoned drafts, left unsent at the service: 1.\n"
     lines = run("dispatch", "leases.csv", "--json").lines
     assert [line.get("abandoned") for line in lines] == [[], [draft], [], None]
     assert lines[-1]["summary"]["abandoned"] == 1

@@ -417,10 +417,10 @@ async def test_refused_upload_stops_further_uploads_and_leaves_the_others_unambi
     parcel, path = parcel_of(20), tmp_path / "journal"
     sandbox.faults.add("documents.upload", "expired-token")
     with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, path)
+        await client.dispatch(parcel.package, path, ordered=False)
     assert count(sandbox)["documents.upload"] < 20
     assert None not in state_of(path)["documents"].values()
-    await client.dispatch(parcel.package, path)
+    await client.dispatch(parcel.package, path, ordered=False)
     sent_well(sandbox, parcel)
 
 
