@@ -1,4 +1,4 @@
-"""Files of this machine: opened without waiting for anybody, and their names made durable."""
+"""Open local files without blocking, and sync their folders."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import Path
 
 __all__ = ["open_regular", "sync_folder"]
 
-# Opening a pipe for reading would wait for its writer. Not every system has all of these.
-_TO_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+# Without O_NONBLOCK, opening a pipe waits for its writer. Not every system has these flags.
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def open_regular(path: str | os.PathLike[str]) -> int | None:
-    """The descriptor of a file, opened for reading; None where the path leads to something else, such as a pipe."""
-    number = os.open(path, _TO_READ)
+    """Open a regular file for reading and return its descriptor; None if the path is something else, such as a pipe."""
+    descriptor = os.open(path, _READ_FLAGS)
     try:
-        regular = stat.S_ISREG(os.fstat(number).st_mode)
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
     except BaseException:
-        os.close(number)
+        os.close(descriptor)
         raise
     if regular:
-        return number
-    os.close(number)
+        return descriptor
+    os.close(descriptor)
     return None
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the files are, as far as its file system has a way to."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Make the names in a folder durable, if its file system can sync folders."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     finally:
-        os.close(handle)
+        os.close(descriptor)

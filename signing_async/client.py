@@ -185,19 +185,24 @@ class SigningClient:
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
 
     async def dispatch(
-        self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None
+        self,
+        package: SigningPackage,
+        journal: Journal | str | os.PathLike[str] | None = None,
+        *,
+        ordered: bool = True,
     ) -> Signing:
         """Create a signing, upload its documents, add its recipients and send it; return the signing as sent.
 
-        An invalid package is one `InvalidRequest` with all its problems, before the first request. With a journal (a
-        file, or a `Journal` of yours) the call may be repeated after any failure, even a crash: the package is sent
-        once, and every call returns its signing. If a call fails, a note of the exception names the draft. If another
-        run is working on the package, the call waits for it. ::
+        An `InvalidRequest` lists all problems of the package before the first request. With a journal, which is a path
+        or a `Journal`, the call can be repeated whatever ended it, even a crash: the package is sent once, and each
+        call returns its signing. If the call fails, a note of the exception names the draft. If another run is working
+        on the package, the call waits for that run. Documents are uploaded one after the other, in the package's order;
+        with ``ordered=False`` side by side, in any order. ::
 
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
             signing = await client.dispatch(package, journal="leases.journal")
         """
-        return await self._dispatcher().one(package, journal)
+        return await self._dispatcher().one(package, journal, ordered)
 
     def dispatch_many(
         self,
@@ -205,22 +210,24 @@ class SigningClient:
         journal: Journal | str | os.PathLike[str],
         concurrency: int = 8,
         on_progress: Callable[[Progress], None] | None = None,
+        *,
+        ordered: bool = True,
     ) -> Results[DispatchResult]:
         """Send packages, ``concurrency`` at a time; return an async iterator of results in completion order.
 
-        Packages are pulled from any iterable or async iterable as workers become free. A package that fails is a result
-        with an error; the others go on. After a crash or failures, run it again with the same journal: each package is
-        sent once, with exactly its documents and recipients. If the outcome of one cannot be determined, its error is
-        `OutcomeUnknown`. Any number of runs may share a journal. If the journal itself fails, the run stops with a
-        `JournalError`. ::
+        Packages are pulled as workers become free, from any iterable or async iterable. A package that fails is a
+        result with an error, and the others go on. Repeat the call with the same journal after a crash, or for the
+        packages that failed: each package is sent once, with exactly its documents and recipients. If the outcome of a
+        sending cannot be determined, the error is `OutcomeUnknown`. Any number of runs may share a journal. If the
+        journal fails, the run stops with a `JournalError`. ``ordered`` is as for `dispatch`. ::
 
             async for result in client.dispatch_many(packages, journal="leases.journal"):
                 print(result.package.name, result.error or result.signing.id)
         """
-        return self._dispatcher().many(packages, journal, concurrency, on_progress)
+        return self._dispatcher().many(packages, journal, concurrency, on_progress, ordered)
 
     def _dispatcher(self) -> Dispatcher:
-        # Imported here: it takes a tenth of the time of the whole import, and needs SQLite.
+        # Imported on first use: the import takes a tenth of the package's import time, and needs SQLite.
         from .dispatch.run import Dispatcher
 
         return Dispatcher(self._transport, self._tracker)

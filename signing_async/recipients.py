@@ -13,7 +13,8 @@ from . import _checks
 from .errors import InvalidRequest, SigningError
 from .models import NewRecipient, Recipient, Signing, SigningMethod
 from .pagination import Pager
-from .reconcile import Creation, Read, RecipientMatch, Tracker
+from .reconcile import Creation, Read, Tracker
+from .record_matching import RecipientMatch
 from .signings import signing_path
 from .transport import wire
 from .transport.call import Operation, Transport

@@ -10,67 +10,46 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import re
-import unicodedata
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
 
-from .assumptions import Assumptions
 from .errors import CannotBeSent, RequestTimeout, SigningError
-from .models import Document, Recipient, Signing, SigningState
+from .models import Document, Signing, SigningState
+from .record_matching import Match, Record, Undecidable, stem
 
 __all__ = [
     "Creation",
-    "DocumentMatch",
     "Effect",
     "Found",
     "Listed",
-    "Match",
     "Read",
-    "RecipientMatch",
     "Reconciler",
     "Sent",
     "TrackedSigning",
     "Tracker",
     "Undecidable",
-    "normalized",
 ]
 
 T = TypeVar("T")
-Record = TypeVar("Record", bound=Document | Recipient)
 
 Read = Callable[[Any], Awaitable[Any]]
-"""Carries out a reading operation as a part of the call that is reconciled."""
+"""Sends a reading operation as part of the call that is reconciled."""
 Listed = tuple[Document, ...] | None
 """The documents in a response; None if the response does not list them."""
 
 _MAX_SIGNINGS = 10_000
-_MAX_NAME = 1000
 _FIRST_PAUSE = 0.2
 _NEVER = -math.inf
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @attrs.frozen
 class Found(Generic[T]):
-    """The effect of the call, as the service shows it; ``value`` is what the call returns."""
+    """The effect of a call, read from the service. ``value`` is what the call returns."""
 
     value: T
-
-
-class Undecidable(Exception):  # stays inside the package: callers see OutcomeUnknown
-    """A reading cannot tell whether the call took effect.
-
-    ``known`` is what the reading found; ``may_clear`` says that a later reading may tell.
-    """
-
-    def __init__(self, message: str, known: Iterable[object] = (), *, may_clear: bool = False) -> None:
-        super().__init__(message)
-        self.known: tuple[object, ...] = tuple(known)
-        self.may_clear: bool = may_clear
 
 
 class Effect(Protocol[T]):
@@ -93,7 +72,7 @@ class Effect(Protocol[T]):
         """Return whether an unambiguous attempt may end with this refusal although the call took effect."""
 
     def note_unresolved(self) -> None:
-        """The call ended, and its effect may still show."""
+        """Note that the call ended while its effect may still show."""
 
 
 class Reconciler(Generic[T]):
@@ -305,7 +284,7 @@ class Tracker:
         return self._entry(path, None)
 
     def note_created(self, path: str) -> None:
-        """A signing that was just created has no documents."""
+        """Note that a signing was just created, and has no documents."""
         self._entry(path, set())
 
     def observe(self, path: str) -> Callable[[Iterable[Document]], None]:
@@ -325,7 +304,7 @@ class Tracker:
                 for document in documents:
                     if document.id not in collection.known:
                         collection.known.add(document.id)
-                        collection.unresolved -= Counter([_stem(document.name)])
+                        collection.unresolved -= Counter([stem(document.name)])
 
         return note
 
@@ -347,8 +326,8 @@ class Tracker:
 class Sent:
     """The effect of `send`: the signing is no longer a draft.
 
-    ``is_own``: nobody but the caller sends this signing. If the service then refuses to send what is no longer a draft,
-    an attempt that was repeated on its way there has sent it.
+    ``is_own``: no other client sends this signing. If the service then refuses to send it because it is no draft, an
+    earlier attempt, or a copy of the request made on its way, has sent it.
     """
 
     reading: str = "signings.get"
@@ -391,23 +370,10 @@ class Sent:
 # Creating documents and recipients
 
 
-class Match(Protocol[Record]):
-    """Compares records of the service with what one call sent."""
-
-    key: str
-    """Calls with the same key on one signing cannot be told apart: they take turns."""
-
-    async def select(self, unknown: Sequence[Record], expected: Counter[str]) -> tuple[list[Record], list[Record]]:
-        """Return the records that may be the call's effect, and those of them that nothing speaks against.
-
-        ``expected`` counts the keys of all pending and unresolved calls. Raises `Undecidable` if it cannot tell.
-        """
-
-
 class Creation(Generic[Record]):
     """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent.
 
-    It is entered for its turn before the call, and told by `note_created` what the call returned.
+    A context manager around the call: calls with the same match key are made one after the other.
     """
 
     adds_up: bool = True
@@ -433,19 +399,19 @@ class Creation(Generic[Record]):
         self._read_first = read_first
 
     async def __aenter__(self) -> None:
-        """Wait until it is this call's turn; raise `RequestTimeout` if the deadline passes before."""
+        """Wait for earlier calls with the same match key; raise `RequestTimeout` if the deadline passes first."""
         try:
             async with asyncio.timeout_at(self._deadline) as waiting:
-                await self._wait_for_turn()
+                await self._enter()
                 return
         except TimeoutError:
             if not waiting.expired():
                 raise
-        # Out here the exception that ended the wait is not the context of this one.
-        text = f"{self._operation}: its deadline passed before anything was sent"
+        # Raised here, the error does not have the `TimeoutError` as its context.
+        text = f"{self._operation}: the deadline passed before anything was sent"
         raise RequestTimeout(text, operation=self._operation, attempts=0)
 
-    async def _wait_for_turn(self) -> None:
+    async def _enter(self) -> None:
         collection, key = self._collection, self._match.key
         collection.pending[key] += 1
         collection.started += 1
@@ -464,7 +430,7 @@ class Creation(Generic[Record]):
     async def _read_known(self) -> None:
         async with self._collection.first_reading:
             if self._collection.known is not None:
-                return  # another call has read it meanwhile
+                return  # another call has read it
             assert self._read_first is not None
             self._collection.known = {record.id for record in await self._read_first() or ()}
 
@@ -476,7 +442,7 @@ class Creation(Generic[Record]):
         if not candidates:
             return None
         if len(candidates) == 1 and not fitting:
-            text = "a record that resembles it differs in size, content or extra fields"
+            text = "a similar record differs in size, content or extra fields"
             raise Undecidable(text, unknown, may_clear=True)
         raise Undecidable("more than one request may have created what the service shows", unknown)
 
@@ -484,7 +450,7 @@ class Creation(Generic[Record]):
         unknown = await self._read_unknown(read, since)
         _, others = await self._select([record for record in unknown if record.id != value.id])
         if others:
-            text = f"the service holds {len(others) + 1} records of it: an earlier attempt took effect late"
+            text = f"the service holds {len(others) + 1} such records: an earlier attempt took effect late"
             raise Undecidable(text, others)
         return value
 
@@ -501,82 +467,8 @@ class Creation(Generic[Record]):
         return await self._match.select(unknown, self._collection.pending + self._collection.unresolved)
 
     def note_created(self, record: Record) -> None:
-        """The call returned this record."""
+        """Note the record that the call returned."""
         self._collection.ids.add(record.id)
 
     def note_unresolved(self) -> None:
         self._collection.unresolved[self._match.key] += 1
-
-
-class DocumentMatch:
-    """Compares documents by name, and by size and sha256 where the service reports them."""
-
-    def __init__(self, filename: str, size: int, sha256: Callable[[], str], assumptions: Assumptions) -> None:
-        self.key: str = _stem(filename)
-        self._size = size
-        self._sha256 = sha256
-        self._assumptions = assumptions
-
-    async def select(
-        self, unknown: Sequence[Document], expected: Counter[str]
-    ) -> tuple[list[Document], list[Document]]:
-        named = [document for document in unknown if _stem(document.name) == self.key]
-        if not named and Counter(_stem(document.name) for document in unknown) - expected:
-            # The service may have renamed the file.
-            raise Undecidable("there is a document of another name that was not there before", unknown, may_clear=True)
-        return named, [document for document in named if await self._fits(document)]
-
-    async def _fits(self, document: Document) -> bool:
-        sizes = (document.extra.get(field) for field in self._assumptions.document_size_fields)
-        if any(type(size) is int and size != self._size for size in sizes):
-            return False
-        hashes = [document.extra.get(field) for field in self._assumptions.document_sha256_fields]
-        given = [text.lower() for text in hashes if isinstance(text, str) and _SHA256.fullmatch(text)]
-        return not given or given == [await asyncio.to_thread(self._sha256)] * len(given)
-
-
-class RecipientMatch:
-    """Compares recipients by the fields that were given. A field that the service does not return does not count."""
-
-    def __init__(self, named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        self.key: str = named["email"].strip().casefold()
-        self._named = {field: value for field, value in named.items() if field != "email"}
-        self._extra = extra
-
-    async def select(
-        self, unknown: Sequence[Recipient], expected: Counter[str]
-    ) -> tuple[list[Recipient], list[Recipient]]:
-        if not all(recipient.email for recipient in unknown):
-            raise Undecidable("the service does not give the recipients' e-mail addresses", unknown)
-        same = [recipient for recipient in unknown if recipient.email.strip().casefold() == self.key]
-        same = [recipient for recipient in same if _agrees(attrs.asdict(recipient), self._named)]
-        return same, [recipient for recipient in same if _agrees(recipient.extra, self._extra)]
-
-
-def _stem(name: str) -> str:
-    """The part of a file name that is compared: without ``.pdf``, case-folded, in normal form."""
-    return normalized("NFC", name).strip().casefold().removesuffix(".pdf")
-
-
-def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """Return the text in this normal form; unchanged if it is longer than any name, since that takes quadratic time."""
-    return unicodedata.normalize(form, text) if len(text) <= _MAX_NAME else text
-
-
-def _agrees(returned: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
-    return all(
-        _alike(returned[field], value)
-        for field, value in sent.items()
-        if value is not None and returned.get(field) not in (None, "")
-    )
-
-
-def _alike(returned: Any, sent: Any) -> bool:
-    """Compare without case, spaces and punctuation, which services tidy up."""
-    if isinstance(returned, str | int) and isinstance(sent, str | int):
-        return _bare(str(returned)) == _bare(str(sent))
-    return bool(returned == sent)
-
-
-def _bare(text: str) -> str:
-    return "".join(character for character in normalized("NFKC", text).casefold() if character.isalnum())

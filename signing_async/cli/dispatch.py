@@ -1,16 +1,15 @@
-"""`dispatch`: send every package of a manifest, each of them once, however often the command is run and killed."""
+"""`dispatch`: send every package of a manifest once, however often the command is run or killed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ import click
 from ..errors import ConfigurationError, InvalidRequest
 from .command import Seconds, State, command
 from .exits import INTERRUPTED, code_of, code_of_all
-from .manifest import Entry, FailureReport, Manifest, Problem
+from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
 from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
@@ -30,14 +29,11 @@ if TYPE_CHECKING:
     from ..dispatch.run import DispatchResult
     from .output import Output
 
-MOST_PROBLEMS = 1000
-"""So many are told of, and the others counted."""
-
-MOST_SHOWN = 20
-"""So many failures are shown to people as they come; all of them are in the report."""
+MAX_SHOWN = 20
+"""The number of failures, and of abandoned drafts, that are shown to people."""
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Where nothing can move, how far it is gets a line so often."""
+"""The interval of progress lines where there is no terminal."""
 
 
 @command()
@@ -45,25 +41,25 @@ SECONDS_BETWEEN_LINES = 10.0
 @click.option(
     "--journal",
     metavar="PATH|URL",
-    help="What was begun and sent: a file on this machine's disk, or postgresql://... for many machines; a URL with a"
-    " password goes into SIGNING_JOURNAL.  [default: beside MANIFEST, with .journal for its ending]",
+    help="The journal: a file on a local disk, or postgresql://... for many machines. Put a URL with a password into"
+    " SIGNING_JOURNAL.  [default: MANIFEST with the suffix .journal]",
 )
 @click.option(
     "--failures",
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="Where what failed is written as a manifest.  [default: beside MANIFEST, with .failures before its ending]",
+    help="The report of failed packages, itself a manifest.  [default: MANIFEST with .failures before its suffix]",
 )
-@click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF, and send nothing.")
+@click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF; send nothing.")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages at once.")
 @click.option(
     "--broker",
     metavar="URL|env:NAME",
-    help="Leave the sending to workers: redis://... of a Redis in which Taskiq's workers find the packages; a URL with"
-    " a password is read from a variable, say env:SIGNING_BROKER.",
+    help="Let Taskiq workers send the packages, through the Redis at redis://... Put a URL with a password into a"
+    " variable, and give its name: env:SIGNING_BROKER.",
 )
-@click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and tell what came of each package.")
-@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="With --wait: give up after so long.")
+@click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and report each package's result.")
+@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="With --wait: the seconds to wait at most.")
 def dispatch(
     state: State,
     manifest: Path,
@@ -75,23 +71,24 @@ def dispatch(
     wait: bool,
     seconds: float | None,
 ) -> None:
-    """Send every package of MANIFEST: create it, upload its documents, add its recipients, send it.
+    """Send every package of MANIFEST: create a signing, upload the documents, add the recipients, send it.
 
-    MANIFEST is CSV, one row for each package, with the columns name, language, documents (paths from the manifest's
-    folder, with ; between them), recipient1_email, and if you like key, message, signing_order, recipient1_first_name,
+    MANIFEST is CSV with one row per package. Its columns are name, language, documents (paths relative to the manifest,
+    separated by ;) and recipient1_email; optional are key, message, signing_order, recipient1_first_name,
     recipient1_last_name, recipient1_signing_method, recipient1_order, recipient1_extra_NAME, recipient2_email and so
-    on; or JSON lines with the same names, documents and recipients as lists.
+    on. Or it is JSON lines with the same names, and documents and recipients as lists.
 
-    All of it is checked before anything is sent. Each package is sent once, by its key or else its content, whatever
-    ends the command: run it again, and it goes on from its journal. What failed is written as a manifest that can be
-    run in the same way. Ctrl-C finishes what is under way; a second one does not wait for that.
+    Everything is checked before anything is sent. Each package is sent once, identified by its key or its content: if
+    the command is interrupted or killed, run it again, and it resumes from its journal. Failed packages are written to
+    a report, a manifest that can be dispatched in the same way. Ctrl-C finishes the packages under way; a second Ctrl-C
+    stops at once.
 
-    With --broker the packages are sent by workers on any number of machines, which are started with
-    "taskiq worker signing_async.taskiq:broker" and have SIGNING_BROKER, SIGNING_JOURNAL and the settings of a client in
-    their environment. They read the documents under the same paths.
+    With --broker, workers on any number of machines send the packages. Start them with "taskiq worker
+    signing_async.taskiq:broker"; their environment holds SIGNING_BROKER, SIGNING_JOURNAL and a client's settings. They
+    read the documents under the same paths.
 
-    Exit code 0: all are sent. 1: some failed. 2: the manifest is wrong, and nothing was sent. 3: of some it is not
-    known whether they were sent. 5: no worker has told of any in the time of --for.
+    Exit codes: 0: all packages were sent. 1: some failed. 2: the manifest is invalid, nothing was sent. 3: the outcome
+    of some is unknown. 5: the time of --for is up.
 
     \b
     Example:
@@ -100,9 +97,9 @@ def dispatch(
     """
     stem = _stem(manifest)
     if journal == "":
-        # Of a variable that is not set, say: another journal in its place would let packages be sent twice.
-        raise InvalidRequest("--journal: is empty")
-    _check_argument("--journal", journal, "put the URL into SIGNING_JOURNAL")
+        # The value of an unset variable, perhaps: with another journal, packages might be sent twice.
+        raise InvalidRequest("--journal: must not be empty")
+    _check_no_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
     plan = Plan(
         manifest,
         journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
@@ -115,16 +112,16 @@ def dispatch(
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
     if failures is not None and failures.resolve() == manifest.resolve():
-        raise click.UsageError("--failures: that is the manifest itself")
+        raise click.UsageError("--failures: must not be the manifest itself")
     if wait and broker is None:
-        raise click.UsageError("--wait: is for --broker; without it the command sends the packages itself")
+        raise click.UsageError("--wait: needs --broker; without it the command itself sends the packages")
     if seconds is not None and not wait:
-        raise click.UsageError("--for: is for --wait")
+        raise click.UsageError("--for: needs --wait")
     state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan, _broker_url(broker)))
 
 
 def _stem(manifest: Path) -> str:
-    """What a report of failures shares with its manifest: the same journal has to protect both."""
+    """Return the name that a manifest and its failure reports share, so that they share a journal."""
     stem = manifest.stem
     while stem.endswith(".failures") and stem != ".failures":
         stem = stem.removesuffix(".failures")
@@ -132,8 +129,8 @@ def _stem(manifest: Path) -> str:
 
 
 def _broker_url(text: str | None) -> str | None:
-    """The URL that ``--broker`` says, or that stands in the variable it names."""
-    _check_argument("--broker", text, "put the URL into SIGNING_BROKER, and say --broker env:SIGNING_BROKER")
+    """Return the URL of ``--broker``, read from a variable if it names one."""
+    _check_no_password("--broker", text, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
     if text is None or not text.startswith("env:"):
         return text
     name = text.removeprefix("env:")
@@ -143,28 +140,27 @@ def _broker_url(text: str | None) -> str | None:
     return url
 
 
-def _check_argument(option: str, text: str | None, instead: str) -> None:
+def _check_no_password(option: str, text: str | None, advice: str) -> None:
     from ..settings import holds_password
 
     if text is not None and holds_password(text):
-        words = f"{option}: every process on this machine can read a password there: {instead}"
-        raise InvalidRequest(words)
+        raise InvalidRequest(f"{option}: every process on this machine can read a password in an argument; {advice}")
 
 
 @attrs.frozen
 class Plan:
-    """What is to be done."""
+    """What the command is to do."""
 
     manifest: Path
     journal: str
     failures: Path
     concurrency: int
     again: str
-    """The command to go on with."""
+    """The command line to resume with."""
     aim: str
-    """What becomes of the packages: they are sent, or enqueued."""
+    """``sent`` or ``enqueued``."""
     patience: float | None
-    """Seconds to wait for workers; None: as long as it takes."""
+    """Seconds to wait for workers; None: without limit."""
 
     @property
     def journal_shown(self) -> str:
@@ -172,7 +168,7 @@ class Plan:
 
 
 def without_password(text: str) -> str:
-    """A path as it is, a URL as it may be shown."""
+    """Return a path as it is, and a URL without its password and query."""
     if "://" not in text:
         return text
     try:
@@ -185,7 +181,7 @@ def without_password(text: str) -> str:
 
 @contextlib.asynccontextmanager
 async def open_journal(text: str) -> AsyncIterator[Journal]:
-    """The journal that ``--journal`` names."""
+    """Open the journal at a path or URL."""
     if "://" not in text:
         from ..dispatch.journal import SqliteJournal
 
@@ -193,7 +189,7 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
             yield journal
         return
     if not text.startswith(("postgresql://", "postgres://")):
-        raise InvalidRequest(f"--journal: must be a path or postgresql://..., not {without_password(text)!r}")
+        raise InvalidRequest(f"--journal: must be a path or postgresql://..., got {without_password(text)!r}")
     try:
         from ..postgres import PostgresJournal
     except ModuleNotFoundError as error:
@@ -203,101 +199,22 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
         yield shared
 
 
-# First everything is checked
-
-
-@attrs.define
-class Checked:
-    """What was found when a manifest was checked."""
-
-    packages: int = 0
-    documents: int = 0
-    size: int = 0
-    hashes: bytearray = attrs.field(factory=bytearray)
-    """For each package that has no key of its own, the hash that names it; 32 bytes each."""
-    problems: list[Problem] = attrs.field(factory=list)
-    wrong: int = 0
-    lines: dict[bytes, int] = attrs.field(factory=dict)
-    """A short hash of each key, and its line."""
-
-    def add(self, problems: tuple[Problem, ...]) -> None:
-        self.wrong += len(problems)
-        self.problems += problems[: max(0, MOST_PROBLEMS - len(self.problems))]
-
-    def name(self, entry: Entry, key: str | None, content: str) -> None:
-        """Keep what the package is to be called; no two have the same."""
-        if key is None:
-            self.hashes += bytes.fromhex(content)
-        short = hashlib.blake2b((key or content).encode(), digest_size=12).digest()
-        first = self.lines.setdefault(short, entry.line)
-        if first != entry.line and key is not None:
-            self.add((Problem(entry.line, "key", f"{key!r} is the key of line {first} as well"),))
-        elif first != entry.line:
-            words = f"is the same package as line {first}: if both are meant, give them keys of their own"
-            self.add((Problem(entry.line, "", words),))
-
-
-async def _check(state: State, manifest: Manifest) -> Checked:
-    """Find all that is wrong with a manifest and its PDFs; it ends with an error if anything is."""
-    checked = Checked()
-    most = state.settings.assumptions.max_pdf_bytes
+async def _check(state: State, manifest: Manifest) -> CheckedManifest:
     with ProgressDisplay(state.out, "Checking", None) as display:
-        for entry in manifest.entries():
-            await _check_entry(entry, checked, most)
-            display.advance()
-            # Many small files are read without a pause, and Ctrl-C has to be heard.
-            await asyncio.sleep(0)
-    if not checked.packages and not checked.wrong:
-        checked.add((Problem(1, "", "there are no packages in it"),))
-    if checked.wrong:
-        raise _refused(manifest.path, checked)
-    checked.lines.clear()  # of no more use, and there may be many
-    return checked
-
-
-async def _check_entry(entry: Entry, checked: Checked, most: int) -> None:
-    from ..dispatch.package import prepare
-
-    if entry.package is None:
-        checked.add(entry.problems)
-        return
-    checked.packages += 1
-    try:
-        prepared = await prepare(entry.package, most)
-    except InvalidRequest as error:
-        checked.add(entry.with_problems(error.problems))
-        return
-    prepared.close()
-    checked.add(entry.problems)
-    checked.documents += len(prepared.documents)
-    checked.size += sum(document.size for document in prepared.documents)
-    checked.name(entry, entry.package.key, prepared.content)
-
-
-def _refused(path: Path, checked: Checked) -> InvalidRequest:
-    """All problems, one a line; and for machines one by one."""
-    lines = [f"{path}, {problem}" for problem in checked.problems]
-    more = checked.wrong - len(lines)
-    lines += [f"and {more} more"] if more else []
-    count = "1 thing is" if checked.wrong == 1 else f"{checked.wrong} things are"
-    words = f"{count} wrong with {path}, and nothing was sent:"
-    return InvalidRequest("\n  ".join([words, *lines]), problems=lines)
+        return await check_manifest(manifest, state.settings.assumptions.max_pdf_bytes, display.advance)
 
 
 async def _check_only(state: State, plan: Plan) -> None:
     with Manifest(plan.manifest) as manifest:
         checked = await _check(state, manifest)
     facts = {"packages": checked.packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
-    words = f"{_count(checked.packages, 'package')} with {_count(checked.documents, 'document')}"
-    text = f"{plan.manifest}: {words} ({checked.size} bytes): all in order. Nothing was sent."
+    counts = f"{_count(checked.packages, 'package')} with {_count(checked.documents, 'document')}"
+    text = f"{plan.manifest}: {counts} ({checked.size} bytes): all valid. Nothing was sent."
     state.out.result({"dry_run": facts}, text)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-# Then it is sent
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
@@ -310,14 +227,14 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
             exits.callback(report.discard)
             async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
                 shown = plan.journal_shown
-                state.out.say(f"The journal is {shown}: a second run goes on from there.", journal=shown)
-                await run.carry_out(client, journal)
-            run.tell()
+                state.out.say(f"Journal: {shown}. Run the command again to resume from it.", journal=shown)
+                await run.dispatch(client, journal)
+            run.report()
 
 
 @contextlib.asynccontextmanager
 async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator[Any]:
-    """A client, or workers in its place."""
+    """Yield a client, or the workers in its place."""
     if broker is not None:
         from .workers import Patience, workers
 
@@ -326,15 +243,17 @@ async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator
             yield sender
         return
     async with state.client() as client:
-        # A token that does not work would fail every package.
+        # A rejected token would fail every package.
         await client.me()
         yield client
 
 
 class Run:
-    """The packages of a manifest on their way, and what came of them."""
+    """One run over a manifest's packages, and its results."""
 
-    def __init__(self, state: State, plan: Plan, manifest: Manifest, checked: Checked, report: FailureReport) -> None:
+    def __init__(
+        self, state: State, plan: Plan, manifest: Manifest, checked: CheckedManifest, report: FailureReport
+    ) -> None:
         self._state = state
         self._plan = plan
         self._manifest = manifest
@@ -343,17 +262,17 @@ class Run:
         self._stop = Stop(state.out)
         self._under_way: dict[str, Entry] = {}
         self._errors: dict[int, BaseException] = {}
-        """One for each exit code."""
-        self._sent = self._failed = 0
+        """One error for each exit code."""
+        self._sent = self._failed = self._abandoned = 0
 
     @property
     def left(self) -> int:
         return self._checked.packages - self._sent - self._failed
 
-    async def carry_out(self, client: Any, journal: Journal) -> None:
-        """Send them all, or as many as there are before Ctrl-C."""
+    async def dispatch(self, client: Any, journal: Journal) -> None:
+        """Send all packages, or as many as were begun before Ctrl-C."""
         display = ProgressDisplay(self._state.out, "Sending", self._checked.packages)
-        with self._stop, told_once(), display:
+        with self._stop, reported_by_line(), display:
             try:
                 async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
                     async for result in results:
@@ -364,17 +283,17 @@ class Run:
                     raise
 
     def _packages(self) -> Iterator[SigningPackage]:
-        unnamed = 0
+        without_key = 0
         for entry in self._manifest.entries():
-            if self._stop.asked:
+            if self._stop.requested:
                 return
-            # What was checked is what is sent.
+            # Only what was checked is sent.
             self._manifest.check_unchanged()
             assert entry.package is not None
             key = entry.package.key
             if key is None:
-                key = self._checked.hashes[32 * unnamed : 32 * unnamed + 32].hex()
-                unnamed += 1
+                key = self._checked.key_of(without_key)
+                without_key += 1
             self._under_way[key] = entry
             yield attrs.evolve(entry.package, key=key)
 
@@ -382,8 +301,10 @@ class Run:
         key = result.package.key
         assert key is not None
         entry = self._under_way.pop(key)
-        facts = {"line": entry.line, "key": key, "name": result.package.name}
+        facts: dict[str, Any] = {"line": entry.line, "key": key, "name": result.package.name}
         facts["signing"] = None if result.signing is None else result.signing.id
+        facts["abandoned"] = result.abandoned
+        self._show_abandoned(entry, result.abandoned)
         if result.error is None:
             self._sent += 1
             self._state.out.result(facts)
@@ -391,59 +312,68 @@ class Run:
         self._failed += 1
         self._errors.setdefault(code_of(result.error), result.error)
         self._report.add(entry.row, key, str(result.error))
-        if self._state.json or self._failed <= MOST_SHOWN:
+        if self._state.json or self._failed <= MAX_SHOWN:
             self._state.out.failed(f"{self._plan.manifest}, line {entry.line}", result.error, facts)
 
-    def tell(self) -> None:
-        """Say what came of it, and end with its exit code."""
-        interrupted = self._stop.asked and self.left > 0
+    def _show_abandoned(self, entry: Entry, drafts: Sequence[str]) -> None:
+        for draft in drafts:
+            self._abandoned += 1
+            if not self._state.json and self._abandoned <= MAX_SHOWN:
+                self._state.out.say(f"{self._plan.manifest}, line {entry.line}: draft {draft} was abandoned")
+
+    def report(self) -> None:
+        """Report the results, and set the exit code."""
+        interrupted = self._stop.requested and self.left > 0
         enqueued = self._plan.aim == "enqueued"
-        # Of a report that is run itself nothing is to be lost: what was not tried, or not sent yet, may stand in it
-        # alone.
-        is_own = self._plan.failures.resolve() == self._plan.manifest.resolve()
-        kept = is_own and (interrupted or enqueued)
+        # If the manifest is itself a report, it may be the only record of packages that were not tried or not sent yet.
+        is_own_report = self._plan.failures.resolve() == self._plan.manifest.resolve()
+        kept = is_own_report and (interrupted or enqueued)
         reported = not kept and self._report.finish(remove_old=not enqueued)
         facts = {
             "packages": self._checked.packages,
             self._plan.aim: self._sent,
             "failed": self._failed,
             "left": self.left,
+            "abandoned": self._abandoned,
         }
         places = {"journal": self._plan.journal_shown, "failures": str(self._plan.failures) if reported else None}
-        of_all = f"{self._sent} of {_count(self._checked.packages, 'package')} {'is' if self._sent == 1 else 'are'}"
-        lines = [f"{of_all} {self._plan.aim}, {self._failed} failed."]
+        verb = "was" if self._sent == 1 else "were"
+        counts = f"{self._sent} of {_count(self._checked.packages, 'package')} {verb} {self._plan.aim}"
+        lines = [f"{counts}, {self._failed} failed."]
         if reported:
-            lines.append(f"What failed is in {self._plan.failures}, with the reasons: it can be run as it is.")
+            lines.append(f"Failed packages and their errors are in {self._plan.failures}; dispatch it to retry them.")
+        if self._abandoned:
+            lines.append(f"Abandoned drafts, left unsent at the service: {self._abandoned}.")
         if kept and enqueued:
-            words = "is kept until they are sent: to wait for that, run it again with --wait."
-            lines.append(f"{self._plan.failures} {words}")
+            lines.append(f"{self._plan.failures} is kept until they are sent; run it again with --wait.")
         if interrupted:
-            lines.append(f"Interrupted: {self.left} left. To go on, run the same command:\n  {self._plan.again}")
+            lines.append(f"Interrupted: {self.left} left. To resume, run the same command:\n  {self._plan.again}")
         self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
         self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values(), done=self._sent))
 
 
 @contextlib.contextmanager
-def told_once() -> Iterator[None]:
-    """Keep the package's own remark on each failure out of the output, which tells of it with its line."""
+def reported_by_line() -> Iterator[None]:
+    """Drop the log records about single packages, which the command reports with their lines."""
+    dropped = ("package %s was not sent", "package %s: draft %s was abandoned")
 
-    def others(record: logging.LogRecord) -> bool:
-        return not record.msg.startswith("package %s was not sent")
+    def is_kept(record: logging.LogRecord) -> bool:
+        return not record.msg.startswith(dropped)
 
     log = logging.getLogger("signing_async")
-    log.addFilter(others)
+    log.addFilter(is_kept)
     try:
         yield
     finally:
-        log.removeFilter(others)
+        log.removeFilter(is_kept)
 
 
 class Stop:
-    """Ctrl-C: after the first nothing more is begun, the second ends what is under way."""
+    """Ctrl-C: the first finishes the packages under way, the second cancels them."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
-        self.asked: bool = False
+        self.requested: bool = False
         self.at_once: bool = False
 
     def __enter__(self) -> Self:
@@ -451,20 +381,20 @@ class Stop:
         assert task is not None
         self._task = task
         with contextlib.suppress(*NO_HANDLERS):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._hear)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
-    def _hear(self) -> None:
-        if self.asked:
+    def _interrupt(self) -> None:
+        if self.requested:
             self.at_once = True
             self._task.cancel()
             return
-        self.asked = True
-        self._out.say("Stopping: what is under way is finished first. Ctrl-C again does not wait for it.")
+        self.requested = True
+        self._out.say("Stopping: finishing the packages under way. Press Ctrl-C again to stop at once.")
 
 
 class ProgressDisplay:

@@ -92,7 +92,7 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], again: b
 async def _held(state: State, client: SigningClient, signing_id: str, files: Sequence[Path]) -> dict[Path, Document]:
     """Return the files that the draft already holds, each with its document."""
     from ..documents.source import PdfSource
-    from ..reconcile import DocumentMatch
+    from ..record_matching import DocumentMatch
 
     documents = (await client.signings.get(signing_id)).documents
     assumptions = state.settings.assumptions

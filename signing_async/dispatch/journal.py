@@ -1,4 +1,4 @@
-"""The journal of a dispatch: what was begun and what came of it, package by package, and who is at work on which."""
+"""The journal of a dispatch: the state of each package, and the claims of the runs that work on them."""
 
 from __future__ import annotations
 
@@ -45,79 +45,78 @@ _TABLE = (
 
 
 class ClaimLost(Exception):
-    """Somebody else has taken the package over. What was to be written was not; ``key`` names the package."""
+    """Another run has claimed the package, named by ``key``. Nothing was written."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key
 
     def __str__(self) -> str:
-        return f"the claim on package {self.key!r} was lost: another run has taken it over"
+        return f"the claim on package {self.key!r} was lost: another run has claimed it"
 
 
 @attrs.frozen
 class Claim:
-    """A package that was taken for working on it."""
+    """The exclusive right to work on a package."""
 
     key: str
     state: str | None
-    """What was written last for this key; None if nothing ever was."""
+    """The text that was last written for this key, if any."""
     fence: int
-    """Grows with every claim of the key: what an earlier holder still tries to write is told from it, and refused."""
+    """The fencing token. It grows with each claim of the key, so that a stale holder's writes are refused."""
 
 
 class Journal(Protocol):
-    """Keeps one text for each package, and lets one run at a time work on a package.
+    """Keeps one text for each package, and lets one run at a time work on it.
 
-    Any failure of its own is a `JournalError`. ``signing_async.testing`` has a suite that implementations should pass.
+    Its failures are raised as `JournalError`. ``signing_async.testing`` has a suite that implementations should pass.
     """
 
     async def claim(self, key: str) -> Claim | None:
-        """Take a package; None while it is taken, here or in another run that is alive.
+        """Claim a package; return None while it is claimed by this journal object or by another live run.
 
-        A claim of a run that has died is free.
+        The claim of a dead run is free.
         """
 
     async def write(self, claim: Claim, state: str) -> None:
-        """Keep this text for the package; when it returns, neither a crash nor a power cut loses it.
+        """Write the package's text durably: it survives a crash and a power cut from here on.
 
-        `ClaimLost`, and nothing is kept, where somebody else has taken the package over.
+        Raises `ClaimLost`, and writes nothing, if another run has claimed the package.
         """
 
     async def release(self, claim: Claim) -> None:
-        """Let go of the package; what was written stays. `ClaimLost` where somebody else has taken it over."""
+        """Release the claim; the text stays. Raises `ClaimLost` if another run has claimed the package."""
 
     async def aclose(self) -> None:
-        """Let go of everything."""
+        """Release all claims."""
 
 
 class SqliteJournal:
-    """A journal in a SQLite file, for any number of runs and processes on one machine.
+    """A journal in a SQLite file, shared by any number of runs and processes on one machine.
 
-    What is written is on disk when ``write`` returns (WAL, ``synchronous=FULL``); what many packages write at once is
-    committed together. Each journal object holds a lock of its own in a file beside the journal for as long as it
-    lives: a claim is free the moment its process is dead, however it died, and never before. ::
+    A text is on disk when ``write`` returns (WAL, ``synchronous=FULL``); concurrent writes are committed together. Each
+    journal object holds a lock on a file beside the journal for as long as it lives: a claim is free as soon as its
+    process is dead, however it died, and never before. ::
 
         async with SqliteJournal("leases.journal") as journal:
             signing = await client.dispatch(package, journal)
 
-    The file has to be on a local disk. ``timeout`` is for how many seconds another program may keep it locked.
+    The file must be on a local disk. ``timeout`` is how many seconds to wait while another program locks the file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
         if fcntl is None:
             raise ConfigurationError("SqliteJournal needs POSIX file locks, which this system does not have")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
-            raise ConfigurationError(f"SqliteJournal: timeout must be seconds above 0, at most 3600, not {timeout!r}")
-        refused = ConfigurationError(f"journal: must be a path, not {path!r}")
+        timeout = _checks.number("timeout", timeout, above=0, at_most=3600)
+        invalid_path = ConfigurationError(f"journal: must be a path, got {path!r}")
         if path == "":
-            raise refused
+            raise invalid_path
         try:
-            expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises where there is no such user
-            # Through symbolic links, so that all who share the file look for locks in the same folder.
+            expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises if there is no such user
+            # Symbolic links are resolved, so that all processes look for the lock files in the same folder.
             self.path: Path = Path(os.path.realpath(expanded))
         except (TypeError, ValueError):
-            raise refused from None
+            raise invalid_path from None
         prepare = partial(_prepare, path=self.path)
         self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
         self._owner = ""
@@ -125,7 +124,7 @@ class SqliteJournal:
         self._process = os.getpid()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="signing-journal")
         self._queue = threading.Lock()
-        self._waiting: list[_Step] = []
+        self._waiting: list[_Operation] = []
         self._writing = False
         self._closing: Future[None] | None = None
         _journals.add(self)
@@ -134,7 +133,7 @@ class SqliteJournal:
         return f"SqliteJournal({str(self.path)!r})"
 
     def __del__(self) -> None:
-        # A constructor that raised has opened nothing.
+        # The constructor may have raised.
         lock = getattr(self, "_lock", None)
         if lock is not None:
             warnings.warn(
@@ -144,27 +143,27 @@ class SqliteJournal:
 
     async def claim(self, key: str) -> Claim | None:
         _check_text("key", key)
-        waiter = self._ask(lambda connection: self._claim(connection, key))
+        waiter = self._request(lambda connection: self._claim(connection, key))
         try:
             claim: Claim | None = await waiter
         except asyncio.CancelledError:
-            # It may have come in the very moment of the cancellation.
+            # The claim may have been made at the moment of the cancellation.
             if not waiter.cancelled() and waiter.exception() is None:
-                self._give_back(waiter.result())
+                self._release_unused(waiter.result())
             raise
         return claim
 
     async def write(self, claim: Claim, state: str) -> None:
         _check_text("state", state)
-        await self._ask(self._change(claim, "state = ?, updated_at = ?", state, time.time()))
+        await self._request(self._change(claim, "state = ?, updated_at = ?", state, time.time()))
 
     async def release(self, claim: Claim) -> None:
-        await self._ask(self._change(claim, "owner = NULL"))
+        await self._request(self._change(claim, "owner = NULL"))
 
     async def aclose(self) -> None:
-        """Finish what was asked for, close the file, and let go of all claims."""
+        """Finish what was requested, close the file, and release all claims."""
         if self._process != os.getpid():
-            return  # it is the parent's
+            return  # the parent process closes it
         with self._queue:
             if self._closing is None:
                 self._closing = self._writer.submit(self._close)
@@ -180,11 +179,11 @@ class SqliteJournal:
     ) -> None:
         await self.aclose()
 
-    # What is asked for
+    # On the event loop
 
     def _change(self, claim: Claim, changes: str, *values: object) -> _Work:
-        # A claim of a run that was taken for dead, or that was let go of, changes nothing.
-        statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # own words
+        # A stale or released claim matches no row.
+        statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # constants
 
         def run(connection: sqlite3.Connection) -> ClaimLost | None:
             changed = connection.execute(statement, (*values, claim.key, claim.fence, self._owner))
@@ -192,78 +191,79 @@ class SqliteJournal:
 
         return run
 
-    def _ask(self, work: _Work) -> asyncio.Future[Any]:
-        """Have it done. It is done also if its waiter is cancelled: what is asked for afterwards comes after it."""
+    def _request(self, work: _Work) -> asyncio.Future[Any]:
+        """Queue work for the writer's thread. It is done in order, even if the waiter is cancelled."""
         waiter = asyncio.get_running_loop().create_future()
-        self._submit(_Step(work, waiter))
+        self._submit(_Operation(work, waiter))
         return waiter
 
-    def _submit(self, step: _Step) -> None:
+    def _submit(self, operation: _Operation) -> None:
         if self._process != os.getpid():
-            raise JournalError(f"the journal {self.path} was opened before a fork: open it anew in the child process")
+            raise JournalError(f"the journal {self.path} was opened before a fork; open it again in the child process")
         with self._queue:
             if self._closing is not None:
                 raise JournalError(f"the journal {self.path} is closed")
-            self._waiting.append(step)
+            self._waiting.append(operation)
             if not self._writing:
                 self._writing = True
                 self._writer.submit(self._write_all)
 
-    def _deliver(self, steps: list[_Step]) -> None:
-        """On the event loop of those who wait for them."""
-        for step in steps:
-            assert step.waiter is not None
-            if step.waiter.cancelled():
-                self._give_back(step.outcome)
-            elif isinstance(step.outcome, Exception):
-                step.waiter.set_exception(step.outcome)
+    def _deliver(self, operations: list[_Operation]) -> None:
+        """Wake the waiters of one event loop."""
+        for operation in operations:
+            assert operation.waiter is not None
+            if operation.waiter.cancelled():
+                self._release_unused(operation.outcome)
+            elif isinstance(operation.outcome, Exception):
+                operation.waiter.set_exception(operation.outcome)
             else:
-                step.waiter.set_result(step.outcome)
+                operation.waiter.set_result(operation.outcome)
 
-    def _give_back(self, outcome: object) -> None:
-        """What nobody waits for any more must not be kept from others, should it be a claim."""
+    def _release_unused(self, outcome: object) -> None:
+        """Release a claim whose waiter is gone."""
         if isinstance(outcome, Claim):
-            # A journal that is closed meanwhile keeps nothing anyway.
+            # A closed journal has no claims.
             with contextlib.suppress(JournalError):
-                self._submit(_Step(self._change(outcome, "owner = NULL"), None))
+                self._submit(_Operation(self._change(outcome, "owner = NULL"), None))
 
-    # What is done, in the writer's thread
+    # In the writer's thread
 
     def _write_all(self) -> None:
-        """Commit what waits, all of it at once, until nothing does."""
+        """Commit all waiting operations together, until none wait."""
         while True:
             with self._queue:
-                steps, self._waiting = self._waiting, []
-                self._writing = bool(steps)
-            if not steps:
+                operations, self._waiting = self._waiting, []
+                self._writing = bool(operations)
+            if not operations:
                 return
-            self._commit(steps)
-            # Told together: to wake an event loop costs more than a statement.
-            for loop in {step.waiter.get_loop() for step in steps if step.waiter is not None}:
-                theirs = [step for step in steps if step.waiter is not None and step.waiter.get_loop() is loop]
+            self._commit(operations)
+            # One call for each loop: waking an event loop costs more than a statement.
+            waiting = [operation for operation in operations if operation.waiter is not None]
+            for loop in {operation.loop for operation in waiting}:
+                same_loop = [operation for operation in waiting if operation.loop is loop]
                 try:
-                    loop.call_soon_threadsafe(self._deliver, theirs)
+                    loop.call_soon_threadsafe(self._deliver, same_loop)
                 except RuntimeError:
-                    # The loop is closed, and nobody waits any more.
-                    for step in theirs:
-                        self._give_back(step.outcome)
+                    # The loop is closed.
+                    for operation in same_loop:
+                        self._release_unused(operation.outcome)
 
-    def _commit(self, steps: list[_Step]) -> None:
+    def _commit(self, operations: list[_Operation]) -> None:
         try:
             with self._database.connected() as connection:
                 if self._lock is None:
                     self._take_lock()
                 connection.execute("BEGIN IMMEDIATE")
-                for step in steps:
-                    step.outcome = step.work(connection)
+                for operation in operations:
+                    operation.outcome = operation.work(connection)
                 connection.execute("COMMIT")
             return
         except JournalError as error:
             failure = error
         except Exception as error:  # waiting callers must get an error
-            failure = JournalError(f"the journal {self.path}: {_words(error)}")
-        for step in steps:
-            step.outcome = copy.copy(failure)
+            failure = JournalError(f"the journal {self.path}: {_describe(error)}")
+        for operation in operations:
+            operation.outcome = copy.copy(failure)
 
     def _claim(self, connection: sqlite3.Connection, key: str) -> Claim | None:
         row = connection.execute("SELECT state, owner, fence FROM packages WHERE key = ?", (key,)).fetchone()
@@ -280,32 +280,32 @@ class SqliteJournal:
     def _close(self) -> None:
         self._database.close()
         if self._lock is not None:
-            # One that stays is removed by whoever looks for the dead next.
+            # A lock file that stays is removed by the next journal object that finds it unlocked.
             with contextlib.suppress(OSError):
                 self._lock_path(self._owner).unlink()
             self._lock.close()
             self._lock = None
 
-    # Who is alive
+    # Owners, each with a lock file
 
     def _lock_path(self, owner: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{owner}.lock")
 
     def _take_lock(self) -> None:
-        """Be somebody, for as long as this lock is held."""
+        """Become an owner, whose claims last as long as this lock is held."""
         for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.lock"):
             self._is_alive(left.name[len(self.path.name) + 1 : -len(".lock")])
         while True:
             owner = secrets.token_hex(8)
             lock = os.fdopen(os.open(self._lock_path(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)
-            # Somebody who looked at it before it was locked may have taken it for a dead one's, and removed it.
+            # Before it was locked, another process may have taken it for a dead owner's and removed it.
             if _locked(lock.fileno(), exclusively=True) and os.fstat(lock.fileno()).st_nlink:
                 break
             lock.close()
         self._owner, self._lock = owner, lock
 
     def _is_alive(self, owner: str) -> bool:
-        """Whether the lock is held that an owner holds all its life; a dead one's is removed."""
+        """Return whether the owner's lock is held; remove the lock file of a dead owner."""
         try:
             lock = os.open(self._lock_path(owner), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -319,27 +319,32 @@ class SqliteJournal:
             os.close(lock)
 
 
-class _Step:
-    """Something to do with the database, what came of it, and who waits for that."""
+class _Operation:
+    """Work on the database, its outcome, and the future of the caller that waits for it."""
 
     def __init__(self, work: _Work, waiter: asyncio.Future[Any] | None) -> None:
         self.work = work
         self.waiter = waiter
         self.outcome: object = None
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self.waiter is not None
+        return self.waiter.get_loop()
+
 
 def _check_text(name: str, value: str) -> None:
-    """Refuse what a database cannot hold as a text."""
+    """Raise `InvalidRequest` if a database can't hold the value as text."""
     if not _checks.is_text(value) or "\0" in value:
-        raise InvalidRequest(f"{name}: must be a text that is not empty, without null characters, not {value!r}")
+        raise InvalidRequest(f"{name}: must be a non-empty string without null characters, got {value!r}")
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 def _locked(handle: int, *, exclusively: bool) -> bool:
-    """Whether the lock could be taken. flock, not lockf: it also tells two owners in one process apart."""
+    """Take the lock and return whether it was free. flock also excludes two owners in one process; lockf does not."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -353,15 +358,15 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         return found
 
     with connection:
-        # Read as one: another run may be making it.
+        # One transaction: another run may be creating the table.
         connection.execute("BEGIN")
         is_ours = value("PRAGMA application_id") == _APPLICATION
         version = value("PRAGMA user_version")
         tables = value("SELECT count(*) FROM sqlite_master")
     if not is_ours and tables:
-        raise JournalError(f"the journal {path} is the database of another program; it was left as it is")
+        raise JournalError(f"the journal {path} is the database of another program; it was not changed")
     if is_ours and version > _VERSION:
-        raise JournalError(f"the journal {path} was made by a newer version of signing-async")
+        raise JournalError(f"the journal {path} was written by a newer version of signing-async; upgrade this one")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     if not is_ours:
@@ -378,7 +383,7 @@ _journals: WeakSet[SqliteJournal] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Close the locks of the parent's journals: else a child would keep the claims of a dead parent."""
+    """Close the locks of the parent's journals; otherwise a child would keep the claims of a dead parent."""
     for journal in _journals:
         if journal._lock is not None:
             journal._lock.close()

@@ -1,4 +1,4 @@
-"""A signing with all that belongs to it: checked as a whole before anything of it is sent, and named by its content."""
+"""A signing with its documents and recipients: checked as a whole before anything is sent, and named by its content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import unicodedata
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from typing import IO, Any, TypeVar, cast
 
 import attrs
@@ -20,45 +20,46 @@ from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
 from ..signings import check_signing
 
-__all__ = ["KeptPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"]
+__all__ = ["CheckedPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"]
 
 T = TypeVar("T")
 
 _BLOCK = 256 * 1024
-_Seen = tuple[int, ...]
+_FileStatus = tuple[int, ...]
 
 
 def _documents(value: Iterable[Source | PdfSource]) -> tuple[Source | PdfSource, ...]:
-    return _listed(value)
+    return _as_tuple(value)
 
 
 def _recipients(value: Iterable[NewRecipient]) -> tuple[NewRecipient, ...]:
-    return _listed(value)
+    return _as_tuple(value)
 
 
-def _listed(value: Iterable[T]) -> tuple[T, ...]:
-    """As a tuple, so that it can be read more than once; what is no list is kept, and refused with all else later."""
+def _as_tuple(value: Iterable[T]) -> tuple[T, ...]:
+    """Return the items as a tuple, which can be read twice. A value that is no list is kept: `prepare` rejects it."""
     given: Any = value
     single = isinstance(given, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(given, "read")
     return cast("tuple[T, ...]", tuple(given) if isinstance(given, Iterable) and not single else given)
 
 
-def _shown(documents: object) -> str:
-    """Without the bytes of those that are in memory."""
+def _format_documents(documents: object) -> str:
+    """Return the documents' `repr`, with a length in place of bytes."""
     if not isinstance(documents, tuple):
         return repr(documents)
     in_memory = bytes | bytearray | memoryview
-    return f"[{', '.join(f'<{len(one)} bytes>' if isinstance(one, in_memory) else repr(one) for one in documents)}]"
+    formatted = [f"<{len(each)} bytes>" if isinstance(each, in_memory) else repr(each) for each in documents]
+    return f"[{', '.join(formatted)}]"
 
 
 @attrs.frozen
 class SigningPackage:
-    """A signing with all that belongs to it, to be sent in one call. It is checked when it is dispatched.
+    """A signing with its documents and recipients, to be sent in one call. It is checked when it is dispatched.
 
-    ``documents`` are paths, bytes, binary files, async iterators or `PdfSource`. The recipients of a sequential signing
-    sign by their ``order``, or, where none of them has one, as they are listed. ``key`` names the package in a journal:
-    one key is sent once. Without it the package is named by a hash of all that is in it: the fields, the documents'
-    names and their bytes, but not where they lie. ::
+    ``documents`` are paths, bytes, binary files, async iterators or `PdfSource`. In a sequential signing the recipients
+    sign by their ``order``; if none has one, in the order of the list. ``key`` names the package in a journal: each key
+    is sent once. Without a key, a hash of the content names it: the fields, and the documents' names and bytes. Two
+    identical packages in one `dispatch_many` need keys. ::
 
         SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com", "Anna", "Berg")],
                        key="lease-2031")
@@ -66,7 +67,7 @@ class SigningPackage:
 
     name: str
     language: Language | str
-    documents: tuple[Source | PdfSource, ...] = attrs.field(converter=_documents, repr=_shown)
+    documents: tuple[Source | PdfSource, ...] = attrs.field(converter=_documents, repr=_format_documents)
     recipients: tuple[NewRecipient, ...] = attrs.field(converter=_recipients)
     signing_order: SigningOrder | str | None = None
     message: str | None = None
@@ -74,116 +75,127 @@ class SigningPackage:
 
 
 @attrs.frozen
-class KeptPdf:
-    """A document that was checked, and can be opened again: no file is held open for it meanwhile."""
+class CheckedPdf:
+    """A document that was checked and can be opened again. No file is held open for it."""
 
     source: PdfSource
-    """Bears the hash that what is uploaded has to have."""
+    """The source with its sha256, which the upload verifies."""
     size: int
-    seen: _Seen | None
+    status: _FileStatus | None
 
-    async def check_again(self) -> None:
-        """An error, before anything is sent, if it is not what it was when it was checked."""
-        if self.seen is not None and _look_at(self.source.source) == self.seen:
+    async def check_unchanged(self) -> None:
+        """Raise `InvalidRequest` if the document changed after it was checked."""
+        if self.status is not None and _file_status(self.source.source) == self.status:
             return
         with await self.source.open() as pdf:
-            same = await asyncio.to_thread(_hash, pdf, None) == self.source.sha256
-        if not same:
-            raise InvalidRequest(f"source: {self.source.filename} was changed since it was checked")
+            digest = await asyncio.to_thread(_hash, pdf, None)
+        if digest != self.source.sha256:
+            raise InvalidRequest(f"source: {self.source.filename} changed after it was checked (sha256 mismatch)")
 
 
 @attrs.frozen
 class Prepared:
-    """A package that was found good. Close it."""
+    """A valid package. Close it after use."""
 
     key: str
     content: str
-    """A hash of all that is in it."""
+    """The hash of the content."""
     fields: Mapping[str, Any]
-    documents: tuple[KeptPdf, ...]
+    documents: tuple[CheckedPdf, ...]
     recipients: tuple[Mapping[str, Any], ...]
-    aside: _Aside
+    buffer: _Buffer
+
+    @property
+    def label(self) -> str:
+        """The key, or the start of the hash, for messages."""
+        return repr(self.key if self.key != self.content else self.key[:12])
 
     def close(self) -> None:
-        self.aside.close()
+        self.buffer.close()
 
 
-async def prepare(package: object, most: int) -> Prepared:
-    """Check a package and name it. All that is wrong with it is told at once, in one `InvalidRequest`."""
+async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
+    """Check a package and name it; raise one `InvalidRequest` that lists all of its problems."""
     if not isinstance(package, SigningPackage):
-        raise InvalidRequest(f"package: must be a SigningPackage, not {type(package).__name__}")
+        raise InvalidRequest(f"package: must be a SigningPackage, got {type(package).__name__}")
     fields = {
         "name": package.name,
         "language": package.language,
         "signing_order": package.signing_order,
         "message": package.message,
     }
-    problems = [*_problems("", lambda: check_signing(fields)), *_key_problems(package.key)]
+    problems = [*_problems_of("", lambda: check_signing(fields)), *_key_problems(package.key)]
     recipients = _check_recipients(package, problems)
-    aside = _Aside()
+    buffer = _Buffer()
     try:
-        documents = await _check_documents(package.documents, most, aside, problems)
+        documents = await _check_documents(package.documents, max_pdf_bytes, buffer, problems)
         if problems:
             raise InvalidRequest("; ".join(problems), problems=problems)
     except BaseException:
-        aside.close()
+        buffer.close()
         raise
-    content = _content(fields, documents, recipients)
-    return Prepared(package.key or content, content, fields, documents, recipients, aside)
+    content = _hash_content(fields, documents, recipients)
+    return Prepared(package.key or content, content, fields, documents, recipients, buffer)
 
 
-def _problems(where: str, check: Any) -> list[str]:
+def _problems_of(prefix: str, check: Callable[[], object]) -> list[str]:
     try:
         check()
     except InvalidRequest as error:
-        return [where + problem for problem in error.problems]
+        return [prefix + problem for problem in error.problems]
     return []
 
 
 def _key_problems(key: str | None) -> list[str]:
-    if key is None:
+    if key is None or (_checks.is_text(key) and key.strip() and "\0" not in key):
         return []
-    if _checks.is_text(key) and key.strip() and "\0" not in key:
-        return []
-    return [f"key: must be a text that is not empty, without null characters, not {key!r}"]
+    return [f"key: must be a non-empty string without null characters, got {key!r}"]
+
+
+def _check_list(field: str, values: object, problems: list[str]) -> bool:
+    """Return whether the values are a list, which must not be empty."""
+    if not isinstance(values, tuple):
+        problems.append(f"{field}: must be a list, got {type(values).__name__}")
+    elif not values:
+        problems.append(f"{field}: must not be empty")
+    return isinstance(values, tuple)
 
 
 # Recipients
 
 
 def _check_recipients(package: SigningPackage, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
-    """What `Recipients.add` is to be given for each."""
-    if not _are_listed("recipients", package.recipients, problems):
+    """Return the arguments of `Recipients.add` for each recipient."""
+    if not _check_list("recipients", package.recipients, problems):
         return ()
     checked = [
         _check_recipient(f"recipients[{number}]", recipient, problems)
         for number, recipient in enumerate(package.recipients)
     ]
     if package.signing_order == SigningOrder.SEQUENTIAL:
-        _put_in_order(checked, problems)
+        _assign_order(checked, problems)
     return tuple(checked)
 
 
-def _check_recipient(where: str, recipient: object, problems: list[str]) -> dict[str, Any]:
+def _check_recipient(field: str, recipient: object, problems: list[str]) -> dict[str, Any]:
     if not isinstance(recipient, NewRecipient):
-        problems.append(f"{where}: must be a NewRecipient, not {type(recipient).__name__}")
+        problems.append(f"{field}: must be a NewRecipient, got {type(recipient).__name__}")
         return {"order": None}
-    named = {
-        field: getattr(recipient, field) for field in ("email", "first_name", "last_name", "signing_method", "order")
-    }
-    found = _problems(f"{where}.", lambda: check_recipient(named, recipient.extra))
+    named = {name: getattr(recipient, name) for name in ("email", "first_name", "last_name", "signing_method", "order")}
+    found = _problems_of(f"{field}.", lambda: check_recipient(named, recipient.extra))
     problems += found
     if found:
         return named
     try:
-        # As it is now, whatever becomes of the caller's mapping.
+        # A copy: the caller may change the mapping later.
         return {**named, "extra": json.loads(json.dumps(dict(recipient.extra), allow_nan=False))}
     except (TypeError, ValueError, RecursionError) as error:
-        problems.append(f"{where}.extra: cannot be sent as JSON: {error}")
+        problems.append(f"{field}.extra: cannot be sent as JSON: {error}")
         return named
 
 
-def _put_in_order(recipients: list[dict[str, Any]], problems: list[str]) -> None:
+def _assign_order(recipients: list[dict[str, Any]], problems: list[str]) -> None:
+    """Number the recipients of a sequential signing if none has an order; otherwise check their orders."""
     orders = [recipient["order"] for recipient in recipients]
     if all(order is None for order in orders):
         for number, recipient in enumerate(recipients, 1):
@@ -191,66 +203,58 @@ def _put_in_order(recipients: list[dict[str, Any]], problems: list[str]) -> None
         return
     for number, order in enumerate(orders):
         if order is None:
-            problems.append(f"recipients[{number}].order: is missing, while other recipients have one")
+            problems.append(f"recipients[{number}].order: missing, though other recipients have one")
         elif order in orders[:number]:
-            problems.append(f"recipients[{number}].order: {order!r} is taken by recipients[{orders.index(order)}]")
-
-
-def _are_listed(field: str, values: object, problems: list[str]) -> bool:
-    if not isinstance(values, tuple):
-        problems.append(f"{field}: must be a list, not {type(values).__name__}")
-    elif not values:
-        problems.append(f"{field}: there is none, and at least one is needed")
-    return isinstance(values, tuple)
+            problems.append(f"recipients[{number}].order: {order!r} is the order of recipients[{orders.index(order)}]")
 
 
 # Documents
 
 
 async def _check_documents(
-    sources: tuple[Source | PdfSource, ...], most: int, aside: _Aside, problems: list[str]
-) -> tuple[KeptPdf, ...]:
-    kept = []
-    if _are_listed("documents", sources, problems):
+    sources: tuple[Source | PdfSource, ...], max_pdf_bytes: int, buffer: _Buffer, problems: list[str]
+) -> tuple[CheckedPdf, ...]:
+    checked = []
+    if _check_list("documents", sources, problems):
         for number, source in enumerate(sources):
             try:
-                kept.append(await _keep(source, most, aside))
+                checked.append(await _check_document(source, max_pdf_bytes, buffer))
             except InvalidRequest as error:
                 problems += [f"documents[{number}]: {problem.removeprefix('source: ')}" for problem in error.problems]
-    return tuple(kept)
+    return tuple(checked)
 
 
-async def _keep(given: Source | PdfSource, most: int, aside: _Aside) -> KeptPdf:
-    """Check one document and take its hash. It is not kept open: there may be many."""
+async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffer: _Buffer) -> CheckedPdf:
+    """Check one document and hash it. It isn't held open: there may be many."""
     pdf_source = PdfSource(given)
     source, name = pdf_source.source, pdf_source.filename
-    seen = _look_at(source)
-    with await pdf_source.open(most) as pdf:
-        if _comes_once(source):
-            start = aside.size
-            digest = await asyncio.to_thread(_hash, pdf, aside)
-            source = _Part(aside, start, pdf.size)
+    status = _file_status(source)
+    with await pdf_source.open(max_pdf_bytes) as pdf:
+        if _is_single_use(source):
+            start = buffer.size
+            digest = await asyncio.to_thread(_hash, pdf, buffer)
+            source = _BufferedPdf(buffer, start, pdf.size)
         elif pdf.size <= _BLOCK:
             digest = _hash(pdf, None)
         else:
             digest = await asyncio.to_thread(_hash, pdf, None)
         if pdf_source.sha256 not in (None, digest):
-            raise InvalidRequest(f"{name} has not the sha256 that it should have")
-        return KeptPdf(PdfSource(source, name, sha256=digest), pdf.size, seen)
+            raise InvalidRequest(f"{name}: sha256 mismatch: expected {pdf_source.sha256}, found {digest}")
+        return CheckedPdf(PdfSource(source, name, sha256=digest), pdf.size, status)
 
 
-def _hash(pdf: OpenPdf, aside: _Aside | None) -> str:
-    """The hash of its content; what can be had only once is kept aside as well."""
+def _hash(pdf: OpenPdf, buffer: _Buffer | None) -> str:
+    """Return the sha256 of the content, and append the content to the buffer if there is one."""
     digest = hashlib.sha256()
     for block in pdf.blocks():
         digest.update(block)
-        if aside is not None:
-            aside.add(block)
+        if buffer is not None:
+            buffer.append(block)
     return digest.hexdigest()
 
 
-def _look_at(source: Source) -> _Seen | None:
-    """What tells that a file is still the same; None where only its bytes do."""
+def _file_status(source: Source) -> _FileStatus | None:
+    """Return a value that changes with the source's content; None if only reading the content shows a change."""
     if isinstance(source, bytes):
         return ()
     if not isinstance(source, str | os.PathLike):
@@ -262,19 +266,19 @@ def _look_at(source: Source) -> _Seen | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _comes_once(source: Any) -> bool:
-    """Whether it can be read only once, such as a pipe."""
+def _is_single_use(source: Any) -> bool:
+    """Return whether the source can be read only once, such as a pipe."""
     return isinstance(source, AsyncIterable) or (hasattr(source, "read") and not source.seekable())
 
 
-class _Aside:
-    """A file without a name, for whatever of a package comes once."""
+class _Buffer:
+    """An unnamed file with the content of a package's single-use sources."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self.size: int = 0
 
-    def add(self, block: memoryview) -> None:
+    def append(self, block: memoryview) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed by `close`
         while block:
@@ -282,34 +286,36 @@ class _Aside:
             self.size += written
             block = block[written:]
 
-    def read(self, size: int, at: int) -> bytes:
+    def read(self, size: int, offset: int) -> bytes:
         assert self._file is not None
-        return os.pread(self._file.fileno(), size, at)
+        return os.pread(self._file.fileno(), size, offset)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
 
-class _Part:
-    """What was kept aside of one source: an async iterable, and this one can be read again and again."""
+class _BufferedPdf:
+    """One source's content in the buffer: an async iterable that can be read any number of times."""
 
-    def __init__(self, aside: _Aside, start: int, size: int) -> None:
-        self._aside = aside
+    def __init__(self, buffer: _Buffer, start: int, size: int) -> None:
+        self._buffer = buffer
         self._start = start
         self._end = start + size
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for at in range(self._start, self._end, _BLOCK):
-            yield await asyncio.to_thread(self._aside.read, min(_BLOCK, self._end - at), at)
+        for offset in range(self._start, self._end, _BLOCK):
+            yield await asyncio.to_thread(self._buffer.read, min(_BLOCK, self._end - offset), offset)
 
 
-def _content(fields: Mapping[str, Any], documents: Iterable[KeptPdf], recipients: Iterable[Mapping[str, Any]]) -> str:
-    """The same for the same package, whenever and wherever it is made; not of paths."""
-    whole = {
+def _hash_content(
+    fields: Mapping[str, Any], documents: Iterable[CheckedPdf], recipients: Iterable[Mapping[str, Any]]
+) -> str:
+    """Return a hash that is the same for the same package on every machine. Paths are not part of it."""
+    content = {
         **fields,
-        # Some file systems keep names in another normal form than others.
-        "documents": [(unicodedata.normalize("NFC", kept.source.filename), kept.source.sha256) for kept in documents],
-        "recipients": [{name: value for name, value in one.items() if value is not None} for one in recipients],
+        # File systems differ in the normal form of names.
+        "documents": [(unicodedata.normalize("NFC", pdf.source.filename), pdf.source.sha256) for pdf in documents],
+        "recipients": [{name: value for name, value in each.items() if value is not None} for each in recipients],
     }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

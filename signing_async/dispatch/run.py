@@ -1,9 +1,9 @@
-"""A whole signing package in one call, and thousands of them: however often one is tried, it is sent once.
+"""Dispatch packages: one or thousands, each sent once, however often a run is killed and repeated.
 
-Each step is written to a journal before it begins and after its outcome is known, so that whoever comes next, after a
-crash at any moment, can tell what may have happened. A draft with a step whose outcome is not known is abandoned, and a
-new one is made: only the sending must not be done anew, and the service sends a signing once. Whoever is about to send
-first writes that down, which the journal refuses to all but the one who has the package.
+Each step is saved to the journal before it begins and after its outcome is known. A later run, after a crash at any
+moment, therefore knows what may have happened. A draft with a step of unknown outcome is abandoned, and another one is
+created: a spare draft notifies nobody. Only the sending is never repeated with another draft; the service sends a
+signing once. The sending is saved first, which the journal refuses unless this run holds the package's claim.
 """
 
 from __future__ import annotations
@@ -22,38 +22,45 @@ from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
 from ..worker_pool import Deferred, FileProgress, Progress, ProgressReporter, Results
+from .entry import JournalEntry, journaled
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
-from .package import KeptPdf, NewRecipient, Prepared, SigningPackage, prepare
-from .steps import Room, Sending, Steps, journaled
+from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
+from .steps import Resources, Sending, Uploads
 
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
-_UPLOADS = 8
-_SOON, _LATER = 0.05, 1.0
-_TOLD_AFTER = 4
+_MAX_UPLOADS = 8
+_FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
+_TRIES_BEFORE_LOG = 4
 
 
 @attrs.frozen
 class DispatchResult:
-    """What came of one package: ``error`` is None when it was sent, now or by an earlier run.
+    """The result of one package. ``error`` is None if it was sent, by this run or an earlier one.
 
-    ``signing`` is the signing as sent; with an error, the draft as far as one is known.
+    ``signing`` is the signing as sent; with an error, what is known of the draft. ``abandoned`` are the ids of drafts
+    that were given up for another one, by this run or an earlier one: they stay at the service, unsent.
     """
 
     package: SigningPackage
     signing: Signing | None = None
     error: Exception | None = None
+    abandoned: tuple[str, ...] = ()
 
 
 class Dispatcher:
     """``client.dispatch`` and ``client.dispatch_many``."""
 
     def __init__(self, transport: Transport, tracker: Tracker) -> None:
-        self._steps = Steps(transport, tracker)
+        self._resources = Resources(transport, tracker)
 
-    async def one(self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None) -> Signing:
-        """Send one package; where another run is at work on it, wait for that."""
-        run = self._run([package], _Unwritten() if journal is None else journal, _UPLOADS, None)
+    async def one(
+        self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None, ordered: bool
+    ) -> Signing:
+        """Send one package. If another run is working on it, wait for that run."""
+        opened = _NoJournal() if journal is None else _open_journal(journal)
+        reporter = ProgressReporter(None)
+        run = _Run(self._resources, [package], opened, opened is not journal, _MAX_UPLOADS, ordered, reporter)
         async with run.opened():
             job = await anext(run.jobs)
             while isinstance(result := await run.work(job), Deferred):
@@ -69,37 +76,29 @@ class Dispatcher:
         journal: Journal | str | os.PathLike[str],
         concurrency: int,
         on_progress: Callable[[Progress], None] | None,
+        ordered: bool,
     ) -> Results[DispatchResult]:
-        """Send packages, so many at a time."""
+        """Send packages, ``concurrency`` at a time."""
         if not isinstance(packages, Iterable | AsyncIterable):
-            raise InvalidRequest(f"packages: must be an iterable of SigningPackage, not {type(packages).__name__}")
-        run = self._run(packages, journal, concurrency, on_progress)
+            raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
+        reporter = ProgressReporter(on_progress)
+        opened = _open_journal(journal)
+        run = _Run(self._resources, packages, opened, opened is not journal, concurrency, ordered, reporter)
         return Results(run.jobs, run.work, concurrency, around=run.opened())
 
-    def _run(
-        self,
-        packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
-        journal: Journal | str | os.PathLike[str],
-        concurrency: int,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> _Run:
-        reporter = ProgressReporter(on_progress)
-        kept = _journal(journal)
-        return _Run(self._steps, packages, kept, kept is not journal, concurrency, reporter)
 
-
-def _journal(journal: Any) -> Journal:
-    """What is given as a path is opened, and closed in the end; another journal is the caller's."""
+def _open_journal(journal: Any) -> Journal:
+    """Return the journal; a new `SqliteJournal` if it is a path, which the run closes."""
     if isinstance(journal, str | os.PathLike):
         return SqliteJournal(journal)
     if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
-        raise InvalidRequest(f"journal: must be a path or a Journal, not {journal!r}")
-    kept: Journal = journal
-    return kept
+        raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
+    callers: Journal = journal
+    return callers
 
 
-class _Unwritten:
-    """For one package without a journal: what is known of it ends with the call."""
+class _NoJournal:
+    """The journal of one call that has none: the state ends with the call."""
 
     async def claim(self, key: str) -> Claim | None:
         return Claim(key, None, 1)
@@ -114,50 +113,57 @@ class _Unwritten:
 class _Run:
     """One run over packages, with one journal."""
 
-    _room: Room
+    _uploads: Uploads
 
     def __init__(
         self,
-        steps: Steps,
+        resources: Resources,
         packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
         journal: Journal,
-        is_own: bool,
+        is_own_journal: bool,
         concurrency: int,
+        ordered: bool,
         reporter: ProgressReporter,
     ) -> None:
-        self._steps = steps
+        self._resources = resources
         self._journal = journal
-        self._is_own = is_own
+        self._is_own_journal = is_own_journal
         self._concurrency = concurrency
+        self._ordered = ordered
         self._totals = _Totals(reporter)
         self._prepared: set[_Job] = set()
-        self.jobs: AsyncGenerator[_Job, None] = self._each(packages)
+        self.jobs: AsyncGenerator[_Job, None] = self._pull(packages)
+        self._without_key: dict[bytes, int] = {}
+        """The numbers of this run's packages without a key, by the hash of their content."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        self._room = Room(self._concurrency)
+        self._uploads = Uploads(self._concurrency, ordered=self._ordered)
         try:
             yield
         finally:
             for job in self._prepared:
                 job.close()
             await self.jobs.aclose()
-            if self._is_own:
+            if self._is_own_journal:
                 await self._journal.aclose()
 
-    async def _each(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[_Job, None]:
+    async def _pull(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[_Job, None]:
+        number = 0
         if isinstance(packages, AsyncIterable):
             async for package in packages:
                 self._totals.expect()
-                yield _Job(package)
+                yield _Job(number, package)
+                number += 1
         else:
             for package in packages:
                 self._totals.expect()
-                yield _Job(package)
+                yield _Job(number, package)
+                number += 1
         self._totals.add([])
 
     async def work(self, job: _Job) -> DispatchResult | Deferred:
-        """Return the result of a package; defer a package that another run works on."""
+        """Return the result of a package; defer a package that another run is working on."""
         try:
             prepared = await self._prepare(job)
         except Exception as error:
@@ -168,41 +174,64 @@ class _Run:
             return job.defer()
         job.close()
         self._prepared.discard(job)
+        self._note_result(job, prepared, result)
         return result
 
     async def _prepare(self, job: _Job) -> Prepared:
-        if job.prepared is None:
-            try:
-                job.prepared = await prepare(job.package, self._steps.most)
-                self._prepared.add(job)
-            finally:
-                job.tell = self._totals.add([] if job.prepared is None else job.prepared.documents)
-        return job.prepared
+        if job.prepared is not None:
+            return job.prepared
+        try:
+            prepared = await prepare(job.package, self._resources.max_pdf_bytes)
+            self._check_distinct(job, prepared)
+            job.prepared = prepared
+            self._prepared.add(job)
+            return prepared
+        finally:
+            job.on_progress = self._totals.add([] if job.prepared is None else job.prepared.documents)
+
+    def _check_distinct(self, job: _Job, prepared: Prepared) -> None:
+        """Raise `InvalidRequest` if the package has no key, and the same content as an earlier one of this run."""
+        if job.package.key is not None:
+            return
+        first = self._without_key.setdefault(bytes.fromhex(prepared.content), job.number)
+        if first != job.number:
+            prepared.close()
+            text = (
+                f"key: missing, and packages[{job.number}] is the same package as packages[{first}];"
+                " if both are to be sent, give each a key"
+            )
+            raise InvalidRequest(text)
+
+    def _note_result(self, job: _Job, prepared: Prepared, result: DispatchResult) -> None:
+        """Let the caller repeat a package without a key that failed."""
+        if result.error is not None and job.package.key is None:
+            del self._without_key[bytes.fromhex(prepared.content)]
 
     async def _send(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
-        sending = Sending(self._steps, prepared, self._journal, claim, self._room, job.tell)
+        entry = JournalEntry(self._journal, claim, prepared.content, self._resources.service)
+        sending = Sending(self._resources, prepared, entry, self._uploads, job.on_progress)
         try:
-            return DispatchResult(job.package, await sending.carry_out())
+            return DispatchResult(job.package, await sending.run(), None, sending.abandoned)
         except ClaimLost as error:
             log.warning("%s", error)
             return None
         except JournalError:
             raise
         except Exception as error:
-            return await self._failed(sending, job, error)
+            return await self._note_failure(sending, job, error)
         finally:
             await self._release(claim)
 
-    async def _failed(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
+    async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
         try:
-            await sending.failed(error)
+            await sending.note_failure(error)
         except ClaimLost as lost:
             log.warning("%s", lost)
             return None
-        return DispatchResult(job.package, sending.known(), error)
+        return DispatchResult(job.package, sending.known_signing(), error, sending.abandoned)
 
     async def _release(self, claim: Claim) -> None:
-        """Also on the way out of a run that is cancelled, and after a failure of the journal itself."""
+        """Release the claim, even if the run is cancelled or the journal has failed."""
         releasing = asyncio.ensure_future(journaled(self._journal.release(claim)))
         try:
             await asyncio.shield(releasing)
@@ -213,21 +242,23 @@ class _Run:
 
 
 class _Job:
-    """A package, from when it is pulled until there is a result."""
+    """A package from when it is pulled until its result."""
 
-    def __init__(self, package: SigningPackage) -> None:
+    on_progress: Callable[[int, Progress], None]
+
+    def __init__(self, number: int, package: SigningPackage) -> None:
+        self.number = number
         self.package = package
         self.prepared: Prepared | None = None
-        self.tell: Callable[[int, Progress], None]
         self._deferrals = 0
 
     def defer(self) -> Deferred:
-        """Wait longer each time for the run that works on the package."""
+        """Return a pause for the run that works on the package, longer each time."""
         assert self.prepared is not None
-        delay = min(_SOON * 2.0 ** min(self._deferrals, 20), _LATER) * random.uniform(0.5, 1.0)
+        delay = min(_FIRST_PAUSE * 2.0 ** min(self._deferrals, 20), _MAX_PAUSE) * random.uniform(0.5, 1.0)
         self._deferrals += 1
-        if self._deferrals == _TOLD_AFTER:
-            log.info("package %r is waited for: another run is at work on it", self.prepared.key)
+        if self._deferrals == _TRIES_BEFORE_LOG:
+            log.info("waiting for package %s: another run is working on it", self.prepared.label)
         return Deferred(delay)
 
     def close(self) -> None:
@@ -240,7 +271,7 @@ class _Totals:
 
     def __init__(self, reporter: ProgressReporter) -> None:
         self._reporter = reporter
-        # The end of the packages is still to come, too.
+        # The end of the packages counts as one more.
         self._unprepared = 1
         self._files = self._bytes = 0
 
@@ -248,7 +279,7 @@ class _Totals:
         """Count a package whose documents are not known yet."""
         self._unprepared += 1
 
-    def add(self, documents: Sequence[KeptPdf]) -> Callable[[int, Progress], None]:
+    def add(self, documents: Sequence[CheckedPdf]) -> Callable[[int, Progress], None]:
         """Count the documents of a package, and return the listener of their uploads.
 
         An invalid package has no documents, nor has the end of the packages.

@@ -16,7 +16,8 @@ import attrs
 
 from ..errors import InvalidRequest, NotYetSigned, RequestTimeout, SigningError
 from ..models import Document, Signing
-from ..reconcile import Creation, DocumentMatch, Listed, Tracker
+from ..reconcile import Creation, Listed, Tracker
+from ..record_matching import DocumentMatch
 from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport

@@ -19,7 +19,7 @@ import pytest
 
 from signing_async.cli import dispatch as module
 from signing_async.cli.dispatch import _duration
-from signing_async.cli.manifest import FailureReport
+from signing_async.cli.manifest import FailureReport, check
 from signing_async.sandbox import Sandbox
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -79,13 +79,14 @@ def requests(service: Service) -> int:
     return len(service.do(lambda: service.sandbox.requests))
 
 
-def test_everything_is_sent_once(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """However often it is run: the journal beside the manifest knows."""
+def test_packages_are_sent_once_however_often_the_command_is_run(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(20)
     ran = run("dispatch", "leases.csv")
     assert ran.code == 0
-    assert ran.out == "20 of 20 packages are sent, 0 failed.\n"
-    assert ran.err == "The journal is leases.journal: a second run goes on from there.\n"
+    assert ran.out == "20 of 20 packages were sent, 0 failed.\n"
+    assert ran.err == "Journal: leases.journal. Run the command again to resume from it.\n"
     assert sent(service) == once(20)
     before = requests(service)
     assert run("dispatch", "leases.csv").out == ran.out
@@ -94,8 +95,7 @@ def test_everything_is_sent_once(run: Run, service: Service, office: Office, tmp
     assert not list(tmp_path.glob("*fail*"))
 
 
-def test_for_machines(run: Run, service: Service, office: Office) -> None:
-    """An object a line: each package with its signing, and a summary; from JSON lines, without keys."""
+def test_json_output_has_a_line_per_package_and_a_summary(run: Run, service: Service, office: Office) -> None:
     office(1)
     row = {"name": "Lease 0", "language": "EN", "documents": ["0.pdf"], "recipients": [{"email": "anna0@example.com"}]}
     Path("leases.jsonl").write_text(json.dumps(row) + "\n")
@@ -104,26 +104,28 @@ def test_for_machines(run: Run, service: Service, office: Office) -> None:
     assert (ran.code, line["line"], line["name"]) == (0, 1, "Lease 0")
     assert re.fullmatch("[0-9a-f]{64}", line["key"])
     assert service.do(service.sandbox.signing, line["signing"]).name == "Lease 0"
-    facts = {"packages": 1, "sent": 1, "failed": 0, "left": 0, "interrupted": False, "failures": None}
+    facts = {"packages": 1, "sent": 1, "failed": 0, "left": 0, "abandoned": 0, "interrupted": False, "failures": None}
     assert summary["summary"] == {**facts, "journal": "leases.journal"}
     assert [json.loads(told) for told in ran.err.splitlines()] == [{"journal": "leases.journal"}]
     assert run("dispatch", "--json", "leases.jsonl").lines[0]["signing"] == line["signing"]
 
 
-def test_a_dry_run_sends_nothing(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """It needs no token, asks nothing, and leaves nothing behind."""
+def test_dry_run_needs_no_token_sends_nothing_and_leaves_no_file(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(3)
     before = sorted(tmp_path.iterdir())
     ran = run("dispatch", "leases.csv", "--dry-run")
     size = sum(path.stat().st_size for path in tmp_path.glob("*.pdf"))
-    words = f"leases.csv: 3 packages with 3 documents ({size} bytes): all in order. Nothing was sent.\n"
+    words = f"leases.csv: 3 packages with 3 documents ({size} bytes): all valid. Nothing was sent.\n"
     assert (ran.code, ran.out, ran.err) == (0, words, "")
     assert run("dispatch", "leases.csv", "--dry-run", "--json").lines[0]["dry_run"]["packages"] == 3
     assert (requests(service), sorted(tmp_path.iterdir())) == (0, before)
 
 
-def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """With file, line, column and value, before anything is sent; exit code 2."""
+def test_all_problems_are_reported_with_line_and_column_and_nothing_is_sent(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     path = office(2)
     (tmp_path / "notes.pdf").write_text("no PDF at all")
     with path.open("a", newline="") as file:
@@ -134,42 +136,39 @@ def test_all_that_is_wrong_is_told_at_once(run: Run, service: Service, office: O
         rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
         rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
     told = [
-        "leases.csv, line 4, key: 'lease-0' is the key of line 2 as well",
-        "leases.csv, line 5, language: must be EN or SV, got 'DE'",
-        "leases.csv, line 5, recipient1_email: must be an e-mail address, got 'nobody'",
-        f"leases.csv, line 5, documents: cannot open '{tmp_path}/none.pdf': No such file or directory",
-        "leases.csv, line 5, documents: notes.pdf: not a PDF",
+        "leases.csv, line 4, key: 'lease-0' is also the key of line 2",
+        "leases.csv, line 5, language: must be EN or SV, not 'DE'",
+        "leases.csv, line 5, recipient1_email: must be an e-mail address, not 'nobody'",
+        f"leases.csv, line 5, documents: '{tmp_path}/none.pdf' cannot be opened: No such file or directory",
+        "leases.csv, line 5, documents: notes.pdf: it is not a PDF",
         "leases.csv, line 6: cell 6, 'surplus', has no column",
-        "leases.csv, line 8: is the same package as line 7: if both are meant, give them keys of their own",
+        "leases.csv, line 8, key: missing, and this is the same package as line 7; if both are to be sent, "
+        "give each a key",
     ]
     ran = run("dispatch", "leases.csv")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "\n  ".join(["Error: 7 things are wrong with leases.csv, and nothing was sent:", *told]) + "\n"
+    assert ran.err == "\n  ".join(["Error: 7 problems in leases.csv; nothing was sent:", *told]) + "\n"
     machine = run("dispatch", "leases.csv", "--json")
     assert (machine.code, machine.error["problems"]) == (2, told)
     assert requests(service) == 0
     assert not (tmp_path / "leases.journal").exists()
 
 
-def test_more_is_wrong_than_anybody_reads(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first problems are told, and the others counted."""
-    monkeypatch.setattr(module, "MOST_PROBLEMS", 3)
+def test_problems_beyond_the_limit_are_counted(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "MAX_PROBLEMS", 3)
     office(3, language="DE", documents="none.pdf")
     ran = run("dispatch", "leases.csv")
-    assert ran.err.startswith(
-        "Error: 6 things are wrong with leases.csv, and nothing was sent:\n  leases.csv, line 2, language"
-    )
+    assert ran.err.startswith("Error: 6 problems in leases.csv; nothing was sent:\n  leases.csv, line 2, language")
     assert ran.err.endswith("\n  and 3 more\n")
     assert len(ran.err.splitlines()) == 5
 
 
 @pytest.mark.parametrize("content", [",".join(COLUMNS), "{", "", "\n\n"])
-def test_a_manifest_without_packages(content: str, run: Run) -> None:
-    """There is nothing to do, or nothing that can be read: exit code 2."""
+def test_manifest_without_packages_is_invalid(content: str, run: Run) -> None:
     Path("x.csv").write_text(content)
     ran = run("dispatch", "x.csv")
     assert ran.code == 2
-    assert ran.err.startswith("Error: 1 thing is wrong with x.csv, and nothing was sent:\n  x.csv, line 1: ")
+    assert ran.err.startswith("Error: 1 problem in x.csv; nothing was sent:\n  x.csv, line 1: ")
 
 
 @pytest.mark.parametrize(
@@ -177,17 +176,18 @@ def test_a_manifest_without_packages(content: str, run: Run) -> None:
     [
         (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
         (["."], "Error: .: not a regular file"),
-        (["leases.csv", "--journal", ""], "Error: --journal: is empty"),
-        (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: that is the manifest itself"),
+        (["leases.csv", "--journal", ""], "Error: --journal: must not be empty"),
+        (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: must not be the manifest itself"),
         (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
         (["leases.csv", "--broker", "env:"], "--broker: the variable is not set"),
-        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., not 'redis://x'"),
-        (["leases.csv", "--failures", "leases.csv"], "--failures: that is the manifest itself"),
+        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., got 'redis://x'"),
+        (["leases.csv", "--failures", "leases.csv"], "--failures: must not be the manifest itself"),
         (["leases.csv", "--concurrency", "0"], "--concurrency"),
     ],
 )
-def test_a_wrong_call(arguments: list[str], words: str, run: Run, service: Service, office: Office) -> None:
-    """Exit code 2, one sentence, and nothing is sent."""
+def test_invalid_arguments_exit_with_2_and_send_nothing(
+    arguments: list[str], words: str, run: Run, service: Service, office: Office
+) -> None:
     here = office(1).parent.name
     ran = run("dispatch", *(argument.format(here=here) for argument in arguments))
     assert ran.code == 2
@@ -204,21 +204,24 @@ def test_a_wrong_call(arguments: list[str], words: str, run: Run, service: Servi
         ("--broker", "rediss://host/0?password=geheim", "--broker env:SIGNING_BROKER"),
     ],
 )
-def test_a_password_is_no_argument(
+def test_password_in_an_argument_is_refused_and_not_repeated(
     option: str, url: str, instead: str, run: Run, service: Service, office: Office
 ) -> None:
-    """Every process on the machine can read those: it is said where else it goes, and it is not repeated."""
     office(1)
     ran = run("dispatch", "leases.csv", option, url)
     assert ran.code == 2
-    assert f"Error: {option}: every process on this machine can read a password there: put the URL into " in ran.err
+    assert (
+        f"Error: {option}: every process on this machine can read a password in an argument; put the URL into "
+        in ran.err
+    )
     assert ran.err.endswith(f"{instead}\n")
     assert "geheim" not in ran.err
     assert requests(service) == 0
 
 
-def test_a_token_that_is_not_accepted(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is found before the first package: exit code 4."""
+def test_rejected_token_exits_with_4_before_the_first_package(
+    run: Run, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     office(5)
     monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong")
     ran = run("dispatch", "leases.csv")
@@ -236,13 +239,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """It is written as a manifest under the same keys; run, it sends just those, and is gone."""
+def test_report_of_failures_is_a_manifest_that_sends_the_rest_and_is_removed(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(6)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=2)
     ran = run("dispatch", "leases.csv", "--concurrency", "1")
     assert ran.code == 1
-    assert ran.out.startswith("4 of 6 packages are sent, 2 failed.\nWhat failed is in leases.failures.csv")
+    assert ran.out.startswith(
+        "4 of 6 packages were sent, 2 failed.\nFailed packages and their errors are in leases.failures.csv"
+    )
     assert [line.partition(" on ")[0] for line in ran.err.splitlines()[1:]] == [
         "Error: leases.csv, line 2: HTTP 500",
         "Error: leases.csv, line 3: HTTP 500",
@@ -252,8 +258,8 @@ def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office
     assert [row["key"] for row in rows] == ["lease-0", "lease-1"]
     assert all(row["error"].startswith("HTTP 500 on signings.create") for row in rows)
     again = run("dispatch", "leases.failures.csv")
-    assert (again.code, again.out) == (0, "2 of 2 packages are sent, 0 failed.\n")
-    assert "The journal is leases.journal" in again.err
+    assert (again.code, again.out) == (0, "2 of 2 packages were sent, 0 failed.\n")
+    assert "Journal: leases.journal." in again.err
     assert not (tmp_path / "leases.failures.csv").exists()
     assert sent(service) == once(6)
     assert run("dispatch", "leases.csv").code == 0
@@ -261,10 +267,9 @@ def test_what_failed_can_be_run_again(run: Run, service: Service, office: Office
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_report_elsewhere(
+def test_report_in_another_folder_names_the_same_documents_and_uses_the_journal_of_the_settings(
     run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its paths lead to the same documents; the journal is the one of the settings."""
     office(2)
     (tmp_path / "out").mkdir()
     monkeypatch.setenv("SIGNING_JOURNAL", "the.journal")
@@ -279,11 +284,10 @@ def test_a_report_elsewhere(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_many_failures_are_not_all_shown(
+def test_failures_beyond_the_limit_are_in_the_report_only(
     run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them are in the report."""
-    monkeypatch.setattr(module, "MOST_SHOWN", 2)
+    monkeypatch.setattr(module, "MAX_SHOWN", 2)
     office(5)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=None)
     ran = run("dispatch", "leases.csv")
@@ -292,8 +296,22 @@ def test_many_failures_are_not_all_shown(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, office: Office) -> None:
-    """3; the next run finds out."""
+def test_abandoned_drafts_are_reported_by_line(run: Run, service: Service, office: Office) -> None:
+    office(3)
+    service.do(service.sandbox.faults.add, "documents.upload", "drop-before-commit", skip=1)
+    ran = run("dispatch", "leases.csv", "--concurrency", "1")
+    (draft,) = service.do(lambda: [one.id for one in service.sandbox.signings if not one.times_sent])
+    assert ran.code == 0
+    assert f"leases.csv, line 3: draft {draft} was abandoned" in ran.err
+    assert ran.err.count(draft) == 1
+    assert ran.out == "3 of 3 packages were sent, 0 failed.\nAbandoned drafts, left unsent at the service: 1.\n"
+    lines = run("dispatch", "leases.csv", "--json").lines
+    assert [line.get("abandoned") for line in lines] == [[], [draft], [], None]
+    assert lines[-1]["summary"]["abandoned"] == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_unknown_outcome_exits_with_3_and_the_next_run_resolves_it(run: Run, service: Service, office: Office) -> None:
     office(2)
     service.do(service.sandbox.faults.add, "signings.send", "drop-after-commit")
     service.do(service.sandbox.faults.add, "signings.get", "500", times=None)
@@ -315,10 +333,9 @@ def test_what_cannot_be_told_has_a_code_of_its_own(run: Run, service: Service, o
         ("/", "'/' is a folder"),
     ],
 )
-def test_a_report_that_cannot_be_written(
+def test_report_that_cannot_be_written_is_found_before_anything_is_sent(
     failures: str, words: str, run: Run, service: Service, office: Office, tmp_path: Path
 ) -> None:
-    """Is found before anything is sent; nor would another file be replaced, or removed when all went well."""
     office(3)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -331,8 +348,7 @@ def test_a_report_that_cannot_be_written(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_report_is_as_private_as_its_manifest(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """It holds the same names, addresses and numbers."""
+def test_report_has_the_permissions_of_its_manifest(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
     path = office(1)
     for mode in (0o600, 0o640):
         path.chmod(mode)
@@ -341,25 +357,22 @@ def test_a_report_is_as_private_as_its_manifest(run: Run, service: Service, offi
         assert stat.S_IMODE((tmp_path / "leases.failures.csv").stat().st_mode) == mode
 
 
-def test_a_report_of_an_earlier_run_is_replaced(run: Run, office: Office, tmp_path: Path) -> None:
-    """And is gone where nothing failed."""
+def test_report_of_an_earlier_run_is_removed_if_nothing_fails(run: Run, office: Office, tmp_path: Path) -> None:
     office(1)
     (tmp_path / "old.csv").write_text("Key;name;error\nlease-0;Lease 0;HTTP 500\n")
     assert run("dispatch", "leases.csv", "--failures", "old.csv").code == 0
     assert not (tmp_path / "old.csv").exists()
 
 
-def test_a_report_whose_errors_were_taken_out(run: Run, office: Office, tmp_path: Path) -> None:
-    """It is a manifest like any other, and is gone as well when all of it is sent."""
+def test_report_without_its_error_column_is_removed_once_all_is_sent(run: Run, office: Office, tmp_path: Path) -> None:
     office(1, "leases.failures.csv")
     assert run("dispatch", "leases.failures.csv").code == 0
     assert not (tmp_path / "leases.failures.csv").exists()
 
 
-def test_a_manifest_that_changes_under_way(
+def test_manifest_that_changes_during_the_run_stops_it(
     run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing more is begun: what was checked is what is sent."""
     path = office(30)
     add = FailureReport.add
     service.do(service.sandbox.faults.add, "signings.create", "500", times=None, skip=3)
@@ -380,8 +393,9 @@ def test_a_manifest_that_changes_under_way(
 # On the way
 
 
-def test_where_nothing_can_move_there_are_lines(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many of how many, how fast, and how long it takes still; for machines as facts."""
+def test_progress_is_printed_in_lines_without_a_terminal(
+    run: Run, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
     office(2)
     lines = run("dispatch", "leases.csv").err.splitlines()
@@ -398,8 +412,7 @@ def test_where_nothing_can_move_there_are_lines(run: Run, office: Office, monkey
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (61, "1 min 1 s"), (7320, "2 h 2 min")]
 )
-def test_how_long_it_takes_still(seconds: float, words: str) -> None:
-    """In the units that people count in."""
+def test_duration_is_formatted_in_hours_minutes_and_seconds(seconds: float, words: str) -> None:
     assert _duration(seconds) == words
 
 
@@ -412,8 +425,9 @@ def shown(screen: Screen) -> str:
     return CONTROL.sub(b"", screen.raw).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
-def test_a_bar_with_rate_and_time_left(service: Service, office: Office, tmp_path: Path) -> None:
-    """Above it come the failures, and it is gone at the end."""
+def test_terminal_shows_a_bar_with_rate_and_time_left_and_failures_above_it(
+    service: Service, office: Office, tmp_path: Path
+) -> None:
     office(12)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
     service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.25)
@@ -426,12 +440,13 @@ def test_a_bar_with_rate_and_time_left(service: Service, office: Office, tmp_pat
     assert screen.code == 1
     assert re.search(r"Sending [━╸╺ ]+ +\d+/12 \d+\.\d/s 1 failed \d:\d\d:\d\d", screen.text)
     assert re.search(r"Error: leases\.csv, line \d+: HTTP 500 on signings\.create", screen.text)
-    assert screen.text.rstrip().endswith("it can be run as it is.")
+    assert screen.text.rstrip().endswith("dispatch it to retry them.")
     assert b"\x1b[?25h" in screen.raw  # the cursor is shown again
 
 
-def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """Nothing is left half done; the command to go on with is shown, and does: exit code 130."""
+def test_ctrl_c_finishes_the_packages_under_way_and_shows_the_command_to_resume(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(40)
     service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.3)
     terminal = in_terminal(service, tmp_path, "leases.csv", "--concurrency", "2", "--journal", "my.journal")
@@ -439,10 +454,10 @@ def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: O
     terminal.type("\x03")
     screen = terminal.end()
     assert screen.code == 130
-    assert "Stopping: what is under way is finished first." in shown(screen)
-    done = int(re.search(r"(\d+) of 40 packages are sent, 0 failed", shown(screen))[1])  # type: ignore[index]  # it is there
+    assert "Stopping: finishing the packages under way." in shown(screen)
+    done = int(re.search(r"(\d+) of 40 packages were sent, 0 failed", shown(screen))[1])  # type: ignore[index]  # it is there
     assert 2 <= done < 40
-    assert f"Interrupted: {40 - done} left. To go on, run the same command:" in shown(screen)
+    assert f"Interrupted: {40 - done} left. To resume, run the same command:" in shown(screen)
     assert "\n  signing-async dispatch leases.csv --concurrency 2 --journal my.journal\n" in shown(screen)
     drafts = service.do(lambda: [one for one in service.sandbox.signings if not one.times_sent])
     assert (len(sent(service)), drafts) == (done, [])
@@ -451,8 +466,7 @@ def test_ctrl_c_finishes_what_is_under_way(run: Run, service: Service, office: O
     assert sent(service) == once(40)
 
 
-def test_ctrl_c_while_it_is_checked(service: Service, office: Office, tmp_path: Path) -> None:
-    """Nothing was sent, and nothing is left behind: exit code 130."""
+def test_ctrl_c_during_the_check_leaves_nothing_behind(service: Service, office: Office, tmp_path: Path) -> None:
     path = office(1)
     with path.open("a", newline="") as file:
         file.writelines(f"k{number};Lease;EN;0.pdf;anna@example.com\r\n" for number in range(30_000))
@@ -464,8 +478,9 @@ def test_ctrl_c_while_it_is_checked(service: Service, office: Office, tmp_path: 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0.pdf", "leases.csv"]
 
 
-def test_a_second_ctrl_c_does_not_wait(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """A report that is run itself is left as it is: what was not tried may stand in it alone."""
+def test_second_ctrl_c_stops_at_once_and_keeps_a_report_that_is_run_itself(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     path = office(10, "leases.failures.csv")
     before = path.read_bytes()
     service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
@@ -480,7 +495,7 @@ def test_a_second_ctrl_c_does_not_wait(run: Run, service: Service, office: Offic
     terminal.type("\x03")
     screen = terminal.end()
     assert (screen.code, path.read_bytes()) == (130, before)
-    assert "2 of 10 packages are sent, 1 failed.\nInterrupted: 7 left." in shown(screen)
+    assert "2 of 10 packages were sent, 1 failed.\nInterrupted: 7 left." in shown(screen)
     service.do(service.sandbox.faults.clear)
     assert run("dispatch", path.name).code == 0
     assert sent(service) == once(10)
@@ -505,8 +520,9 @@ def wait_for_requests(service: Service, count: int) -> None:
         time.sleep(0.005)
 
 
-def test_without_a_terminal_it_can_be_stopped_too(run: Run, service: Service, office: Office, tmp_path: Path) -> None:
-    """SIGTERM ends it at once; a second run goes on."""
+def test_sigterm_stops_at_once_and_a_second_run_resumes(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
     office(30)
     service.do(service.sandbox.faults.add, "signings.create", "slow", times=None, seconds=0.1)
     process = start(service, tmp_path, "leases.csv", "--concurrency", "2")
@@ -521,8 +537,9 @@ def test_without_a_terminal_it_can_be_stopped_too(run: Run, service: Service, of
     assert not list(tmp_path.glob(".*.part"))
 
 
-def test_killed_at_any_moment_and_run_again(service: Service, office: Office, tmp_path: Path) -> None:
-    """Each package is sent once; two runs on one journal share the work."""
+def test_killed_runs_and_two_concurrent_runs_send_each_package_once(
+    service: Service, office: Office, tmp_path: Path
+) -> None:
     office(30)
     chance = random.Random(5)
     for operation, kind in (("signings.create", "500-after-commit"), ("signings.send", "drop-after-commit")):
@@ -536,5 +553,5 @@ def test_killed_at_any_moment_and_run_again(service: Service, office: Office, tm
     both: Sequence[subprocess.Popen[str]] = [start(service, tmp_path, "leases.csv") for _ in range(2)]
     for process in both:
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out) == (0, "30 of 30 packages are sent, 0 failed.\n"), err
+        assert (process.returncode, out.splitlines()[0]) == (0, "30 of 30 packages were sent, 0 failed."), err
     assert sent(service) == once(30)

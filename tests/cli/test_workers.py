@@ -77,8 +77,8 @@ def test_a_journal_for_many_machines(run: Run, service: Service, leases: None, j
     """By its URL, of which the password is shown nowhere; nothing is left on this machine."""
     for _ in range(2):
         ran = run("dispatch", "leases.csv")
-        assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
-        assert ran.err == f"The journal is {without_password(journal)}: a second run goes on from there.\n"
+        assert (ran.code, ran.out) == (0, "3 of 3 packages were sent, 0 failed.\n")
+        assert ran.err == f"Journal: {without_password(journal)}. Run the command again to resume from it.\n"
     assert PASSWORD not in ran.out + ran.err
     assert sent(service) == ALL
     assert not list(Path().glob("*.journal*"))
@@ -89,7 +89,7 @@ def test_workers_send_what_the_command_enqueues(
 ) -> None:
     """It leaves at once, or waits and tells of each; enqueued a second time nothing is sent again."""
     ran = run("dispatch", "leases.csv", "--broker", redis.url)
-    assert (ran.code, ran.out) == (0, "3 of 3 packages are enqueued, 0 failed.\n")
+    assert (ran.code, ran.out) == (0, "3 of 3 packages were enqueued, 0 failed.\n")
     ran = run("--json", "dispatch", "leases.csv", "--broker", redis.url, "--wait")
     assert ran.code == 0
     *packages, last = ran.lines
@@ -104,6 +104,7 @@ def test_workers_send_what_the_command_enqueues(
         "sent": 3,
         "failed": 0,
         "left": 0,
+        "abandoned": 0,
         "interrupted": False,
         "failures": None,
         "journal": without_password(journal),
@@ -119,10 +120,10 @@ def test_what_fails_at_a_worker_is_told(
     service.do(lambda: service.sandbox.faults.add("signings.create", "expired-token", times=1))
     ran = run("dispatch", "leases.csv", "--broker", redis.url, "--wait")
     assert ran.code == 1
-    assert "2 of 3 packages are sent, 1 failed." in ran.out
+    assert "2 of 3 packages were sent, 1 failed." in ran.out
     assert "leases.csv, line " in ran.err
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait")
-    assert (ran.code, ran.out) == (0, "1 of 1 package is sent, 0 failed.\n")
+    assert (ran.code, ran.out) == (0, "1 of 1 package was sent, 0 failed.\n")
     assert sent(service) == ALL
 
 
@@ -139,12 +140,12 @@ def test_workers_that_there_are_not(
     monkeypatch.setattr("signing_async.cli.workers.QUIET", 0.2)
     ran = run("dispatch", "leases.csv", "--broker", redis.url, "--wait", "--for", "0.7")
     assert ran.code == 5
-    assert ran.out.startswith("0 of 3 packages are sent, 3 failed.\n")
-    assert " s; packages pending: 3\n" in ran.err
-    assert "leases.csv, line 2: no worker reported on it within 0.7 s: it may still be sent" in ran.err
+    assert ran.out.startswith("0 of 3 packages were sent, 3 failed.\n")
+    assert " s; waited for: 3\n" in ran.err
+    assert "leases.csv, line 2: no worker has told of it within 0.7 s: it may be sent later" in ran.err
     request.getfixturevalue("worker")
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
-    assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
+    assert (ran.code, ran.out) == (0, "3 of 3 packages were sent, 0 failed.\n")
     assert sent(service) == ALL
 
 
@@ -163,14 +164,14 @@ def test_a_report_is_kept_until_its_packages_are_sent(
     ran = run("dispatch", report.name, "--broker", redis.url)
     assert (ran.code, report.read_bytes()) == (0, before)
     assert ran.out == (
-        "3 of 3 packages are enqueued, 0 failed.\n"
-        "leases.failures.csv is kept until they are sent: to wait for that, run it again with --wait.\n"
+        "3 of 3 packages were enqueued, 0 failed.\n"
+        "leases.failures.csv is kept until they are sent; run it again with --wait.\n"
     )
     ran = run("--json", "dispatch", report.name, "--broker", redis.url)
     assert (ran.lines[-1]["summary"]["failures"], report.read_bytes()) == (None, before)
     request.getfixturevalue("worker")
     ran = run("dispatch", report.name, "--broker", redis.url, "--wait", "--for", "60")
-    assert (ran.code, ran.out) == (0, "3 of 3 packages are sent, 0 failed.\n")
+    assert (ran.code, ran.out) == (0, "3 of 3 packages were sent, 0 failed.\n")
     assert not report.exists()
     assert sent(service) == ALL
 
@@ -218,22 +219,22 @@ def test_a_document_that_changes_while_it_is_enqueued(
     monkeypatch.setattr(Workers, "_results", spoiled)
     ran = run("dispatch", "leases.csv", "--broker", redis.url)
     assert ran.code == 1
-    assert "2 of 3 packages are enqueued, 1 failed." in ran.out
+    assert "2 of 3 packages were enqueued, 1 failed." in ran.out
     assert "leases.csv, line 3" in ran.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--wait"], 2, "--wait: is for --broker"),
-        (["--broker", "redis://r", "--for", "5"], 2, "--for: is for --wait"),
+        (["--wait"], 2, "--wait: needs --broker"),
+        (["--broker", "redis://r", "--for", "5"], 2, "--for: needs --wait"),
         (["--broker", "redis://r", "--wait", "--for", "0"], 2, "0.0 is not in the range x>0"),
         (["--broker", "redis://r", "--journal", "j"], 2, "--broker: needs a journal that all workers can reach"),
         (["--broker", "env:OTHER"], 2, "invalid Redis URL: must begin with redis://"),
         (["--broker", "env:SIGNING_BROKER"], 1, "the broker is unavailable"),
         (["--journal", "postgresql://app@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
-        (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., not 'mysql://app@db/x'"),
-        (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., not 'x://...'"),
+        (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., got 'mysql://app@db/x'"),
+        (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., got 'x://...'"),
     ],
 )
 def test_a_wrong_call(

@@ -1,4 +1,4 @@
-"""A run whose process dies, or stands still, at a chosen moment: around one of its requests or journal steps."""
+"""Runs whose process dies or is paused at a chosen moment: before or after a request or journal operation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Died(BaseException):
-    """The process is no more: whatever it still tries to do is not done."""
+    """The process is dead: nothing that it tries has an effect."""
 
 
 class Fate:
-    """Counts the moments of a run, and does at one of them what is to happen."""
+    """Counts the moments of a run, and kills or pauses it at one of them."""
 
     def __init__(self, at: int | None = None, *, pause: bool = False) -> None:
         self.moments = 0
@@ -46,7 +46,7 @@ class Fate:
 
 
 class MemoryJournal:
-    """A journal in memory, with the semantics of leases: `expire` frees what a run that stands still has taken."""
+    """A journal in memory with leases: `expire` frees the claims of a paused run."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
@@ -74,7 +74,7 @@ class MemoryJournal:
     async def aclose(self) -> None: ...
 
     def expire(self) -> None:
-        """All leases are over."""
+        """End all leases."""
         for key in self.taken:
             self.fences[key] += 1
         self.taken.clear()
@@ -85,7 +85,7 @@ class MemoryJournal:
 
 
 class Fated:
-    """A journal whose every step is two moments: before and after."""
+    """A journal whose operations have two moments each: before and after."""
 
     def __init__(self, journal: Journal, fate: Fate) -> None:
         self._journal = journal
@@ -111,7 +111,7 @@ class Fated:
 
 @asynccontextmanager
 async def fated_client(sandbox: Sandbox, fate: Fate) -> AsyncIterator[SigningClient]:
-    """A client whose every request is two moments: before it is sent, and after it took effect."""
+    """Yield a client whose requests have two moments each: before they are sent, and after they took effect."""
 
     async def moment(*_: object) -> None:
         await fate.moment()

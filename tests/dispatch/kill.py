@@ -1,8 +1,8 @@
-"""Kills dispatching processes again and again: ``python -m tests.dispatch.kill --packages 300 --kills 200 --seed 1``.
+"""Kill dispatching processes repeatedly: ``python -m tests.dispatch.kill --packages 300 --kills 200 --seed 1``.
 
-The sandbox lives in the parent, with faults on: answers of 5xx after the work was done, dropped and cut ones, 429. The
-workers share one journal and are killed with SIGKILL, one at a time, at random moments; whoever died is started again.
-In the end the sandbox is asked: each package has to be sent once, with just its documents and recipients.
+The sandbox runs in the parent, with faults: 5xx after a commit, dropped and truncated responses, 429. The workers share
+one journal. One at a time is killed with SIGKILL at a random moment, and started again. In the end each package must
+have been sent once, with exactly its documents and recipients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAULTS = {
 
 @dataclass
 class Outcome:
-    """What happened to so many packages."""
+    """The outcome of one trial."""
 
     verdict: Verdict
     kills: int = 0
@@ -44,11 +44,11 @@ class Outcome:
     faults: int = 0
     seconds: float = 0.0
     failures: list[int] = field(default_factory=list)
-    """Exit codes of workers that ended in another way than by a kill or with their work done, or some of it failed."""
+    """Unexpected exit codes: neither 0, nor `UNFINISHED`, nor a kill."""
 
 
 class Worker:
-    """A process over all packages, started again until a run has sent them all."""
+    """A process that dispatches all packages, restarted until a run has sent them all."""
 
     def __init__(self, *arguments: object) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -59,8 +59,8 @@ class Worker:
         self.runs = 0
         self.failures: list[int] = []
 
-    def goes_on(self) -> bool:
-        """Whether it runs; one that has ended before its work was done is started again."""
+    def is_running(self) -> bool:
+        """Return whether the process runs; restart it if it ended before all packages were sent."""
         process = self._process
         if process is not None and process.is_alive():
             return True
@@ -76,14 +76,14 @@ class Worker:
         return True
 
     def kill(self) -> None:
-        """As the machine would, with no chance to tidy up."""
+        """Kill the process with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
 
 
 async def run(packages: int, kills: int, seed: int, workers: int = 1) -> Outcome:
-    """Dispatch packages by so many workers, and kill one so many times on the way."""
+    """Dispatch packages with this number of workers and kills."""
     chance = random.Random(seed)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ async def run(packages: int, kills: int, seed: int, workers: int = 1) -> Outcome
             crew = [Worker(*arguments) for _ in range(workers)]
             outcome = Outcome(Verdict())
             try:
-                await _torment(sandbox, crew, packages, kills, chance, outcome)
+                await _run_and_kill(sandbox, crew, packages, kills, chance, outcome)
             finally:
                 for worker in crew:
                     worker.kill()
@@ -108,10 +108,10 @@ async def run(packages: int, kills: int, seed: int, workers: int = 1) -> Outcome
     return outcome
 
 
-async def _torment(
+async def _run_and_kill(
     sandbox: Sandbox, crew: list[Worker], packages: int, kills: int, chance: random.Random, outcome: Outcome
 ) -> None:
-    while sum(worker.goes_on() for worker in crew) and not any(worker.failures for worker in crew):
+    while sum(worker.is_running() for worker in crew) and not any(worker.failures for worker in crew):
         sent = len(sandbox.requests_of("signings.send"))
         if outcome.kills < kills and sent >= packages * (outcome.kills + 1) / (kills + 1):
             await asyncio.sleep(chance.expovariate(1 / 0.02))

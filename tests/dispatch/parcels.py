@@ -1,4 +1,4 @@
-"""Packages to dispatch, and the judge of what became of them: the sandbox's own records."""
+"""Packages to dispatch, and a check of the sandbox's records against them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.pdfs import make_pdf
 
 @dataclass(frozen=True)
 class Parcel:
-    """A package, and what has to be at the service when it was sent. Its name is unique."""
+    """A package, and what the service must hold once it is sent. Its name is unique."""
 
     package: SigningPackage
     documents: tuple[tuple[str, bytes], ...]
@@ -23,7 +23,7 @@ class Parcel:
 
 
 def make_parcel(number: int, folder: Path, seed: int = 0) -> Parcel:
-    """A package of one to three documents and recipients: the same for the same numbers, in every process."""
+    """Return a package of one to three documents and recipients, the same in every process for the same numbers."""
     chance = random.Random(f"{seed} {number}")
     documents = []
     for index in range(chance.randint(1, 3)):
@@ -53,16 +53,16 @@ def make_parcel(number: int, folder: Path, seed: int = 0) -> Parcel:
 
 @dataclass
 class Verdict:
-    """What the sandbox holds of some packages."""
+    """What the sandbox holds of the packages."""
 
     sent: int = 0
     spare: int = 0
-    """Drafts that nobody sends."""
+    """Drafts that were not sent."""
     wrong: list[str] = field(default_factory=list)
 
 
 def judge(sandbox: Sandbox, parcels: Sequence[Parcel]) -> Verdict:
-    """Each package has to be sent once, with just its documents, byte by byte, and its recipients, invited once."""
+    """Check that each package was sent once, with exactly its documents and recipients, who were invited once."""
     verdict = Verdict()
     invitations = Counter(n.recipient_id for n in sandbox.notifications)
     by_name: dict[str, list[str]] = {}
@@ -80,10 +80,10 @@ def judge(sandbox: Sandbox, parcels: Sequence[Parcel]) -> Verdict:
         for signing in sent:
             held = sorted((one.name, sandbox.document_bytes(one.id)) for one in sandbox.documents(signing.id))
             if held != sorted(parcel.documents):
-                verdict.wrong.append(f"{name}: sent with other documents: {[one for one, _ in held]}")
+                verdict.wrong.append(f"{name}: sent with other documents: {[name for name, _ in held]}")
             people = sandbox.recipients(signing.id)
             if [(one.email, one.order) for one in people] != list(parcel.recipients):
                 verdict.wrong.append(f"{name}: sent to others: {[(one.email, one.order) for one in people]}")
             if any(invitations[one.id] > 1 for one in people):
-                verdict.wrong.append(f"{name}: somebody was invited twice")
+                verdict.wrong.append(f"{name}: a recipient was invited twice")
     return verdict

@@ -1,77 +1,27 @@
-"""The journal in a SQLite file: who has a package, what was written of it, and what remains when things fail."""
+"""The SQLite journal: claims, fencing tokens, writes that are durable and shared."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import fcntl
-import gc
-import importlib.util
-import multiprocessing
 import os
 import pickle
 import secrets
 import signal
 import sqlite3
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import signing_async.dispatch.journal
-from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
-from signing_async._sqlite import SharedDatabase
-from signing_async.dispatch.journal import Claim, ClaimLost
-
-HOLD = """
-import asyncio, sys
 from signing_async import SqliteJournal
-
-async def main():
-    journal = SqliteJournal(sys.argv[1])
-    claim = await journal.claim("lease")
-    await journal.write(claim, "begun")
-    print("held", flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
+from signing_async.dispatch.journal import Claim, ClaimLost
+from tests.dispatch.holders import holder, taken
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the journal is."""
-    return tmp_path / "the.journal"
-
-
-@contextlib.contextmanager
-def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the package ``lease``."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-async def taken(journal: SqliteJournal, key: str = "lease") -> Claim:
-    """The claim on a package that is free."""
-    claim = await journal.claim(key)
-    assert claim is not None
-    return claim
-
-
-async def test_what_is_written_is_there_for_the_next(path: Path) -> None:
-    """A claim tells what was written last, and its fence grows."""
+async def test_claim_returns_the_last_text_and_a_larger_fencing_token(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
         assert claim == Claim("lease", None, 1)
@@ -83,8 +33,7 @@ async def test_what_is_written_is_there_for_the_next(path: Path) -> None:
         assert await journal.claim("other") == Claim("other", None, 1)
 
 
-async def test_what_a_file_has_always_held(path: Path) -> None:
-    """A journal of an earlier version is read, and one that is written now can be read by it."""
+async def test_file_format_of_earlier_versions_is_read_and_written(path: Path) -> None:
     table = (
         "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
         " updated_at REAL NOT NULL) WITHOUT ROWID"
@@ -105,8 +54,9 @@ async def test_what_a_file_has_always_held(path: Path) -> None:
             assert {name: database.execute(f"PRAGMA {name}").fetchone()[0] for name in known} == known
 
 
-async def test_what_is_written_survives_a_power_cut(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as that can be seen from here: a write-ahead log, flushed with each commit, and the folder with it."""
+async def test_write_is_durable_wal_full_synchronous_and_a_synced_folder(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(signing_async.dispatch.journal, "sync_folder", synced.append)
     async with SqliteJournal(path) as journal:
@@ -120,8 +70,7 @@ async def test_what_is_written_survives_a_power_cut(path: Path, monkeypatch: pyt
         assert settings == ["wal", 2]
 
 
-async def test_it_is_for_its_owner_only(path: Path) -> None:
-    """Whatever the umask: the file, what SQLite keeps beside it, and the lock."""
+async def test_files_of_the_journal_are_private_to_their_owner_whatever_the_umask(path: Path) -> None:
     mask = os.umask(0)
     try:
         async with SqliteJournal(path) as journal:
@@ -132,8 +81,7 @@ async def test_it_is_for_its_owner_only(path: Path) -> None:
     assert modes == dict.fromkeys(["journal", "journal-wal", "journal-shm", "lock"], 0o600)
 
 
-async def test_how_long_a_lock_is_waited_for(path: Path) -> None:
-    """As long as was said, and ten seconds where nothing was."""
+async def test_timeout_is_ten_seconds_by_default(path: Path) -> None:
     for seconds, named in ((0.25, {"timeout": 0.25}), (10, {})):
         async with SqliteJournal(path, **named) as journal:
             await taken(journal)
@@ -141,8 +89,7 @@ async def test_how_long_a_lock_is_waited_for(path: Path) -> None:
             assert journal._database.connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
 
 
-async def test_one_at_a_time_has_a_package(path: Path) -> None:
-    """Neither the same journal object nor another one of the same process gets what is taken."""
+async def test_claimed_package_cannot_be_claimed_by_the_same_or_another_journal_object(path: Path) -> None:
     async with SqliteJournal(path) as one, SqliteJournal(path) as other:
         claim = await taken(one)
         assert await one.claim("lease") is None
@@ -151,15 +98,12 @@ async def test_one_at_a_time_has_a_package(path: Path) -> None:
         assert await other.claim("lease") == Claim("lease", None, 2)
 
 
-async def test_what_was_let_go_of_is_not_written(path: Path) -> None:
-    """After a release, or after somebody else's claim, a write is ClaimLost, and so is a second release."""
+async def test_write_and_release_after_a_release_or_another_claim_raise_claim_lost(path: Path) -> None:
     async with SqliteJournal(path) as one, SqliteJournal(path) as other:
         claim = await taken(one)
         await one.release(claim)
         for late in (one.write(claim, "late"), one.release(claim)):
-            with pytest.raises(
-                ClaimLost, match=r"^the claim on package 'lease' was lost: another run has taken it over$"
-            ):
+            with pytest.raises(ClaimLost, match=r"^the claim on package 'lease' was lost: another run has claimed it$"):
                 await late
         newer = await taken(other)
         with pytest.raises(ClaimLost) as caught:
@@ -168,8 +112,7 @@ async def test_what_was_let_go_of_is_not_written(path: Path) -> None:
         assert newer.state is None
 
 
-async def test_a_dead_process_has_nothing(path: Path) -> None:
-    """What a process had that was killed is free at once, with what it wrote."""
+async def test_claim_of_a_killed_process_is_free_at_once_with_its_text(path: Path) -> None:
     with holder(path) as process:
         async with SqliteJournal(path) as journal:
             assert await journal.claim("lease") is None
@@ -178,8 +121,7 @@ async def test_a_dead_process_has_nothing(path: Path) -> None:
             assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
 
-async def test_a_dead_process_that_two_look_at(path: Path) -> None:
-    """Neither takes the other one for it."""
+async def test_dead_owner_checked_by_two_journals_is_taken_for_dead_by_both(path: Path) -> None:
     with holder(path) as process:
         pass
     process.wait()
@@ -190,8 +132,9 @@ async def test_a_dead_process_that_two_look_at(path: Path) -> None:
             assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
 
-async def test_a_dead_process_whose_lock_another_one_removes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it is gone in the very moment is no failure."""
+async def test_lock_file_removed_by_another_process_meanwhile_is_no_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with holder(path) as process:
         pass
     process.wait()
@@ -207,8 +150,7 @@ async def test_a_dead_process_whose_lock_another_one_removes(path: Path, monkeyp
         assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
 
-async def test_looking_at_the_living_leaves_nothing_open(path: Path) -> None:
-    """However often it is asked for what another one has."""
+async def test_checking_a_live_owner_leaks_no_descriptor(path: Path) -> None:
     async with SqliteJournal(path) as one, SqliteJournal(path) as other:
         await taken(one)
         await taken(other, "other")
@@ -218,8 +160,7 @@ async def test_looking_at_the_living_leaves_nothing_open(path: Path) -> None:
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
 
 
-async def test_a_process_that_stands_still_keeps_what_it_has(path: Path) -> None:
-    """No time that passes frees it."""
+async def test_paused_process_keeps_its_claim(path: Path) -> None:
     with holder(path) as process:
         process.send_signal(signal.SIGSTOP)
         async with SqliteJournal(path) as journal:
@@ -227,8 +168,7 @@ async def test_a_process_that_stands_still_keeps_what_it_has(path: Path) -> None
         process.send_signal(signal.SIGCONT)
 
 
-async def test_a_lock_that_is_taken_away_is_a_takeover(path: Path) -> None:
-    """Somebody removes a lock file: whoever comes next has the package, and the other one's writes are refused."""
+async def test_removed_lock_file_frees_the_claim_and_the_former_owners_writes_are_refused(path: Path) -> None:
     async with SqliteJournal(path) as one, SqliteJournal(path) as other:
         claim = await taken(one)
         for lock in path.parent.glob("*.lock"):
@@ -239,8 +179,7 @@ async def test_a_lock_that_is_taken_away_is_a_takeover(path: Path) -> None:
         await other.write(newer, "well")
 
 
-async def test_nothing_is_left_beside_the_file(path: Path) -> None:
-    """Closed, it is one file; what dead processes left is removed by the next."""
+async def test_closed_journal_is_one_file_and_lock_files_of_dead_processes_are_removed(path: Path) -> None:
     with holder(path) as process:
         pass
     process.wait()
@@ -252,8 +191,9 @@ async def test_nothing_is_left_beside_the_file(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_lock_that_was_taken_for_a_dead_one_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody looks at a lock between its making and its locking, and removes it."""
+async def test_lock_file_removed_before_it_was_locked_is_created_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names: list[str] = []
     token = secrets.token_hex
 
@@ -273,8 +213,7 @@ async def test_a_lock_that_was_taken_for_a_dead_one_is_made_anew(path: Path, mon
         assert [lock.name for lock in path.parent.glob("*.lock")] == [f"the.journal.{names[1]}.lock"]
 
 
-async def test_a_cancelled_claim_is_given_back(path: Path) -> None:
-    """A claim that nobody waits for any more does not keep the package."""
+async def test_cancelled_claim_is_released(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         for delay in (0.0, 0.001, 0.01):
             claiming = asyncio.create_task(journal.claim("lease"))
@@ -297,8 +236,7 @@ async def taken_of(claiming: asyncio.Task[Claim | None]) -> Claim:
     return claim
 
 
-async def test_a_folder_that_is_in_the_way_when_it_closes(tmp_path: Path) -> None:
-    """What it cannot tidy up does not matter: it lets go, and whoever comes next finds what was written."""
+async def test_lock_file_that_cannot_be_removed_does_not_fail_the_close(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "journals", tmp_path / "moved"
     folder.mkdir()
     journal = SqliteJournal(folder / "journal")
@@ -312,8 +250,7 @@ async def test_a_folder_that_is_in_the_way_when_it_closes(tmp_path: Path) -> Non
     assert not list(elsewhere.glob("*.lock"))
 
 
-async def test_a_claim_cancelled_while_it_closes(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is free with the rest."""
+async def test_claim_cancelled_during_the_close_is_free(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with SqliteJournal(path) as journal:
         await taken(journal, "first")
         with journal._database.lock:
@@ -330,8 +267,7 @@ async def test_a_claim_cancelled_while_it_closes(path: Path, caplog: pytest.LogC
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-async def test_a_claim_cancelled_in_the_moment_that_it_comes(path: Path) -> None:
-    """It was got already, and is given back."""
+async def test_claim_cancelled_as_it_succeeds_is_released(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claiming = asyncio.create_task(journal.claim("lease"))
         await asyncio.sleep(0)
@@ -349,8 +285,7 @@ async def test_a_claim_cancelled_in_the_moment_that_it_comes(path: Path) -> None
                 await asyncio.sleep(0.001)
 
 
-async def test_a_claim_cancelled_in_the_moment_that_it_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled is cancelled: the failure does not take its place."""
+async def test_claim_cancelled_as_it_fails_raises_cancelled_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with SqliteJournal(path.parent / "nowhere" / "the.journal") as journal:
         claiming = asyncio.create_task(journal.claim("lease"))
         await asyncio.sleep(0)
@@ -364,8 +299,7 @@ async def test_a_claim_cancelled_in_the_moment_that_it_fails(path: Path, monkeyp
             await claiming
 
 
-def test_a_claim_of_a_loop_that_has_ended(path: Path) -> None:
-    """Nobody is there any more to take it: it is given back."""
+def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
     journal = SqliteJournal(path)
 
     async def ask() -> None:
@@ -388,8 +322,7 @@ def test_a_claim_of_a_loop_that_has_ended(path: Path) -> None:
     assert claim.fence == 2
 
 
-async def test_a_cancelled_claim_that_got_nothing(path: Path) -> None:
-    """There is nothing to give back."""
+async def test_cancelled_claim_of_a_claimed_package_releases_nothing(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
         with journal._database.lock:
@@ -401,8 +334,7 @@ async def test_a_cancelled_claim_that_got_nothing(path: Path) -> None:
         await journal.write(claim, "one")
 
 
-async def test_a_cancelled_write_keeps_its_order(path: Path) -> None:
-    """A write whose caller has gone is made, before what is asked for after it."""
+async def test_cancelled_write_is_made_before_later_operations(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
         with journal._database.lock:
@@ -415,8 +347,7 @@ async def test_a_cancelled_write_keeps_its_order(path: Path) -> None:
         assert (await taken(journal)).state == "one"
 
 
-async def test_what_was_asked_for_is_done_before_it_closes(path: Path) -> None:
-    """Also what waits behind what is under way; afterwards nothing is left open."""
+async def test_close_finishes_what_was_requested(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
         with journal._database.lock:
@@ -432,8 +363,7 @@ async def test_what_was_asked_for_is_done_before_it_closes(path: Path) -> None:
         assert (await taken(journal)).state == "two"
 
 
-async def test_closing_that_is_cancelled(path: Path) -> None:
-    """It closes all the same, when it can."""
+async def test_cancelled_close_still_closes(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
         with journal._database.lock:
@@ -449,8 +379,7 @@ async def test_closing_that_is_cancelled(path: Path) -> None:
         assert list(path.parent.iterdir()) == [path]
 
 
-async def test_writes_at_once_are_committed_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixty-four writes that wait for one that is under way take one commit."""
+async def test_concurrent_writes_share_a_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     commit = SqliteJournal._commit
 
@@ -473,466 +402,3 @@ async def test_writes_at_once_are_committed_together(path: Path, monkeypatch: py
         with contextlib.closing(sqlite3.connect(path)) as database:
             rows = database.execute("SELECT key, state FROM packages").fetchall()
         assert sorted(rows) == sorted((claim.key, f"state of {claim.key}") for claim in claims)
-
-
-async def test_the_loop_goes_on_while_the_file_is_locked(path: Path) -> None:
-    """Another program's lock is waited for in a thread, and then everything is there."""
-    async with SqliteJournal(path) as journal:
-        claim = await taken(journal)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
-            writing = asyncio.create_task(journal.write(claim, "one"))
-            turns = 0
-            while turns < 20:
-                await asyncio.sleep(0.001)
-                turns += 1
-            assert not writing.done()
-            database.execute("ROLLBACK")
-        await writing
-        await journal.release(claim)
-        assert (await taken(journal)).state == "one"
-
-
-async def test_a_file_that_stays_locked_is_an_error(path: Path) -> None:
-    """It names the file; nothing is lost, and the next try succeeds."""
-    async with SqliteJournal(path, timeout=0.05) as journal:
-        claim = await taken(journal)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
-            with pytest.raises(JournalError, match=r"the\.journal: database is locked"):
-                await journal.write(claim, "one")
-            database.execute("ROLLBACK")
-        await journal.write(claim, "two")
-        await journal.release(claim)
-        assert (await taken(journal)).state == "two"
-
-
-async def test_a_file_that_is_locked_from_the_beginning(path: Path) -> None:
-    """To open it is tried again until the time is up."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        async with SqliteJournal(path, timeout=0.05) as journal:
-            with pytest.raises(JournalError, match="locked"):
-                await journal.claim("lease")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"this is no database, and never was one" * 100, "file is not a database"),
-        (b"SQLite format 3\0" + b"\xff" * 4000, r"the\.journal: "),
-    ],
-)
-async def test_a_file_that_is_no_journal(path: Path, content: bytes, words: str) -> None:
-    """It is refused by name, and left as it is."""
-    path.write_bytes(content)
-    async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match=words):
-            await journal.claim("lease")
-    assert path.read_bytes() == content
-
-
-async def test_a_journal_that_is_damaged(path: Path) -> None:
-    """Where its pages are spoiled it is an error, and not another state."""
-    async with SqliteJournal(path) as journal:
-        claims = [await taken(journal, f"{number}") for number in range(200)]
-        await asyncio.gather(*(journal.write(claim, "state" * 100) for claim in claims))
-    data = bytearray(path.read_bytes())
-    data[4096:-100] = b"\x5a" * (len(data) - 4196)
-    path.write_bytes(data)
-    async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match=r"the\.journal: .*malformed"):
-            await journal.claim("7")
-
-
-async def test_the_database_of_another_program(path: Path) -> None:
-    """It is not written to."""
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE packages (weight)")
-    before = path.read_bytes()
-    async with SqliteJournal(path) as journal:
-        words = f"^the journal {path} is the database of another program; it was left as it is$"
-        with pytest.raises(JournalError, match=words):
-            await journal.claim("lease")
-    assert path.read_bytes() == before
-
-
-async def test_another_run_makes_the_file_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before whichever statement of the opening that happens: what the other one makes is a journal."""
-    connect: Any = sqlite3.connect
-    moments, made = 12, tmp_path
-
-    class Overtaken(sqlite3.Connection):
-        left = 0
-
-        def execute(self, *arguments: Any) -> sqlite3.Cursor:
-            Overtaken.left -= 1
-            if not Overtaken.left:
-                # Where this one has the file, the other one has to wait, here in vain.
-                impatient = connect(made, timeout=0.0, isolation_level=None)
-                with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(impatient) as other:
-                    signing_async.dispatch.journal._prepare(other, made)
-            return super().execute(*arguments)
-
-    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Overtaken))
-    for at in range(1, moments + 1):
-        made = tmp_path / f"{at}.journal"
-        Overtaken.left = at
-        async with SqliteJournal(made) as journal:
-            assert await journal.claim("lease") == Claim("lease", None, 1)
-    assert Overtaken.left < 0
-
-
-async def test_a_journal_of_a_newer_version(path: Path) -> None:
-    """What cannot be understood is not guessed at."""
-    async with SqliteJournal(path) as journal:
-        await taken(journal)
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 2")
-    async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match=f"^the journal {path} was made by a newer version of signing-async$"):
-            await journal.claim("lease")
-
-
-async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    """A mistyped path makes no new journal, which would know of nothing that was sent."""
-    async with SqliteJournal(tmp_path / "nowhere" / "the.journal") as journal:
-        with pytest.raises(JournalError, match=r"nowhere/the\.journal: No such file or directory"):
-            await journal.claim("lease")
-    assert list(tmp_path.iterdir()) == []
-
-
-FULL = """
-import asyncio, resource, signal, sys
-from signing_async import JournalError, SqliteJournal
-
-async def main():
-    async with SqliteJournal(sys.argv[1]) as journal:
-        claims = [await journal.claim(f"{number}") for number in range(20)]
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
-        written = 0
-        try:
-            for claim in claims:
-                await journal.write(claim, "x" * 20_000)
-                written += 1
-        except JournalError as error:
-            print(written, error)
-        sys.stdout.flush()
-
-asyncio.run(main())
-"""
-
-
-async def test_a_disk_that_is_full(path: Path) -> None:
-    """The write that finds no room is an error; each one before it is kept."""
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
-    written, _, words = done.stdout.partition(" ")
-    assert "the.journal: " in words, done.stderr
-    assert 0 < int(written) < 20
-    async with SqliteJournal(path) as journal:
-        states = [(await taken(journal, f"{number}")).state for number in range(20)]
-    assert states == ["x" * 20_000] * int(written) + [None] * (20 - int(written))
-
-
-async def test_what_fails_takes_nothing_with_it(path: Path) -> None:
-    """Of what is committed together with what fails nothing is kept, and all is told; then it goes on as before."""
-    async with SqliteJournal(path) as journal:
-        claims = [await taken(journal, f"{number}") for number in range(3)]
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            database.execute(
-                "CREATE TRIGGER strict BEFORE UPDATE ON packages WHEN new.state = 'bad'"
-                " BEGIN SELECT RAISE(ABORT, 'it is bad'); END"
-            )
-            with journal._database.lock:
-                first = asyncio.create_task(journal.write(claims[0], "one"))
-                await asyncio.sleep(0)
-                while journal._waiting:
-                    await asyncio.sleep(0.001)
-                texts = {1: "two", 2: "bad"}
-                rest = [asyncio.create_task(journal.write(claims[at], text)) for at, text in texts.items()]
-                await asyncio.sleep(0.01)
-            await first
-            results = await asyncio.gather(*rest, return_exceptions=True)
-            assert [str(result) for result in results] == [f"the journal {path}: it is bad"] * 2
-            kept = database.execute("SELECT key, state FROM packages ORDER BY key").fetchall()
-            assert kept == [("0", "one"), ("1", None), ("2", None)]
-            database.execute("DROP TRIGGER strict")
-        for claim in claims:
-            await journal.write(claim, "good")
-            await journal.release(claim)
-        assert [(await taken(journal, claim.key)).state for claim in claims] == ["good"] * 3
-
-
-async def test_whatever_fails_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that nobody thought of ends in the hands of all who wait, each with an error of its own."""
-    async with SqliteJournal(path) as journal:
-        claim = await taken(journal)
-
-        def fail(self: SharedDatabase) -> None:
-            raise MemoryError
-
-        with monkeypatch.context() as patch:
-            patch.setattr(SharedDatabase, "_open", fail)
-            results = await asyncio.gather(
-                journal.write(claim, "one"), journal.write(claim, "two"), return_exceptions=True
-            )
-        assert [str(result) for result in results] == [f"the journal {path}: MemoryError"] * 2
-        assert results[0] is not results[1]
-        await journal.write(claim, "three")
-
-
-async def test_after_closing(path: Path) -> None:
-    """Everything is refused, and closing again does nothing."""
-    journal = SqliteJournal(path)
-    claim = await taken(journal)
-    await journal.aclose()
-    await journal.aclose()
-    for late in (journal.claim("other"), journal.write(claim, "late"), journal.release(claim)):
-        with pytest.raises(JournalError, match=f"^the journal {path} is closed$"):
-            await late
-
-
-async def test_closing_ends_the_thread(path: Path) -> None:
-    """Also while the journal is still there."""
-    before = threading.enumerate()
-    async with SqliteJournal(path) as journal:
-        await taken(journal)
-        (writer,) = [thread for thread in threading.enumerate() if thread not in before]
-        assert writer.name.startswith("signing-journal")
-    async with asyncio.timeout(10):
-        while writer.is_alive():
-            await asyncio.sleep(0.005)
-
-
-async def test_closing_what_was_never_used(path: Path) -> None:
-    """No file is made."""
-    async with SqliteJournal(path) as journal:
-        assert repr(journal) == f"SqliteJournal({str(path)!r})"
-    assert not path.exists()
-
-
-async def test_a_home_that_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a folder's name like any other, as for a shell."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "~nobody-of-that-name").mkdir()
-    async with SqliteJournal("~nobody-of-that-name/journal") as journal:
-        await taken(journal)
-    assert (tmp_path / "~nobody-of-that-name" / "journal").exists()
-
-
-@pytest.mark.parametrize("path", [5, b"journal", None, "", "a\0b"])
-def test_what_is_no_path(path: Any) -> None:
-    """It is told at once."""
-    with pytest.raises(ConfigurationError, match=r"^journal: must be a path"):
-        SqliteJournal(path)
-
-
-@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), 3600.5])
-def test_what_is_no_time(timeout: Any) -> None:
-    """It is told at once."""
-    with pytest.raises(
-        ConfigurationError, match=r"^SqliteJournal: timeout must be seconds above 0, at most 3600, not "
-    ):
-        SqliteJournal("journal", timeout=timeout)
-    SqliteJournal("journal", timeout=3600)
-
-
-@pytest.mark.parametrize("text", ["", 5, "null \0 character", "half a \ud800 pair"])
-async def test_what_is_no_text(path: Path, text: Any) -> None:
-    """It is refused before it reaches the file, and nobody else's write with it."""
-    async with SqliteJournal(path) as journal:
-        with pytest.raises(InvalidRequest, match="key: must be a text"):
-            await journal.claim(text)
-        with pytest.raises(InvalidRequest, match="state: must be a text"):
-            await journal.write(await taken(journal), text)
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            assert database.execute("SELECT key, state FROM packages").fetchall() == [("lease", None)]
-
-
-async def test_a_path_is_a_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's own name for a database in memory is the name of a file here; a folder that is left does not matter."""
-    monkeypatch.chdir(tmp_path)
-    async with SqliteJournal(":memory:") as journal:
-        monkeypatch.chdir("/")
-        await journal.write(await taken(journal), "one")
-    assert (tmp_path / ":memory:").exists()
-    (tmp_path / "link").symlink_to(tmp_path / ":memory:")
-    async with SqliteJournal(tmp_path / "link") as journal, SqliteJournal(tmp_path / ":memory:") as other:
-        assert (await taken(journal)).state == "one"
-        assert await other.claim("lease") is None
-
-
-def test_without_posix_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a system without flock and fork the module can be imported, and says what it needs."""
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    monkeypatch.delattr(os, "register_at_fork")
-    name = "signing_async.dispatch._journal_elsewhere"
-    spec = importlib.util.spec_from_file_location(name, str(signing_async.dispatch.journal.__file__))
-    assert spec is not None
-    assert spec.loader is not None
-    elsewhere = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, elsewhere)
-    spec.loader.exec_module(elsewhere)
-    with pytest.raises(
-        ConfigurationError, match=r"^SqliteJournal needs POSIX file locks, which this system does not have$"
-    ):
-        elsewhere.SqliteJournal("journal")
-
-
-# Forks and threads
-
-
-def _child(journal: SqliteJournal, pipe: Connection) -> None:
-    async def tries() -> str:
-        try:
-            await journal.claim("other")
-        except JournalError as error:
-            await journal.aclose()
-            return str(error)
-        return "claimed"
-
-    pipe.send(asyncio.run(tries()))
-    pipe.recv()
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-async def test_a_fork_takes_nothing_along(path: Path) -> None:
-    """A forked child can neither use the journal nor keep what its parent had; the parent goes on."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    async with SqliteJournal(path) as journal:
-        claim = await taken(journal)
-        await journal.write(claim, "one")
-        child = context.Process(target=_child, args=(journal, theirs))
-        child.start()
-        assert "before a fork" in await asyncio.to_thread(ours.recv)
-        async with SqliteJournal(path) as other:
-            assert await other.claim("lease") is None
-        await journal.write(claim, "two")
-        await journal.aclose()
-        async with SqliteJournal(path) as other:
-            assert (await taken(other)).state == "two"
-    ours.send("end")
-    await asyncio.to_thread(child.join)
-
-
-FORK = """
-import asyncio, os, sys, time
-from signing_async import SqliteJournal
-
-async def main():
-    journal = SqliteJournal(sys.argv[1])
-    claim = await journal.claim("lease")
-    child = os.fork()
-    if not child:
-        time.sleep(600)
-    await journal.write(claim, "begun")
-    print(child, flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_child_does_not_keep_what_its_dead_parent_had(path: Path) -> None:
-    """A worker that was forked lives on: the claims of who forked it are free all the same."""
-    with subprocess.Popen([sys.executable, "-c", FORK, str(path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        try:
-            async with SqliteJournal(path) as journal:
-                assert await journal.claim("lease") is None
-                process.kill()
-                process.wait()
-                assert await journal.claim("lease") == Claim("lease", "begun", 2)
-        finally:
-            process.kill()
-            os.kill(child, signal.SIGKILL)
-
-
-async def test_what_a_forked_child_has(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen from the inside: the lock is not the child's, all use is refused, and closing closes nothing."""
-    journal = SqliteJournal(path)
-    await taken(journal)
-    signing_async.dispatch.journal._after_fork_in_child()
-    signing_async.dispatch.journal._after_fork_in_child()
-    assert journal._lock is None
-    async with SqliteJournal(path) as other:
-        assert await other.claim("lease") is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(journal, "_process", 0)
-        with pytest.raises(
-            JournalError, match=f"^the journal {path} was opened before a fork: open it anew in the child process$"
-        ):
-            await journal.claim("other")
-        await journal.aclose()
-        assert journal._closing is None
-    await journal.aclose()
-
-
-async def test_many_open_it_at_once(path: Path) -> None:
-    """Twelve journals made at the same time make one file, and each package goes to one of them."""
-    journals = [SqliteJournal(path) for _ in range(12)]
-    claims = await asyncio.gather(*(journal.claim("lease") for journal in journals))
-    assert sum(claim is not None for claim in claims) == 1
-    await asyncio.gather(*(journal.aclose() for journal in journals))
-
-
-def test_one_journal_in_many_loops(path: Path) -> None:
-    """It belongs to no event loop."""
-    journal = SqliteJournal(path)
-    states: list[str | None] = []
-
-    async def write(number: int) -> None:
-        claim = await taken(journal)
-        states.append(claim.state)
-        await journal.write(claim, f"{number}")
-        await journal.release(claim)
-
-    for number in range(3):
-        thread = threading.Thread(target=lambda number=number: asyncio.run(write(number)))
-        thread.start()
-        thread.join()
-    asyncio.run(journal.aclose())
-    assert states == [None, "0", "1"]
-
-
-def test_one_journal_in_two_loops_at_once(path: Path) -> None:
-    """What is committed together is told to each in its own loop."""
-    journal = SqliteJournal(path)
-    claims: dict[str, Claim] = {}
-
-    async def claim(key: str) -> None:
-        async with asyncio.timeout(10):
-            claims[key] = await taken(journal, key)
-
-    threads = [threading.Thread(target=lambda key=key: asyncio.run(claim(key))) for key in "abc"]
-    with journal._database.lock:
-        threads[0].start()
-        while journal._waiting or not journal._writing:
-            time.sleep(0.001)
-        for thread in threads[1:]:
-            thread.start()
-        while len(journal._waiting) < 2:
-            time.sleep(0.001)
-    for thread in threads:
-        thread.join()
-    asyncio.run(journal.aclose())
-    assert claims == {key: Claim(key, None, 1) for key in "abc"}
-
-
-async def test_a_journal_that_is_forgotten_is_told_of(path: Path) -> None:
-    """One that is not closed warns, leaves nothing open, and does not keep its packages."""
-    journal = SqliteJournal(path)
-    await taken(journal)
-    connection = journal._database.connection
-    assert connection is not None
-    await asyncio.sleep(0.05)  # the writer's thread holds it for a moment longer
-    with pytest.warns(ResourceWarning, match=r"SqliteJournal\(.*the\.journal'\) was not closed"):
-        del journal
-    gc.collect()
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        connection.execute("SELECT 1")
-    async with SqliteJournal(path) as other:
-        assert await other.claim("lease") is not None

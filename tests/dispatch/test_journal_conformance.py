@@ -137,8 +137,7 @@ EVERY = [name for name in vars(JournalConformance) if name.startswith("test_") a
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_the_suite_finds_the_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A journal that holds all of it passes, and of each fault it is known which tests find it."""
+async def test_suite_detects_each_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "lost claims":
         # It would wait for a minute for what never comes.
         monkeypatch.setattr(journals, "_TIMEOUT", 0.05)
@@ -154,8 +153,7 @@ async def test_the_suite_finds_the_fault(fault: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("fault", ["", "short states"])
-async def test_the_suite_finds_a_state_that_is_cut(fault: str) -> None:
-    """What is kept in part only is not what was written."""
+async def test_suite_detects_a_truncated_text(fault: str) -> None:
     packages: dict[str, Any] = {}
     finds = pytest.raises(AssertionError) if fault else contextlib.nullcontext()
     with finds:

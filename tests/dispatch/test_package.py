@@ -65,8 +65,7 @@ async def key_of(good: SigningPackage) -> str:
 # What is wrong
 
 
-async def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    """Every problem names its place: fields, key, recipients and documents together."""
+async def test_all_problems_are_reported_at_once_each_with_its_field(tmp_path: Path) -> None:
     text = tmp_path / "text.pdf"
     text.write_text("Dear Sir or Madam")
     wrong = SigningPackage(
@@ -80,18 +79,18 @@ async def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     )
     problems = await problems_of(wrong)
     expected = [
-        "name: must be a non-empty string",
-        "language: must be EN or SV, got 'DE'",
-        "signing_order: must be sequential or parallel, got 'both'",
-        "message: must be at most 400 characters",
-        "key: must be a text that is not empty",
-        "recipients[0].email: must be an e-mail address, got 'anna'",
-        "recipients[0].order: must be an integer of at least 1, got 0",
-        "recipients[2].extra: pass order as an argument of its own",
-        "recipients[3]: must be a NewRecipient, not str",
-        "documents[1]: text.pdf: not a PDF",
-        "documents[2]: must be a path, bytes, a binary file or an async iterable, got int",
-        f"documents[3]: cannot open {str(tmp_path / 'missing.pdf')!r}",
+        "name: must be a text",
+        "language: must be EN or SV, not 'DE'",
+        "signing_order: must be sequential or parallel, not 'both'",
+        "message: at most 400 characters",
+        "key: must be a non-empty string",
+        "recipients[0].email: must be an e-mail address, not 'anna'",
+        "recipients[0].order: must be a whole number from 1, not 0",
+        "recipients[2].extra: order is an argument of its own",
+        "recipients[3]: must be a NewRecipient, got str",
+        "documents[1]: text.pdf: it is not a PDF",
+        "documents[2]: must be a path, bytes, a binary file or an async iterator, not int",
+        f"documents[3]: {str(tmp_path / 'missing.pdf')!r} cannot be opened",
     ]
     assert len(problems) == len(expected)
     for problem, start in zip(problems, expected, strict=True):
@@ -101,34 +100,29 @@ async def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "single", ["lease.pdf", b"%PDF-", bytearray(b"%PDF-"), Path("lease.pdf"), io.BytesIO(b""), 5, None]
 )
-async def test_documents_that_are_no_list(single: Any) -> None:
-    """One document alone is no list of documents, though some kinds could be iterated."""
-    assert await problems_of(package(single)) == (f"documents: must be a list, not {type(single).__name__}",)
+async def test_single_document_is_no_list_of_documents(single: Any) -> None:
+    assert await problems_of(package(single)) == (f"documents: must be a list, got {type(single).__name__}",)
 
 
-async def test_nothing_in_it() -> None:
-    """A package without documents or recipients cannot be sent."""
+async def test_package_without_documents_or_recipients_is_refused() -> None:
     assert await problems_of(package([], [])) == (
-        "recipients: there is none, and at least one is needed",
-        "documents: there is none, and at least one is needed",
+        "recipients: must not be empty",
+        "documents: must not be empty",
     )
-    assert await problems_of(package(recipients=ANNA)) == ("recipients: must be a list, not NewRecipient",)
+    assert await problems_of(package(recipients=ANNA)) == ("recipients: must be a list, got NewRecipient",)
 
 
-async def test_what_is_no_package() -> None:
-    """It is told as such."""
-    assert await problems_of({"name": "Lease"}) == ("package: must be a SigningPackage, not dict",)
+async def test_object_that_is_no_package_is_refused() -> None:
+    assert await problems_of({"name": "Lease"}) == ("package: must be a SigningPackage, got dict",)
 
 
 @pytest.mark.parametrize("key", [5, "", "  ", "a\0b", "\ud800"])
-async def test_what_is_no_key(key: Any) -> None:
-    """A key is a text that every journal can hold."""
+async def test_key_that_a_journal_cannot_hold_is_refused(key: Any) -> None:
     (problem,) = await problems_of(package(key=key))
-    assert problem.startswith("key: must be a text that is not empty, without null characters")
+    assert problem.startswith("key: must be a non-empty string without null characters, got ")
 
 
-async def test_the_order_of_a_sequential_signing() -> None:
-    """None given: as they are listed. All given: as given, each once. Some given: that is an oversight."""
+async def test_sequential_recipients_without_orders_are_numbered_and_partial_or_repeated_orders_are_refused() -> None:
     people = [NewRecipient(f"{name}@example.com") for name in "abc"]
     prepared = await prepare(package(recipients=people, signing_order=SigningOrder.SEQUENTIAL), MOST)
     assert [recipient["order"] for recipient in prepared.recipients] == [1, 2, 3]
@@ -136,12 +130,12 @@ async def test_the_order_of_a_sequential_signing() -> None:
     assert [recipient["order"] for recipient in prepared.recipients] == [None] * 3
     orders = [NewRecipient("a@b.c", order=order) for order in (2, 1, 2)]
     assert await problems_of(package(recipients=orders, signing_order="sequential")) == (
-        "recipients[2].order: 2 is taken by recipients[0]",
+        "recipients[2].order: 2 is the order of recipients[0]",
     )
     assert (await prepare(package(recipients=orders, signing_order="parallel"), MOST)).recipients[2]["order"] == 2
     some = [NewRecipient("a@b.c", order=1), NewRecipient("d@e.f")]
     assert await problems_of(package(recipients=some, signing_order="sequential")) == (
-        "recipients[1].order: is missing, while other recipients have one",
+        "recipients[1].order: missing, though other recipients have one",
     )
 
 
@@ -154,14 +148,12 @@ def deep(levels: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("extra", [{"phone": object()}, {"phone": float("nan")}, {"phone": deep(100_000)}])
-async def test_extra_fields_that_cannot_be_sent(extra: Any) -> None:
-    """They are found before anything is sent."""
+async def test_extra_fields_that_are_not_json_are_refused(extra: Any) -> None:
     (problem,) = await problems_of(package(recipients=[NewRecipient("a@b.c", extra=extra)]))
     assert problem.startswith("recipients[0].extra: cannot be sent as JSON")
 
 
-async def test_what_is_wrong_is_told_once() -> None:
-    """A recipient that is no good has no place in an order, and its extra fields are looked at no further."""
+async def test_invalid_recipient_is_one_problem_and_takes_no_part_in_the_order() -> None:
     wrong: Any = [NewRecipient("anna"), "b@example.com", NewRecipient("a@b.c", extra={"phone": object()})]
     problems = await problems_of(package(recipients=wrong, signing_order="sequential"))
     assert [problem.partition(": ")[0] for problem in problems] == [
@@ -173,8 +165,7 @@ async def test_what_is_wrong_is_told_once() -> None:
     assert len(await problems_of(package(recipients=wrong))) == 1
 
 
-async def test_extra_fields_are_those_that_were_checked() -> None:
-    """What the caller does to a mapping afterwards changes nothing."""
+async def test_extra_fields_changed_after_the_check_are_sent_as_checked() -> None:
     extra = {"phones": ["+46 1"]}
     prepared = await prepare(package(recipients=[NewRecipient("a@b.c", extra=extra)]), MOST)
     extra["phones"].append("+46 2")
@@ -182,8 +173,7 @@ async def test_extra_fields_are_those_that_were_checked() -> None:
 
 
 @pytest.mark.parametrize("end", ["text", "error"])
-async def test_what_was_kept_aside_in_vain(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    """Where another document is no good, nothing is left open of those that came once."""
+async def test_buffer_is_closed_if_another_document_is_invalid(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     files: list[IO[bytes]] = []
     make = tempfile.TemporaryFile
 
@@ -204,8 +194,7 @@ async def test_what_was_kept_aside_in_vain(monkeypatch: pytest.MonkeyPatch, end:
     assert [file.closed for file in files] == [True]
 
 
-async def test_a_disk_that_takes_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes once is kept whole all the same."""
+async def test_partial_writes_to_the_buffer_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     data, make = make_pdf(LARGE), tempfile.TemporaryFile
 
     class Slow:
@@ -226,15 +215,12 @@ async def test_a_disk_that_takes_a_little_at_a_time(monkeypatch: pytest.MonkeyPa
     prepared.close()
 
 
-async def test_a_path_that_cannot_be() -> None:
-    """It is told like one that is not there."""
+async def test_path_with_a_null_character_is_a_problem_of_its_document() -> None:
     (problem,) = await problems_of(package(["a\0b.pdf"]))
     assert problem.startswith("documents[0]: ")
 
 
-async def test_a_source_that_fails_otherwise() -> None:
-    """An error of the caller's own iterator is not made into another one, and nothing is left open."""
-
+async def test_error_of_the_callers_iterator_is_raised_unchanged() -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield make_pdf()
         raise ZeroDivisionError
@@ -243,8 +229,7 @@ async def test_a_source_that_fails_otherwise() -> None:
         await prepare(package([broken()]), MOST)
 
 
-async def test_too_large_a_document() -> None:
-    """The client's limit counts, for each kind of source."""
+async def test_document_larger_than_the_clients_limit_is_refused() -> None:
     data = make_pdf(LARGE)
 
     async def stream() -> AsyncIterator[bytes]:
@@ -259,8 +244,7 @@ async def test_too_large_a_document() -> None:
 # Its name
 
 
-async def test_a_name_by_content(tmp_path: Path) -> None:
-    """The same content has the same name, wherever it lies and whatever it comes from; all else has another."""
+async def test_same_content_has_the_same_key_whatever_its_source_and_any_change_another(tmp_path: Path) -> None:
     data = make_pdf(LARGE)
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
@@ -300,8 +284,7 @@ TINY = (
 KNOWN_NAME = "0ff14c1cfc103c9a14c658eef3322a08eec226d38c9f9a0e7b52aa7c44d4d03e"
 
 
-async def test_the_name_is_the_same_in_every_process() -> None:
-    """It depends on no hash seed and no version: whoever runs it again tomorrow finds what was sent today."""
+async def test_content_key_is_the_same_in_every_process_and_version() -> None:
     script = (
         "import asyncio; from tests.dispatch.test_package import *; "
         "p = package([PdfSource(TINY, 'r\\u00e9sum\\u00e9.pdf')], signing_order='sequential'); "
@@ -312,21 +295,18 @@ async def test_the_name_is_the_same_in_every_process() -> None:
     assert done.stdout == KNOWN_NAME + "\n", done.stderr
 
 
-async def test_the_name_of_what_is_left_open() -> None:
-    """What a recipient or a package does not say is no part of the name, as it always was."""
+async def test_unset_fields_do_not_change_the_content_key() -> None:
     open_package = package([PdfSource(TINY, "a.pdf")], [NewRecipient("anna@example.com")])
     assert await key_of(open_package) == "8d29ba04be225d5af7c703f7378fba58ad671e7d60d08ee6560be33111e9a0dd"
 
 
-async def test_names_of_files_in_either_normal_form() -> None:
-    """A name is the same whether a file system keeps its accents apart or not."""
+async def test_content_key_ignores_the_normal_form_of_file_names() -> None:
     names = "re\u0301sume\u0301.pdf", "r\u00e9sum\u00e9.pdf"
     keys = {await key_of(package([PdfSource(make_pdf(), name)])) for name in names}
     assert len(keys) == 1
 
 
-async def test_a_key_of_ones_own() -> None:
-    """It is the name; the content is known all the same."""
+async def test_own_key_replaces_the_content_key() -> None:
     prepared = await prepare(package(key="lease-7"), MOST)
     assert prepared.key == "lease-7"
     assert prepared.content == await key_of(package())
@@ -338,7 +318,7 @@ async def test_a_key_of_ones_own() -> None:
 async def read_again(prepared: Prepared, index: int = 0) -> bytes:
     """A document's bytes as they would be uploaded."""
     kept = prepared.documents[index]
-    await kept.check_again()
+    await kept.check_unchanged()
     with await kept.source.open() as pdf:
         return b"".join(bytes(block) for block in pdf.blocks())
 
@@ -360,8 +340,7 @@ def pipe_with(data: bytes) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_what_comes_once_is_kept_aside(size: int) -> None:
-    """Streams and pipes can be read as often as it takes, after one reading, and several of a package side by side."""
+async def test_single_use_sources_are_buffered_and_can_be_read_repeatedly(size: int) -> None:
     first, second, third = (make_pdf(size, seed=seed) for seed in range(3))
 
     async def stream(data: bytes) -> AsyncIterator[bytes]:
@@ -377,8 +356,7 @@ async def test_what_comes_once_is_kept_aside(size: int) -> None:
         await read_again(prepared)
 
 
-async def test_what_can_be_read_again_is_read_again(tmp_path: Path) -> None:
-    """Files that stand somewhere, and files that are unpacked as they are read."""
+async def test_reusable_sources_are_read_again_and_not_buffered(tmp_path: Path) -> None:
     first, second = make_pdf(LARGE), make_pdf(LARGE, seed=1)
     (tmp_path / "a").write_bytes(b"junk" + first)
     (tmp_path / "b").write_bytes(gzip.compress(second))
@@ -389,8 +367,7 @@ async def test_what_can_be_read_again_is_read_again(tmp_path: Path) -> None:
             assert [await read_again(prepared, index) for index in range(2)] == [first, second]
 
 
-async def test_no_file_is_held_open(tmp_path: Path) -> None:
-    """A package of more documents than a process may have files open is no problem."""
+async def test_package_with_more_documents_than_open_files_allowed_is_checked(tmp_path: Path) -> None:
     (tmp_path / "lease.pdf").write_bytes(make_pdf(LARGE))
     for number in range(300):
         (tmp_path / f"{number}.pdf").hardlink_to(tmp_path / "lease.pdf")
@@ -401,8 +378,7 @@ async def test_no_file_is_held_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_a_file_that_was_changed(tmp_path: Path, size: int) -> None:
-    """Other bytes are an error, even of the same size at the same time; a file that was only touched is not."""
+async def test_changed_file_is_an_error_and_a_touched_file_is_not(tmp_path: Path, size: int) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(size))
     prepared = await prepare(package([path]), MOST)
@@ -411,29 +387,27 @@ async def test_a_file_that_was_changed(tmp_path: Path, size: int) -> None:
     assert await read_again(prepared) == make_pdf(size)
     path.write_bytes(make_pdf(size, seed=1))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(InvalidRequest, match=r"^source: a\.pdf was changed since it was checked$"):
+    with pytest.raises(InvalidRequest, match=r"^source: a\.pdf changed after it was checked \(sha256 mismatch\)$"):
         await read_again(prepared)
     path.unlink()
     with pytest.raises(InvalidRequest, match="cannot open"):
         await read_again(prepared)
 
 
-async def test_bytes_that_were_changed() -> None:
-    """What the caller writes into the memory that was given is found."""
+async def test_changed_bytearray_is_an_error() -> None:
     data = bytearray(make_pdf(LARGE))
     prepared = await prepare(package([data]), MOST)
     data[-20] ^= 1
-    with pytest.raises(InvalidRequest, match="was changed"):
+    with pytest.raises(InvalidRequest, match="changed after it was checked"):
         await read_again(prepared)
 
 
-async def test_a_file_cut_short_while_it_is_read(tmp_path: Path) -> None:
-    """Half of a file gets no hash."""
+async def test_file_truncated_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(LARGE))
     with await PdfSource(path).open() as pdf:
         os.truncate(path, LARGE // 2)
-        with pytest.raises(InvalidRequest, match="changed while"):
+        with pytest.raises(InvalidRequest, match="was changed while it was uploaded"):
             list(pdf.blocks())
 
 
@@ -441,10 +415,9 @@ async def test_a_file_cut_short_while_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1500, 100_000, LARGE])
-async def test_only_what_has_the_hash_is_uploaded(
+async def test_upload_of_a_source_with_another_sha256_is_refused_before_its_last_byte(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
 ) -> None:
-    """A source with a sha256 is uploaded if its content has it, and is refused before its last byte if not."""
     data = make_pdf(size)
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
@@ -460,28 +433,27 @@ async def test_only_what_has_the_hash_is_uploaded(
     assert [sandbox.document_bytes(document.id) for document in sandbox.documents(signing.id)] == [data, data]
 
 
-async def test_a_package_with_hashes() -> None:
-    """A document that has not the hash that it should have is found before anything is sent."""
+async def test_document_with_another_sha256_is_found_before_anything_is_sent() -> None:
     source = PdfSource(make_pdf(), "a.pdf", sha256="0" * 64)
-    assert await problems_of(package([source])) == ("documents[0]: a.pdf has not the sha256 that it should have",)
+    digest = hashlib.sha256(make_pdf()).hexdigest()
+    assert await problems_of(package([source])) == (
+        f"documents[0]: a.pdf: sha256 mismatch: expected {source.sha256}, found {digest}",
+    )
 
 
 @pytest.mark.parametrize("sha256", ["", "0" * 63, "g" * 64, 5, b"0" * 64])
-def test_what_is_no_hash(sha256: Any) -> None:
-    """It is told at once."""
+def test_invalid_sha256_is_refused_at_once(sha256: Any) -> None:
     with pytest.raises(InvalidRequest, match="sha256: must be 64 hexadecimal digits"):
         PdfSource(b"%PDF-", sha256=sha256)
 
 
-def test_what_a_package_looks_like() -> None:
-    """Its text does not hold the documents' bytes, which may be many and are nobody's business."""
+def test_repr_of_a_package_does_not_contain_documents_bytes() -> None:
     shown = repr(SigningPackage("Lease", "EN", [b"secret", "lease.pdf", PdfSource(b"secret", "a.pdf")], [ANNA]))
     assert "documents=[<6 bytes>, 'lease.pdf', PdfSource('a.pdf')]" in shown
     assert "documents=5" in repr(SigningPackage("Lease", "EN", 5, [ANNA]))  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_records() -> None:
-    """Packages and recipients are values: equal by what they hold, and readable."""
+def test_packages_and_recipients_are_values() -> None:
     one, other = (NewRecipient("a@b.c", extra={"phone": "1"}) for _ in range(2))
     assert one == other
     assert hash(one) == hash(other)

@@ -1,4 +1,4 @@
-"""The process that gets killed: one run over all packages."""
+"""The process that is killed: one run over all packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOURNAL = "the.journal"
 
 
 def work(base_url: str, token: str, folder: str, packages: int, seed: int) -> None:
-    """End with 0 when all packages were sent, and with `UNFINISHED` when some could not be."""
+    """Exit with 0 if all packages were sent, with `UNFINISHED` if some failed."""
     logging.getLogger("signing_async").setLevel(logging.ERROR)
     sys.exit(asyncio.run(_work(base_url, token, Path(folder), packages, seed)))
 

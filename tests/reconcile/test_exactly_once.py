@@ -107,8 +107,7 @@ async def test_remind_is_repeated_after_5xx(sandbox: Sandbox, client: SigningCli
 
 
 @pytest.mark.parametrize("kind", ["drop-after-commit", "drop-before-commit"])
-async def test_remind_is_not_repeated_after_a_lost_answer(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
-    """A person must not be reminded twice: a lost answer is told, not guessed about."""
+async def test_remind_is_not_repeated_after_a_lost_response(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
     signing = await _sendable(client)
     await client.signings.send(signing)
     recipient = sandbox.recipients(signing.id)[0]
@@ -119,8 +118,7 @@ async def test_remind_is_not_repeated_after_a_lost_answer(sandbox: Sandbox, clie
 
 
 @pytest.mark.parametrize("kind", COMMITTED)
-async def test_an_older_document_of_the_same_name_is_not_taken_for_the_new_one(sandbox: Sandbox, kind: str) -> None:
-    """Another client's document of that name was there before: the upload in doubt is told apart from it."""
+async def test_older_document_of_the_same_name_is_not_taken_for_the_new_one(sandbox: Sandbox, kind: str) -> None:
     token, retry = sandbox.access_token(), RetryPolicy(base_delay=0.01, settle=0.1)
     async with (
         SigningClient(sandbox.base_url, token, retry=retry) as first,
@@ -137,8 +135,9 @@ async def test_an_older_document_of_the_same_name_is_not_taken_for_the_new_one(s
 
 
 @pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED)
-async def test_twenty_uploads_at_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
-    """Twenty at once, every one of which loses its first answer: twenty documents, each with its own bytes."""
+async def test_twenty_concurrent_uploads_create_one_document_each(
+    sandbox: Sandbox, client: SigningClient, kind: str
+) -> None:
     signing = await _draft(client)
     sandbox.faults.add("documents.upload", kind, times=20, **({"retry_after": 0} if kind == "429" else {}))
     files = {f"part {number}.pdf": make_pdf(text=f"part {number}") for number in range(20)}
@@ -149,8 +148,9 @@ async def test_twenty_uploads_at_once(sandbox: Sandbox, client: SigningClient, k
 
 
 @pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED)
-async def test_five_uploads_of_one_name_at_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
-    """Five of the same name among others, with faults on all: each result is the record of its own bytes."""
+async def test_concurrent_uploads_of_one_name_create_one_document_each(
+    sandbox: Sandbox, client: SigningClient, kind: str
+) -> None:
     signing = await _draft(client)
     sandbox.faults.add("documents.upload", kind, times=8, **({"retry_after": 0} if kind == "429" else {}))
     files = [("same.pdf", make_pdf(text=f"same {n}")) for n in range(5)]
@@ -161,8 +161,9 @@ async def test_five_uploads_of_one_name_at_once(sandbox: Sandbox, client: Signin
         assert sandbox.document_bytes(document.id) == data
 
 
-async def test_uploads_under_random_faults(sandbox: Sandbox, client: SigningClient) -> None:
-    """A storm of mixed faults: every result is right, and nothing is there that no result or error accounts for."""
+async def test_uploads_under_random_faults_create_one_document_each_or_raise(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
     signing = await _draft(client)
     for seed, kind in enumerate([*COMMITTED, "503", "drop-before-commit", "truncate"]):
         sandbox.faults.add("documents.upload", kind, times=None, probability=0.08, seed=seed)
@@ -184,8 +185,7 @@ async def test_uploads_under_random_faults(sandbox: Sandbox, client: SigningClie
     assert max(contents.values()) == 1
 
 
-async def test_a_document_of_another_client_is_not_taken_for_ones_own(sandbox: Sandbox, client: SigningClient) -> None:
-    """Between the upload and its check another client uploads the same name: what cannot be told is not guessed."""
+async def test_document_of_another_client_is_not_taken_for_the_effect(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
         await other.documents.upload(signing, make_pdf(text="first"), "first.pdf")
@@ -201,8 +201,7 @@ async def test_a_document_of_another_client_is_not_taken_for_ones_own(sandbox: S
     assert len(sandbox.documents(signing.id)) == 3
 
 
-async def test_a_renamed_document_is_not_guessed_at(sandbox: Sandbox, client: SigningClient) -> None:
-    """Nothing of the name is there, but something that was not there before: it may be the upload under a new name."""
+async def test_renamed_document_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
         await other.documents.upload(signing, make_pdf(text="other"), "something else.pdf")
@@ -212,8 +211,9 @@ async def test_a_renamed_document_is_not_guessed_at(sandbox: Sandbox, client: Si
     assert len(sandbox.requests_of("documents.upload")) == 2
 
 
-async def test_an_unsettled_upload_casts_doubt_on_the_next_of_its_name(sandbox: Sandbox, client: SigningClient) -> None:
-    """A document that may turn up late is never taken for a later upload of the same name."""
+async def test_unresolved_upload_makes_the_next_of_its_name_undecidable(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
     signing = await _draft(client)
     sandbox.faults.add("documents.upload", "hang")
     quick = client.with_options(timeout=0.4)
@@ -224,8 +224,7 @@ async def test_an_unsettled_upload_casts_doubt_on_the_next_of_its_name(sandbox: 
         await client.documents.upload(signing, make_pdf(text="two"), "lease.pdf")
 
 
-async def test_a_check_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
-    """Where the check itself cannot be made, nothing is repeated."""
+async def test_reading_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "500")
     sandbox.faults.add("signings.get", "503", times=None)
@@ -234,8 +233,9 @@ async def test_a_check_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client
     assert len(sandbox.requests_of("signings.send")) == 1
 
 
-async def test_a_server_that_goes_on_failing(sandbox: Sandbox, client: SigningClient) -> None:
-    """Attempts end with the server's error once it is known that nothing took effect."""
+async def test_server_that_keeps_failing_is_a_server_error_after_reconciliation(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "503", times=None)
     with pytest.raises(ServerError, match="5 attempts") as caught:
@@ -245,8 +245,7 @@ async def test_a_server_that_goes_on_failing(sandbox: Sandbox, client: SigningCl
     assert sandbox.signing(signing.id).state == "draft"
 
 
-async def test_the_last_attempt_is_checked_too(sandbox: Sandbox, client: SigningClient) -> None:
-    """The fifth attempt took effect before its 500: that is a success."""
+async def test_last_attempt_is_reconciled_too(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "503", times=4)
     sandbox.faults.add("signings.send", "500-after-commit")
@@ -271,8 +270,7 @@ async def test_send_that_is_refused_as_already_sent_after_an_ambiguous_attempt_s
     assert len(posts) == 2
 
 
-async def test_a_true_refusal_stays_one(sandbox: Sandbox, client: SigningClient) -> None:
-    """A draft that cannot be sent is refused as such, also after a 503."""
+async def test_refusal_without_an_ambiguous_attempt_is_raised(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     sandbox.faults.add("signings.send", "503")
     with pytest.raises(CannotBeSent):
@@ -280,10 +278,9 @@ async def test_a_true_refusal_stays_one(sandbox: Sandbox, client: SigningClient)
 
 
 @pytest.mark.parametrize("kind", ["500-after-commit", "502-html-after-commit", "drop-after-commit"])
-async def test_without_retries_an_ambiguous_failure_is_an_unknown_outcome(
+async def test_ambiguous_failure_without_retries_is_an_unknown_outcome(
     sandbox: Sandbox, client: SigningClient, kind: str
 ) -> None:
-    """RetryPolicy.none() is one request: nothing is read, so nothing is known."""
     signing = await _sendable(client)
     reads = len(sandbox.requests_of("signings.get"))
     sandbox.faults.add("signings.send", kind)
@@ -293,8 +290,7 @@ async def test_without_retries_an_ambiguous_failure_is_an_unknown_outcome(
     assert len(sandbox.requests_of("signings.get")) == reads
 
 
-async def test_a_deadline_in_the_middle_of_a_send(sandbox: Sandbox, client: SigningClient) -> None:
-    """The end of the deadline is kept for the check: what took effect is a success, what did not is unknown."""
+async def test_deadline_during_a_send_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "hang")
     with pytest.raises(OutcomeUnknownTimeout, match="left no time to find out") as caught:
@@ -303,8 +299,7 @@ async def test_a_deadline_in_the_middle_of_a_send(sandbox: Sandbox, client: Sign
     assert len(sandbox.requests_of("signings.send")) == 1
 
 
-async def test_a_deadline_in_the_middle_of_a_reminder(sandbox: Sandbox, client: SigningClient) -> None:
-    """Nobody knows whether the reminder went out."""
+async def test_deadline_during_a_reminder_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     await client.signings.send(signing)
     sandbox.faults.add("recipients.remind", "hang")
@@ -312,8 +307,7 @@ async def test_a_deadline_in_the_middle_of_a_reminder(sandbox: Sandbox, client: 
         await client.with_options(timeout=0.3).recipients.remind(signing, sandbox.recipients(signing.id)[0].id)
 
 
-async def test_recipients_that_look_alike_are_told_apart(sandbox: Sandbox, client: SigningClient) -> None:
-    """The same person twice, in two places of the order: a lost answer of the second is not settled by the first."""
+async def test_similar_recipients_are_distinguished(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await client.signings.create(name="Lease", language="EN", signing_order="sequential")
     first = await client.recipients.add(signing, email="anna@example.com", first_name="Anna", order=1)
     sandbox.faults.add("recipients.add", "drop-before-commit")
@@ -322,8 +316,7 @@ async def test_recipients_that_look_alike_are_told_apart(sandbox: Sandbox, clien
     assert [recipient.order for recipient in sandbox.recipients(signing.id)] == [1, 2]
 
 
-async def test_a_slow_service_is_not_asked_twice() -> None:
-    """While an upload is worked on for longer than a call may take, its answer is waited for."""
+async def test_slow_upload_is_waited_for_and_not_repeated() -> None:
     held: list[str] = []
 
     async def handle(request: web.Request) -> web.Response:
@@ -341,8 +334,7 @@ async def test_a_slow_service_is_not_asked_twice() -> None:
 
 
 @pytest.mark.parametrize("lost", ["drop", "504"])
-async def test_a_commit_shortly_after_the_failure_is_seen(lost: str) -> None:
-    """Before a check more than a moment has to pass, so that what was under way shows."""
+async def test_effect_that_shows_shortly_after_the_failure_is_found(lost: str) -> None:
     held: list[str] = []
 
     async def handle(request: web.Request) -> web.Response:
@@ -360,8 +352,7 @@ async def test_a_commit_shortly_after_the_failure_is_seen(lost: str) -> None:
     assert held == ["d0"]
 
 
-async def test_a_refusal_is_checked_against_the_present_state() -> None:
-    """The repeat is refused since the first request took effect after its check: the call has succeeded."""
+async def test_refusal_after_an_ambiguous_attempt_is_compared_with_the_current_state() -> None:
     held: list[str] = []
     posts: list[int] = []
 
@@ -379,8 +370,7 @@ async def test_a_refusal_is_checked_against_the_present_state() -> None:
         assert (await client.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
 
 
-async def test_a_document_that_was_read_is_an_older_one(sandbox: Sandbox, client: SigningClient) -> None:
-    """What a client has seen in its own draft is not taken for its upload, though another client put it there."""
+async def test_document_read_before_the_upload_is_known(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
         old = await other.documents.upload(signing, make_pdf(text="old"), "lease.pdf")
@@ -391,8 +381,9 @@ async def test_a_document_that_was_read_is_an_older_one(sandbox: Sandbox, client
     assert len(sandbox.documents(signing.id)) == 2
 
 
-async def test_reading_in_the_middle_of_an_upload_changes_nothing(sandbox: Sandbox, client: SigningClient) -> None:
-    """A document in doubt that somebody reads meanwhile does not become an older one."""
+async def test_reading_during_an_upload_does_not_mark_its_document_as_known(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
     signing = await _draft(client)
     sandbox.faults.add("documents.upload", "500-after-commit")
     slow = client.with_options(retry=RetryPolicy(base_delay=0.4, settle=0.1))
@@ -404,8 +395,7 @@ async def test_reading_in_the_middle_of_an_upload_changes_nothing(sandbox: Sandb
     assert len(sandbox.documents(signing.id)) == 1
 
 
-async def test_a_failure_that_was_settled_casts_no_doubt(sandbox: Sandbox, client: SigningClient) -> None:
-    """After attempts that are known to have had no effect, the caller's own repeat is told apart as ever."""
+async def test_settled_failure_does_not_affect_the_next_upload(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     sandbox.faults.add("documents.upload", "503", times=5)
     with pytest.raises(ServerError, match="5 attempts"):
@@ -415,10 +405,7 @@ async def test_a_failure_that_was_settled_casts_no_doubt(sandbox: Sandbox, clien
     assert [one.id for one in sandbox.documents(signing.id)] == [document.id]
 
 
-async def test_an_unchecked_failure_casts_doubt_until_its_document_is_seen(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    """Without retries a 5xx is not checked; once the document was read, it is an older one like others."""
+async def test_unresolved_upload_is_resolved_once_its_document_is_read(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     sandbox.faults.add("documents.upload", "500-after-commit", times=3)
     with pytest.raises(OutcomeUnknown):
@@ -430,15 +417,13 @@ async def test_an_unchecked_failure_casts_doubt_until_its_document_is_seen(
     assert sandbox.document_bytes(third.id) == make_pdf(text="3")
 
 
-async def test_two_hundred_calls_in_a_short_trouble(sandbox: Sandbox, client: SigningClient) -> None:
-    """What hits many calls at once, and some of them more than once, fails none of them."""
+async def test_two_hundred_calls_survive_a_short_outage(sandbox: Sandbox, client: SigningClient) -> None:
     sandbox.faults.add("me", "503", times=100)
     calm = client.with_options(retry=RetryPolicy(base_delay=0.2))
     assert len(await asyncio.gather(*(calm.me() for _ in range(200)))) == 200
 
 
-async def test_one_and_the_same_person_twice(sandbox: Sandbox, client: SigningClient) -> None:
-    """A recipient that this client has added before is not taken for the one that it adds now."""
+async def test_same_recipient_can_be_added_twice(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     first = await client.recipients.add(signing, email="z@example.com", last_name="Zorn", order=5)
     sandbox.faults.add("recipients.add", "503")
@@ -447,8 +432,7 @@ async def test_one_and_the_same_person_twice(sandbox: Sandbox, client: SigningCl
     assert len(sandbox.recipients(signing.id)) == 2
 
 
-async def test_a_document_of_an_upload_under_way_is_expected() -> None:
-    """One upload has arrived and is not answered yet, another fails: the first one's document explains itself."""
+async def test_document_of_a_concurrent_upload_is_expected() -> None:
     held: list[str] = []
     failed: list[str] = []
 
@@ -474,8 +458,7 @@ async def test_a_document_of_an_upload_under_way_is_expected() -> None:
     assert held == ["a.pdf", "b.pdf"]
 
 
-async def test_an_upload_that_begins_during_a_reading() -> None:
-    """What a reading shows of an upload that began meanwhile does not become an older document."""
+async def test_upload_that_begins_during_a_reading_is_not_marked_as_known() -> None:
     held: list[str] = []
     read = asyncio.Event()
 

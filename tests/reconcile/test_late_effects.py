@@ -29,7 +29,7 @@ from signing_async import (
     SigningPackage,
     Token,
 )
-from tests.dispatch.test_steps import state_of
+from tests.dispatch.observing import state_of
 from tests.pdfs import make_pdf
 from tests.reconcile.late_service import OK, Fate, LateService, script
 
@@ -216,7 +216,7 @@ async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) ->
         service.scripts[key] += script("504", "ok")
         error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
-        assert "holds 2 records" in str(error)
+        assert "holds 2 such records" in str(error)
         assert {record.id for record in error.known} == {f"{key}-0", "late"}  # type: ignore[attr-defined]  # records
         assert error.effect == "unknown"
 

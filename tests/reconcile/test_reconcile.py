@@ -14,18 +14,8 @@ import pytest
 
 from signing_async import Assumptions, RequestTimeout, ServerError, SigningError, reconcile
 from signing_async.models import Document, Recipient, Signing
-from signing_async.reconcile import (
-    Creation,
-    DocumentMatch,
-    Found,
-    Listed,
-    RecipientMatch,
-    Reconciler,
-    Sent,
-    Tracker,
-    Undecidable,
-    normalized,
-)
+from signing_async.reconcile import Creation, Found, Listed, Reconciler, Sent, Tracker, Undecidable
+from signing_async.record_matching import DocumentMatch, RecipientMatch, normalized
 from signing_async.transport.retry import Outcome
 
 PATH = "/api/1.0/signings/s1"

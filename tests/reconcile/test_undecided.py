@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import OutcomeUnknown, RetryPolicy, SigningClient, TransportError
-from signing_async.reconcile import normalized
+from signing_async.record_matching import normalized
 from tests.pdfs import make_pdf
 from tests.servers import Web, serving
 
@@ -37,8 +37,7 @@ def _writes(server: Web) -> int:
     return sum(request.method == "POST" for request in server.requests)
 
 
-async def test_a_signing_that_does_not_say_whether_it_is_a_draft() -> None:
-    """Whether it was sent cannot be told."""
+async def test_send_is_undecidable_without_is_draft() -> None:
     async with _failing(s1={"id": "s1", "name": "x"}) as (client, server):
         with pytest.raises(OutcomeUnknown, match="whether the signing is still a draft") as caught:
             await client.signings.send("s1")
@@ -46,24 +45,21 @@ async def test_a_signing_that_does_not_say_whether_it_is_a_draft() -> None:
         assert _writes(server) == 1
 
 
-async def test_a_signing_that_does_not_list_its_documents() -> None:
-    """Whether an upload arrived cannot be told."""
+async def test_upload_is_undecidable_if_the_signing_does_not_list_its_documents() -> None:
     async with _failing(s1={"id": "s1", "is_draft": True}) as (client, server):
         with pytest.raises(OutcomeUnknown, match="does not list the signing's documents"):
             await client.documents.upload("s1", make_pdf(), "a.pdf")
         assert _writes(server) == 1
 
 
-async def test_recipients_without_addresses() -> None:
-    """Whether one of them is the one cannot be told."""
+async def test_add_is_undecidable_if_recipients_have_no_addresses() -> None:
     async with _failing(recipients=[{"id": "r1"}]) as (client, server):
         with pytest.raises(OutcomeUnknown, match="does not give the recipients' e-mail addresses"):
             await client.recipients.add("s1", email="a@example.com")
         assert _writes(server) == 1
 
 
-async def test_two_recipients_with_the_same_fields() -> None:
-    """Which of them the call made cannot be told."""
+async def test_add_is_undecidable_if_two_recipients_match() -> None:
     twins = [{"id": "r1", "email": "A@example.com"}, {"id": "r2", "email": "a@example.com "}]
     async with _failing(recipients=twins) as (client, server):
         with pytest.raises(OutcomeUnknown, match="more than one request") as caught:
@@ -80,8 +76,7 @@ async def test_two_recipients_with_the_same_fields() -> None:
         {"email": "anna@example.com", "order": 2, "first_name": None, "last_name": ""},
     ],
 )
-async def test_a_recipient_that_the_service_tidied_up(held: dict[str, Any]) -> None:
-    """Case, spaces, punctuation, and fields that do not come back do not count."""
+async def test_recipient_with_normalized_fields_is_the_effect(held: dict[str, Any]) -> None:
     async with _failing(recipients=[{"id": "r1", **held}]) as (client, server):
         found = await client.recipients.add(
             "s1",
@@ -96,8 +91,7 @@ async def test_a_recipient_that_the_service_tidied_up(held: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("phone", ["+46701234567", 46, "***4567", {"number": "070 123 45 67", "country": "SE"}])
-async def test_a_recipient_whose_extra_fields_are_others(phone: Any) -> None:
-    """It may be somebody else of that name, or the service's own way to write them: nothing is repeated."""
+async def test_recipient_with_other_extra_fields_is_undecidable(phone: Any) -> None:
     held = {"id": "r1", "email": "anna@example.com", "order": 1, "phone": phone}
     async with _failing(recipients=[held]) as (client, server):
         with pytest.raises(OutcomeUnknown, match="extra fields"):
@@ -105,8 +99,7 @@ async def test_a_recipient_whose_extra_fields_are_others(phone: Any) -> None:
         assert _writes(server) == 1
 
 
-async def test_fields_that_the_service_fills_in() -> None:
-    """What was not given does not tell two people apart: nobody is added a second time."""
+async def test_fields_that_the_service_fills_in_do_not_count() -> None:
     held = {
         "id": "r1",
         "email": "a@example.com",
@@ -124,8 +117,7 @@ async def test_fields_that_the_service_fills_in() -> None:
     ("sent", "held"),
     [(701234567, "701234567"), ({"number": "070", "country": "SE"}, {"country": "SE", "number": "070"})],
 )
-async def test_an_extra_field_that_comes_back_otherwise(sent: Any, held: Any) -> None:
-    """A number as a text, or an object in another order: it is the same."""
+async def test_extra_field_in_another_notation_matches(sent: Any, held: Any) -> None:
     async with _failing(recipients=[{"id": "r1", "email": "a@example.com", "phone": held}]) as (client, _):
         assert (await client.recipients.add("s1", email="a@example.com", extra={"phone": sent})).id == "r1"
 
@@ -138,17 +130,14 @@ async def test_an_extra_field_that_comes_back_otherwise(sent: Any, held: Any) ->
         {"email": "anna@example.com", "first_name": "Bo"},
     ],
 )
-async def test_a_recipient_that_is_somebody_else(held: dict[str, Any]) -> None:
-    """A different address, place in the order or name is not the one that was added: the request is made again."""
+async def test_recipient_with_another_address_order_or_name_is_not_the_effect(held: dict[str, Any]) -> None:
     async with _failing(recipients=[{"id": "r1", **held}]) as (client, server):
         with pytest.raises(Exception, match="5 attempts"):
             await client.recipients.add("s1", email="anna@example.com", first_name="Anna", order=2)
         assert _writes(server) == 5
 
 
-async def test_a_time_out_of_somebody_elses() -> None:
-    """A TimeoutError of a token store is not taken for the call's deadline."""
-
+async def test_timeout_error_of_a_token_store_is_not_taken_for_the_deadline() -> None:
     class Slow:
         async def load(self) -> None:
             raise TimeoutError("the store's own")
@@ -169,15 +158,13 @@ async def test_a_time_out_of_somebody_elses() -> None:
             await client.signings.wait_until_completed("id", timeout=60)
 
 
-async def test_a_payload_that_says_nothing_of_its_text() -> None:
-    """aiohttp may ask a body for its text, for instance to log it: an upload gives its size alone."""
+async def test_upload_body_decodes_to_its_size_alone() -> None:
     from signing_async.transport.wire import bytes_body
 
     assert bytes_body(b"secret").decode() == "<6 bytes>"
 
 
-async def test_an_unsent_write_is_simply_repeated() -> None:
-    """Where no connection could be made nothing can have taken effect, so nothing is read."""
+async def test_write_that_was_not_sent_is_repeated_without_a_reading() -> None:
     async with SigningClient("http://127.0.0.1:9", "token", retry=QUICK) as client:
         with pytest.raises(TransportError, match="could not connect") as caught:
             await client.recipients.add("s1", email="a@example.com")
@@ -185,8 +172,7 @@ async def test_an_unsent_write_is_simply_repeated() -> None:
     assert caught.value.attempts == 5
 
 
-def test_names_of_any_length_are_compared_quickly() -> None:
-    """Normal forms take quadratic time where marks are piled up: what is longer than any name is left as it is."""
+def test_names_of_any_length_are_compared_in_linear_time() -> None:
     piled = "a" + "\u0301" * 40_000 + "\u0327" * 40_000
     assert normalized("NFC", piled) == normalized("NFKC", piled) == piled
     assert normalized("NFC", "Ma\u0308klare.pdf") == "M\u00e4klare.pdf"

@@ -1,0 +1,102 @@
+"""Check a manifest and all of its PDFs before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+import attrs
+
+from ...errors import InvalidRequest
+from .manifest import Manifest
+from .rows import Entry, Problem
+
+__all__ = ["CheckedManifest", "check_manifest"]
+
+MAX_PROBLEMS = 1000
+"""The number of problems that are listed; the others are counted."""
+
+
+@attrs.define
+class CheckedManifest:
+    """What a valid manifest holds."""
+
+    packages: int = 0
+    documents: int = 0
+    size: int = 0
+    hashes: bytearray = attrs.field(factory=bytearray)
+    """The content hash of each package without a key, in order, 32 bytes each."""
+
+    def key_of(self, number: int) -> str:
+        """Return the key of the ``number``-th package without a key of its own."""
+        return self.hashes[32 * number : 32 * number + 32].hex()
+
+
+class _Checker:
+    """Collects what a manifest holds, and its problems."""
+
+    def __init__(self, max_pdf_bytes: int) -> None:
+        self.checked: CheckedManifest = CheckedManifest()
+        self.problems: list[Problem] = []
+        self.count: int = 0
+        self._max_pdf_bytes = max_pdf_bytes
+        self._lines: dict[bytes, int] = {}
+        """The line of each key, by a short hash."""
+
+    def add_problems(self, *problems: Problem) -> None:
+        self.count += len(problems)
+        self.problems += problems[: max(0, MAX_PROBLEMS - len(self.problems))]
+
+    async def check(self, entry: Entry) -> None:
+        from ...dispatch.package import prepare
+
+        if entry.package is None:
+            self.add_problems(*entry.problems)
+            return
+        self.checked.packages += 1
+        try:
+            prepared = await prepare(entry.package, self._max_pdf_bytes)
+        except InvalidRequest as error:
+            self.add_problems(*entry.with_problems(error.problems))
+            return
+        prepared.close()
+        self.add_problems(*entry.problems)
+        self.checked.documents += len(prepared.documents)
+        self.checked.size += sum(document.size for document in prepared.documents)
+        self._check_key(entry, entry.package.key, prepared.content)
+
+    def _check_key(self, entry: Entry, key: str | None, content: str) -> None:
+        """Note the package's key, or its content hash; two packages must not share one."""
+        if key is None:
+            self.checked.hashes += bytes.fromhex(content)
+        short = hashlib.blake2b((key or content).encode(), digest_size=12).digest()
+        first = self._lines.setdefault(short, entry.line)
+        if first != entry.line and key is not None:
+            self.add_problems(Problem(entry.line, "key", f"{key!r} is also the key of line {first}"))
+        elif first != entry.line:
+            text = f"missing, and this is the same package as line {first}; if both are to be sent, give each a key"
+            self.add_problems(Problem(entry.line, "key", text))
+
+
+async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Callable[[], None]) -> CheckedManifest:
+    """Return what the manifest holds; raise `InvalidRequest` with all problems of it and its PDFs."""
+    checker = _Checker(max_pdf_bytes)
+    for entry in manifest.entries():
+        await checker.check(entry)
+        on_entry()
+        # Small files are read without suspending; this lets Ctrl-C through.
+        await asyncio.sleep(0)
+    if not checker.checked.packages and not checker.count:
+        checker.add_problems(Problem(1, "", "the manifest has no packages"))
+    if checker.count:
+        raise _make_error(manifest, checker)
+    return checker.checked
+
+
+def _make_error(manifest: Manifest, checker: _Checker) -> InvalidRequest:
+    lines = [f"{manifest.path}, {problem}" for problem in checker.problems]
+    more = checker.count - len(lines)
+    lines += [f"and {more} more"] if more else []
+    count = "1 problem" if checker.count == 1 else f"{checker.count} problems"
+    return InvalidRequest("\n  ".join([f"{count} in {manifest.path}; nothing was sent:", *lines]), problems=lines)

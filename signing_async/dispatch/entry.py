@@ -1,0 +1,105 @@
+"""The journal entry of one package: what is known of its draft, saved before each step begins and after it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TypeVar
+
+import attrs
+from attrs import validators
+
+from ..errors import OutcomeUnknown
+from .journal import Claim, ClaimLost, Journal, JournalError
+
+__all__ = ["DRAFT", "SENDING", "SENT", "JournalEntry", "PackageState", "journaled"]
+
+T = TypeVar("T")
+
+DRAFT, SENDING, SENT = "draft", "sending", "sent"
+
+_is_ids = validators.deep_mapping(
+    validators.matches_re(r"\d+"),
+    validators.optional(validators.instance_of(str)),
+    validators.instance_of(dict),
+)
+
+
+async def journaled(operation: Awaitable[T]) -> T:
+    """Await an operation of any journal; raise its unexpected errors as `JournalError`."""
+    try:
+        return await operation
+    except (ClaimLost, JournalError):
+        raise
+    except Exception as error:
+        raise JournalError(f"the journal failed: {type(error).__name__}: {error}") from error
+
+
+@attrs.define
+class PackageState:
+    """What is known of a package. ``documents`` and ``recipients`` map their numbers to the ids at the service.
+
+    An id is None from the start of its step until the outcome is known.
+    """
+
+    content: str = attrs.field(validator=validators.instance_of(str))
+    service: str = attrs.field(validator=validators.instance_of(str))
+    status: str = attrs.field(default=DRAFT, validator=validators.in_((DRAFT, SENDING, SENT)))
+    signing: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    documents: dict[str, str | None] = attrs.field(factory=dict, validator=_is_ids)
+    recipients: dict[str, str | None] = attrs.field(factory=dict, validator=_is_ids)
+    error: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    abandoned: list[str] = attrs.field(
+        factory=list, validator=validators.deep_iterable(validators.instance_of(str), validators.instance_of(list))
+    )
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether a step began whose outcome is unknown."""
+        return None in self.documents.values() or None in self.recipients.values()
+
+    def abandon_draft(self) -> None:
+        """Forget the draft. No run sends a draft that is not in the journal."""
+        if self.signing is not None:
+            self.abandoned.append(self.signing)
+        self.signing, self.documents, self.recipients = None, {}, {}
+
+
+class JournalEntry:
+    """The state of a claimed package, and the journal that keeps it."""
+
+    def __init__(self, journal: Journal, claim: Claim, content: str, service: str) -> None:
+        self._journal = journal
+        self._claim = claim
+        self.state: PackageState = PackageState(content, service)
+        self._changes = self._saved = 0
+        self._writing = asyncio.Lock()
+
+    @property
+    def was_saved(self) -> bool:
+        """Whether this run has saved anything."""
+        return self._changes > 0
+
+    def load(self) -> PackageState:
+        """Return what earlier runs saved; raise `OutcomeUnknown` if that can't be decoded."""
+        if self._claim.state is None:
+            return self.state
+        with suppress(TypeError, ValueError, RecursionError):
+            state = PackageState(**json.loads(self._claim.state))
+            if state.status == DRAFT or state.signing:
+                self.state = state
+                return state
+        raise OutcomeUnknown("the journal entry of this package cannot be decoded: the package may have been sent")
+
+    async def save(self) -> None:
+        """Write the state as it is now. Concurrent calls share a write; raises `ClaimLost` if the claim is stale."""
+        self._changes += 1
+        change = self._changes
+        async with self._writing:
+            if self._saved >= change:
+                return
+            covered = self._changes
+            await journaled(self._journal.write(self._claim, json.dumps(attrs.asdict(self.state))))
+            self._saved = covered

@@ -1,0 +1,141 @@
+"""Packages for the tests of a dispatch, and what they left in the sandbox and in the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from signing_async import (
+    DispatchResult,
+    Document,
+    NewRecipient,
+    PdfSource,
+    SigningPackage,
+    SqliteJournal,
+)
+from signing_async.dispatch.journal import Claim
+from signing_async.dispatch.package import prepare
+from signing_async.documents.resource import Documents
+from signing_async.sandbox import Sandbox
+from tests.dispatch.parcels import Parcel, judge
+from tests.pdfs import make_pdf
+
+
+def parcel_of(documents: int = 2, recipients: int = 2, name: str = "Lease", **fields: object) -> Parcel:
+    """Return a package with this number of documents and recipients."""
+    files = tuple((f"part {number}.pdf", make_pdf(text=f"{name} {number}")) for number in range(documents))
+    people = tuple((f"r{number}@example.com", number + 1) for number in range(recipients))
+    package = SigningPackage(
+        name,
+        "EN",
+        [PdfSource(data, filename) for filename, data in files],
+        [NewRecipient(email, "Anna", "Berg") for email, _ in people],
+        **{"signing_order": "sequential", **fields},  # type: ignore[arg-type]  # the fields of a package
+    )
+    return Parcel(package, files, people)
+
+
+def sent_well(sandbox: Sandbox, *parcels: Parcel, spare: int = 0) -> None:
+    """Assert that each package was sent once, exactly as it is, and that at most ``spare`` drafts are left unsent."""
+    verdict = judge(sandbox, parcels)
+    assert verdict.wrong == []
+    assert verdict.sent == len(parcels)
+    assert verdict.spare <= spare
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """Return the state of the only package in a journal."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        ((state,),) = database.execute("SELECT state FROM packages").fetchall()
+    found: dict[str, Any] = json.loads(state)
+    return found
+
+
+async def key_of(package: SigningPackage) -> str:
+    """Return the content key of a package."""
+    prepared = await prepare(package, 2**20)
+    prepared.close()
+    return prepared.key
+
+
+def count(sandbox: Sandbox) -> Counter[str | None]:
+    """Return the number of requests of each operation."""
+    return Counter(record.operation for record in sandbox.requests)
+
+
+@attrs.define
+class Uploads:
+    """The uploads under way, and the most at any time."""
+
+    current: int = 0
+    most: int = 0
+
+
+@contextlib.contextmanager
+def concurrent_uploads() -> Iterator[Uploads]:
+    uploads, upload = Uploads(), Documents.upload
+
+    async def counted(*given: Any, **named: Any) -> Document:
+        uploads.current += 1
+        uploads.most = max(uploads.most, uploads.current)
+        try:
+            return await upload(*given, **named)
+        finally:
+            uploads.current -= 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Documents, "upload", counted)
+        yield uploads
+
+
+def abandoned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the log messages about abandoned drafts."""
+    return [message for message in caplog.messages if "abandoned" in message]
+
+
+async def all_of(results: Any, into: list[DispatchResult] | None = None) -> list[DispatchResult]:
+    """Return all results of a run, or append them to ``into``, which keeps them if the run fails."""
+    into = [] if into is None else into
+    async for result in results:
+        into.append(result)
+    return into
+
+
+class Failing:
+    """A journal whose operation number ``at`` fails, and all later ones unless ``once``."""
+
+    def __init__(
+        self, journal: SqliteJournal, at: int, error: Exception, only: str = "", *, once: bool = False
+    ) -> None:
+        self._journal = journal
+        self._at = range(at, at + 1) if once else range(at, 1_000_000)
+        self._error = error
+        self._only = only
+        self.steps = 0
+
+    def _fail_if_due(self, name: str) -> None:
+        self.steps += name.startswith(self._only)
+        if name.startswith(self._only) and self.steps in self._at:
+            raise self._error
+
+    async def claim(self, key: str) -> Claim | None:
+        self._fail_if_due("claim")
+        return await self._journal.claim(key)
+
+    async def write(self, claim: Claim, state: str) -> None:
+        self._fail_if_due("write")
+        await self._journal.write(claim, state)
+
+    async def release(self, claim: Claim) -> None:
+        self._fail_if_due("release")
+        await self._journal.release(claim)
+
+    async def aclose(self) -> None: ...

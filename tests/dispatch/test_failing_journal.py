@@ -1,0 +1,175 @@
+"""A journal that fails, that cannot be decoded, or that belongs to another service."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from signing_async import (
+    ConfigurationError,
+    DispatchResult,
+    JournalError,
+    OutcomeUnknown,
+    SigningClient,
+    SqliteJournal,
+    Unauthorized,
+)
+from signing_async.dispatch.journal import ClaimLost
+from signing_async.sandbox import Sandbox
+from tests.dispatch.deaths import Fate, fated_client
+from tests.dispatch.observing import (
+    Failing,
+    all_of,
+    count,
+    parcel_of,
+    sent_well,
+)
+from tests.dispatch.parcels import make_parcel
+
+
+async def test_journal_failure_at_any_step_stops_the_call_before_an_unjournaled_send(tmp_path: Path) -> None:
+    async with Sandbox(seed=7) as sandbox, fated_client(sandbox, Fate()) as client:
+        for at in range(1, 9):
+            parcel, path = parcel_of(name=f"Lease {at}"), tmp_path / f"{at}"
+            async with SqliteJournal(path) as journal:
+                failing = Failing(journal, at, JournalError("the journal x: database or disk is full"))
+                before = count(sandbox)["signings.send"]
+                with pytest.raises(JournalError, match=r"^the journal x: database or disk is full"):
+                    await client.dispatch(parcel.package, failing)
+                if at <= 6:
+                    assert count(sandbox)["signings.send"] == before
+            await client.dispatch(parcel.package, path)
+            sent_well(sandbox, parcel, spare=1)
+
+
+async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    parcels = [make_parcel(number, tmp_path) for number in range(40)]
+    packages = [parcel.package for parcel in parcels]
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        failing = Failing(journal, 60, ZeroDivisionError("by a replica"))
+        results: list[DispatchResult] = []
+        with pytest.raises(JournalError, match="the journal failed: ZeroDivisionError: by a replica"):
+            await all_of(client.dispatch_many(packages, failing), results)
+        assert len(results) < 20
+        assert len(sandbox.signings) < 30
+    await all_of(client.dispatch_many(packages, tmp_path / "journal"))
+    sent_well(sandbox, *parcels, spare=16)
+
+
+async def test_single_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    parcels = [parcel_of(1, 1, name=f"Lease {number}") for number in range(10)]
+    packages = [parcel.package for parcel in parcels]
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        failing = Failing(journal, 12, JournalError("the journal x: disk I/O error"), only="write", once=True)
+        with pytest.raises(JournalError, match="I/O error"):
+            await all_of(client.dispatch_many(packages, failing, concurrency=2))
+        assert len(sandbox.signings) < 10
+        await all_of(client.dispatch_many(packages, journal))
+    sent_well(sandbox, *parcels, spare=2)
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_journal_failure_stops_workers_that_wait_for_another_run(
+    client: SigningClient, tmp_path: Path, once: bool
+) -> None:
+    async with SqliteJournal(tmp_path / "journal") as other, SqliteJournal(tmp_path / "journal") as journal:
+        for number in range(4):
+            await other.claim(f"{number}")
+        failing = Failing(journal, 20, JournalError("gone"), once=once)
+        packages = [parcel_of(1, 1, key=f"{number}").package for number in range(4)]
+        with pytest.raises(JournalError, match="gone"):
+            await asyncio.wait_for(all_of(client.dispatch_many(packages, failing, concurrency=4)), 60)
+
+
+async def test_failed_release_does_not_change_the_result(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        failing = Failing(journal, 1, ClaimLost("lease"), only="release")
+        assert (await client.dispatch(parcel_of(name="One").package, failing)).is_draft is False
+        failing = Failing(journal, 1, OSError("gone"), only="release")
+        assert (await client.dispatch(parcel_of(name="Two").package, failing)).is_draft is False
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the journal failed: OSError: gone"
+    ]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "no JSON",
+        "[1]",
+        "{}",
+        '{"content": "x"}',
+        '{"content": 5, "service": "y"}',
+        '{"content": "x", "service": "y", "status": "unheard of"}',
+        '{"content": "x", "service": "y", "status": "unheard of", "signing": "z"}',
+        '{"content": "x", "service": "y", "status": "sent"}',
+        '{"content": "x", "service": "y", "status": "sending", "signing": ""}',
+        '{"content": "x", "service": 5}',
+        '{"content": "x", "service": "y", "signing": 5}',
+        '{"content": "x", "service": "y", "error": 5}',
+        '{"content": "x", "service": "y", "abandoned": "z"}',
+        '{"content": "x", "service": "y", "abandoned": [5]}',
+        '{"content": "x", "service": "y", "documents": {"0": 5}}',
+        '{"content": "x", "service": "y", "recipients": {"0": 5}}',
+        '{"content": "x", "service": "y", "documents": {"a": "b"}}',
+        '{"content": "x", "service": "y", "documents": []}',
+        '{"content": "x", "service": "y", "recipients": ""}',
+        '{"content": "x", "service": "y", "newer": 1}',
+        "[" * 100_000,
+    ],
+)
+async def test_journal_entry_that_cannot_be_decoded_is_an_unknown_outcome_and_is_kept(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, state: str
+) -> None:
+    broken, good = parcel_of(name="Broken", key="broken"), parcel_of(name="Good", key="good")
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        claim = await journal.claim("broken")
+        assert claim is not None
+        await journal.write(claim, state)
+        await journal.release(claim)
+        results = await all_of(client.dispatch_many([broken.package, good.package], journal))
+        errors = {result.package.key: result.error for result in results}
+        assert isinstance(errors["broken"], OutcomeUnknown)
+        assert str(errors["broken"]).startswith("the journal entry of this package cannot be decoded: ")
+        assert errors["good"] is None
+        claim = await journal.claim("broken")
+        assert claim is not None
+        assert claim.state == state
+    assert len(sandbox.signings) == 1
+
+
+async def test_package_sent_at_another_service_is_a_configuration_error(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    package = parcel_of().package
+    signing = await client.dispatch(package, tmp_path / "journal")
+    async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
+        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another"):
+            await elsewhere.dispatch(package, tmp_path / "journal")
+        (result,) = await all_of(elsewhere.dispatch_many([package], tmp_path / "journal"))
+        assert result.signing is None
+        assert other.requests == []
+    assert (await client.dispatch(package, tmp_path / "journal")).id == signing.id
+
+
+async def test_draft_at_another_service_is_a_configuration_error(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    package = parcel_of().package
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(package, tmp_path / "journal")
+    async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
+        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another"):
+            await elsewhere.dispatch(package, tmp_path / "journal")
+        assert other.requests == []
+
+
+async def test_file_that_is_no_journal_stops_the_run_and_is_named(client: SigningClient, tmp_path: Path) -> None:
+    (tmp_path / "journal").write_bytes(b"minutes of the meeting" * 200)
+    with pytest.raises(JournalError, match=str(tmp_path / "journal")):
+        await all_of(client.dispatch_many([parcel_of().package], tmp_path / "journal"))

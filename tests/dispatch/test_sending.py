@@ -1,0 +1,471 @@
+"""The sending of a draft: unknown outcomes, late effects, and other clients that change the draft."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from signing_async import (
+    DraftChanged,
+    InvalidRequest,
+    NewRecipient,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
+    PdfSource,
+    Progress,
+    Recipient,
+    RetryPolicy,
+    Signing,
+    SigningClient,
+    SigningPackage,
+    Unauthorized,
+)
+from signing_async.recipients import Recipients
+from signing_async.sandbox import Sandbox
+from signing_async.signings import Signings
+from tests.dispatch.observing import abandoned, count, key_of, parcel_of, sent_well, state_of
+from tests.dispatch.parcels import Parcel
+from tests.pdfs import make_pdf
+
+COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit", "truncate"]
+
+
+NOT_COMMITTED = ["500", "503", "502-html", "drop-before-commit", "429"]
+
+
+STEPS = ["signings.create", "documents.upload", "recipients.add", "signings.send"]
+
+
+READINGS = ["signings.get", "recipients.list"]
+
+
+# The sending
+
+
+async def _leave_in_doubt(sandbox: Sandbox, client: SigningClient, package: SigningPackage, path: Path) -> None:
+    """It is not known whether the package was sent (it was not)."""
+    fault = sandbox.faults.add("signings.send", "500")
+    reading = sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.raises(OutcomeUnknown):
+        await client.dispatch(package, path)
+    fault.remove()
+    reading.remove()
+    assert state_of(path)["status"] == "sending"
+
+
+async def test_changed_package_is_refused_if_the_earlier_version_may_have_been_sent(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    await _leave_in_doubt(sandbox, client, parcel_of(key="lease").package, tmp_path / "journal")
+    with pytest.raises(InvalidRequest, match="which may have been sent"):
+        await client.dispatch(parcel_of(name="Other", key="lease").package, tmp_path / "journal")
+
+
+async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    reading = sandbox.faults.add("signings.get", "503", times=None)
+    words = r"it is not known whether this took effect: the service could not be read: HTTP 503"
+    with pytest.raises(OutcomeUnknown, match=words) as caught:
+        await client.dispatch(parcel.package, path)
+    draft, key = sandbox.signings[0].id, await key_of(parcel.package)
+    assert caught.value.transient
+    assert caught.value.__notes__ == [f"package {key[:12]!r}: its signing is {draft}; status 'sending'"]
+    (result,) = [result async for result in client.dispatch_many([parcel.package], path)]
+    assert isinstance(result.error, OutcomeUnknown)
+    assert result.signing is not None
+    assert (result.signing.id, result.signing.is_draft) == (draft, None)
+    reading.remove()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_unknown_sending_that_took_effect_is_not_repeated(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await client.signings.send(sandbox.signings[0].id)
+    sends, told = count(sandbox)["signings.send"], list[Progress]()
+    (result,) = [one async for one in client.dispatch_many([parcel.package], path, on_progress=told.append)]
+    assert result.error is None
+    assert count(sandbox)["signings.send"] == sends
+    assert told[-1].files_done == told[-1].files_total == 2
+    sent_well(sandbox, parcel)
+
+
+async def test_unknown_sending_that_took_effect_with_other_documents_is_logged_as_an_error(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    draft = sandbox.signings[0].id
+    await client.documents.upload(draft, make_pdf(), "other.pdf")
+    await client.signings.send(draft)
+    assert (await client.dispatch(parcel.package, path)).id == draft
+    assert state_of(path)["status"] == "sent"
+    assert f"signing {draft} was sent with documents that are not of its package" in caplog.text
+
+
+async def test_unknown_sending_that_takes_effect_before_the_repeat_counts_as_sent(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    sandbox.faults.add("signings.send", "slow", seconds=0.3)
+    run = asyncio.create_task(client.dispatch(parcel.package, path))
+    while not run.done() and count(sandbox)["signings.send"] < 2:
+        await asyncio.sleep(0.005)
+    await client.signings.send(sandbox.signings[0].id)
+    assert (await run).is_draft is False
+    sent_well(sandbox, parcel)
+
+
+async def test_refused_repeat_leaves_an_unknown_sending_unknown(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    sandbox.faults.add("signings.send", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "sending"
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("kind", ["500", "drop-before-commit"])
+async def test_send_refused_after_an_ambiguous_attempt_stays_unknown(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    sandbox.faults.add("signings.send", kind)
+    sandbox.faults.add("signings.send", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "sending"
+    await client.signings.send(sandbox.signings[0].id)
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_unknown_sending_whose_draft_was_changed_is_not_repeated(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await client.documents.upload(sandbox.signings[0].id, make_pdf(), "other.pdf")
+    with pytest.raises(DraftChanged, match="holds more or less than this package; it was not sent") as caught:
+        await client.dispatch(parcel.package, path)
+    assert caught.value.signing.id == sandbox.signings[0].id
+    assert caught.value.effect == "none"
+    assert [signing.state for signing in sandbox.signings] == ["draft"]
+
+
+async def test_unknown_sending_of_a_cancelled_signing_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await sandbox.cancel(sandbox.signings[0].id)
+    with pytest.raises(OutcomeUnknown, match="the signing is cancelled, and may have been sent before") as caught:
+        await client.dispatch(parcel.package, path)
+    assert [one.id for one in caught.value.known if isinstance(one, Signing)] == [sandbox.signings[0].id]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("503", 1), ("not-json", 1), ("drop-after-commit", 2)])
+async def test_sent_signing_that_cannot_be_read_is_returned_from_the_journal(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, most: int
+) -> None:
+    parcel = parcel_of()
+    sandbox.faults.add("signings.get", kind, times=5)
+    signing = await client.dispatch(parcel.package, tmp_path / "journal")
+    assert signing.is_draft is False
+    assert signing.name == "Lease"
+    assert sorted(document.name for document in signing.documents) == ["part 0.pdf", "part 1.pdf"]
+    # aiohttp by itself asks once more when a connection breaks.
+    assert 1 <= count(sandbox)["signings.get"] <= most
+    assert f"signing {signing.id} was sent, and could not be read: " in caplog.text
+
+
+# Others who touch the draft
+
+
+async def _leave_a_draft(sandbox: Sandbox, client: SigningClient, parcel: Parcel, path: Path, step: str) -> str:
+    """A draft that is known to hold what it holds."""
+    sandbox.faults.add(step, "expired-token", skip=1 if step == "recipients.add" else 0)
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    return sandbox.signings[0].id
+
+
+@pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
+@pytest.mark.parametrize("what", ["document", "recipient"])
+async def test_draft_that_another_client_added_to_is_abandoned(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, step: str, what: str
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    draft = await _leave_a_draft(sandbox, client, parcel, path, step)
+    if what == "document":
+        await client.documents.upload(draft, make_pdf(), "other.pdf")
+    else:
+        await client.recipients.add(draft, email="eve@example.com", order=9)
+    signing = await client.dispatch(parcel.package, path)
+    assert signing.id != draft
+    (message,) = abandoned(caplog)
+    assert message.endswith(f"{draft} was abandoned: it may hold more or less than the package")
+    sent_well(sandbox, parcel, spare=1)
+
+
+@pytest.mark.parametrize("end", ["sent", "cancelled"])
+async def test_draft_that_another_client_sent_or_cancelled_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, end: str
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    draft = await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
+    await (client.signings.send(draft) if end == "sent" else sandbox.cancel(draft))
+    with pytest.raises(OutcomeUnknown, match=r"^another client has sent or cancelled the draft\n") as caught:
+        await client.dispatch(parcel.package, path)
+    assert [signing.id for signing in caught.value.known if isinstance(signing, Signing)] == [draft]
+    assert [signing.state for signing in sandbox.signings] == [end]
+
+
+@pytest.mark.parametrize("step", ["documents.upload", "recipients.add", "signings.send"])
+async def test_draft_that_is_gone_is_replaced(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_a_draft(sandbox, client, parcel, path, step)
+    sandbox._database.run("DELETE FROM signings")
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_two_drafts_changed_by_another_client_raise_draft_changed_and_nothing_is_sent(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    add = Recipients.add
+
+    async def twice(self: Recipients, signing_id: str, **fields: Any) -> Recipient:
+        await add(self, signing_id, email="eve@example.com", order=9)
+        return await add(self, signing_id, **fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recipients, "add", twice)
+        # After an ambiguous attempt a draft is read before it is sent.
+        sandbox.faults.add("recipients.add", "503")
+        sandbox.faults.add("recipients.add", "503", skip=2)
+        with pytest.raises(DraftChanged, match="two drafts held more or less than this package") as caught:
+            await client.dispatch(parcel.package, path)
+    assert (caught.value.effect, caught.value.transient) == ("none", False)
+    assert [message.rpartition(" was abandoned: ")[2] for message in abandoned(caplog)] == [
+        "it may hold more or less than the package",
+        "it holds more or less than the package",
+    ]
+    assert [signing.state for signing in sandbox.signings] == ["draft", "draft"]
+    assert len(state_of(path)["abandoned"]) == 2
+    sandbox.faults.clear()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=2)
+
+
+async def test_upload_of_unknown_outcome_is_repeated_in_one_more_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("signings.get", "503", times=5)
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=1)
+    other = parcel_of(name="Other")
+    sandbox.faults.add("documents.upload", "drop-before-commit", times=None)
+    sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.raises(OutcomeUnknown, match=r"documents\.upload"):
+        await client.dispatch(other.package, tmp_path / "other")
+    sandbox.faults.clear()
+    await client.dispatch(other.package, tmp_path / "other")
+    sent_well(sandbox, other, spare=3)
+
+
+async def test_timeout_in_a_step_is_raised_and_the_next_run_creates_a_new_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add("recipients.add", "hang", times=None)
+    with pytest.raises(OutcomeUnknownTimeout):
+        await client.with_options(timeout=0.4).dispatch(parcel.package, path)
+    (draft,) = sandbox.signings
+    sandbox.faults.clear()
+    assert (await client.dispatch(parcel.package, path)).id != draft.id
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_recipient_of_an_earlier_run_is_not_taken_for_an_equal_one_of_this_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    anna = NewRecipient("anna@example.com", "Anna", "Berg")
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [anna, anna])
+    parcel = Parcel(package, (("a.pdf", make_pdf()),), (("anna@example.com", None),) * 2)
+    await _leave_a_draft(sandbox, client, parcel, tmp_path / "journal", "recipients.add")
+    async with SigningClient(
+        sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01, settle=0.1)
+    ) as fresh:
+        sandbox.faults.add("recipients.add", "500")
+        await fresh.dispatch(package, tmp_path / "journal")
+    sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
+@pytest.mark.parametrize(("kind", "spare"), [("drop-before-commit", 1), ("502-html", 1), ("500", 0), ("503", 0)])
+async def test_draft_is_not_sent_while_a_lost_request_may_still_add_to_it(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str, spare: int
+) -> None:
+    send, parcel = Signings.send_own, parcel_of(1, 1)
+    sandbox.faults.add(step, kind)
+
+    async def late(self: Signings, signing_id: str) -> Signing | None:
+        if spare and signing_id == sandbox.signings[0].id:
+            if step == "documents.upload":
+                await client.documents.upload(signing_id, make_pdf(text="Lease 0"), "part 0.pdf")
+            else:
+                await client.recipients.add(signing_id, email="r0@example.com", order=2)
+        return await send(self, signing_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "send_own", late)
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    sent_well(sandbox, parcel, spare=spare)
+
+
+@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
+async def test_late_effect_of_a_repeated_step_is_found_before_the_sending(
+    sandbox: Sandbox, client: SigningClient, step: str
+) -> None:
+    add, parcel = Recipients.add, parcel_of(1, 2)
+    sandbox.faults.add(step, "500")
+
+    async def late(self: Recipients, signing_id: str, **fields: Any) -> Recipient:
+        added = await add(self, signing_id, **fields)
+        if signing_id == sandbox.signings[0].id and fields["order"] == 2:
+            if step == "documents.upload":
+                await client.documents.upload(signing_id, make_pdf(text="Lease 0"), "part 0.pdf")
+            else:
+                await add(client.recipients, signing_id, email="r0@example.com", order=3)
+        return added
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recipients, "add", late)
+        await client.dispatch(parcel.package)
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_rate_limited_step_is_not_ambiguous(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    for step in STEPS:
+        sandbox.faults.add(step, "429", retry_after=0)
+    await client.dispatch(parcel.package, path)
+    assert count(sandbox) == {**dict.fromkeys(STEPS, 2), "signings.get": 1}
+    other = parcel_of(1, 1, name="Other")
+    for step in STEPS[1:]:
+        sandbox.faults.add(step, "429", retry_after=0)
+        sandbox.faults.add(step, "expired-token")
+        with pytest.raises(Unauthorized):
+            await client.dispatch(other.package, path)
+    await client.dispatch(other.package, path)
+    sent_well(sandbox, parcel, other)
+
+
+async def test_draft_with_a_lost_request_is_abandoned_by_the_next_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel = parcel_of(1, 1)
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    draft = sandbox.signings[0].id
+    assert (await client.dispatch(parcel.package, tmp_path / "journal")).id != draft
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_document_added_just_before_the_sending_is_logged_as_an_error(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    send = Signings.send_own
+
+    async def late(self: Signings, signing_id: str) -> Signing | None:
+        await client.documents.upload(signing_id, make_pdf(), "late.pdf")
+        return await send(self, signing_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "send_own", late)
+        signing = await client.dispatch(parcel_of().package)
+    assert len(signing.documents) == 3
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"signing {signing.id} was sent with documents that are not of its package"
+    ]
+
+
+def lagging(patch: pytest.MonkeyPatch, times: float) -> list[float]:
+    """So many readings of a signing that was sent show a draft; when each reading of it was."""
+    decode, moments = Signings._decode, list[float]()
+
+    def lag(self: Signings, data: Any, response: Any) -> Signing:
+        signing = decode(self, data, response)
+        if signing.is_draft:
+            return signing
+        moments.append(asyncio.get_running_loop().time())
+        return attrs.evolve(signing, is_draft=len(moments) <= times)
+
+    patch.setattr(Signings, "_decode", lag)
+    return moments
+
+
+async def test_success_whose_reading_lags_is_read_again(sandbox: Sandbox, client: SigningClient) -> None:
+    """The service accepted the sending, and its next readings still show a draft."""
+    with pytest.MonkeyPatch.context() as patch:
+        moments = lagging(patch, 2)
+        signing = await client.with_options(retry=RetryPolicy()).dispatch(parcel_of().package)
+    assert signing.is_draft is False
+    assert len(signing.documents) == 2
+    assert len(moments) == 3
+    assert moments[2] - moments[1] > 0.1
+
+
+async def test_success_that_does_not_show_is_an_unknown_outcome_until_the_next_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """No reading bears out that the package was sent."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    with pytest.MonkeyPatch.context() as patch:
+        lagging(patch, math.inf)
+        with pytest.raises(OutcomeUnknown, match="could not be verified: the service still shows a draft") as caught:
+            await client.dispatch(parcel.package, path)
+    assert [one.id for one in caught.value.known if isinstance(one, Signing)] == [sandbox.signings[0].id]
+    assert state_of(path)["status"] == "sending"
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_unknown_sending_stays_unknown_without_is_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    decode = Signings._decode
+
+    def silent(self: Signings, data: Any, response: Any) -> Signing:
+        return attrs.evolve(decode(self, data, response), is_draft=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "_decode", silent)
+        with pytest.raises(OutcomeUnknown, match="does not say whether the signing is still a draft"):
+            await client.dispatch(parcel.package, path)

@@ -1,0 +1,395 @@
+"""Runs that share a journal: postponed packages, lost claims, leaving early."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from signing_async import (
+    DispatchResult,
+    JournalError,
+    PdfSource,
+    Progress,
+    SigningClient,
+    SigningPackage,
+    SqliteJournal,
+)
+from signing_async.dispatch.journal import Claim
+from signing_async.sandbox import Sandbox
+from tests.dispatch.deaths import Fate, Fated, MemoryJournal, fated_client
+from tests.dispatch.observing import (
+    Failing,
+    all_of,
+    parcel_of,
+    sent_well,
+)
+from tests.dispatch.parcels import make_parcel
+from tests.pdfs import make_pdf
+
+
+async def test_concurrent_runs_send_each_package_once_and_return_every_result(sandbox: Sandbox, tmp_path: Path) -> None:
+    parcels = [make_parcel(number, tmp_path) for number in range(30)]
+    packages = [parcel.package for parcel in parcels]
+    async with contextlib.AsyncExitStack() as stack:
+        runs = []
+        for _ in range(3):
+            fate = Fate()
+            client = await stack.enter_async_context(fated_client(sandbox, fate))
+            journal = await stack.enter_async_context(SqliteJournal(tmp_path / "journal"))
+            runs.append(all_of(client.dispatch_many(packages, journal, concurrency=4)))
+        results = await asyncio.gather(*runs)
+    for result in results:
+        assert len(result) == 30
+        assert [one.error for one in result] == [None] * 30
+    assert len(sandbox.signings) == 30
+    sent_well(sandbox, *parcels)
+
+
+async def test_package_claimed_by_another_run_is_postponed_and_sent_after_its_release(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(10)]
+    async with SqliteJournal(tmp_path / "journal") as other:
+        claim = await other.claim("3")
+        assert claim is not None
+        results: list[DispatchResult] = []
+
+        packages = [parcel.package for parcel in parcels]
+        many = client.dispatch_many(packages, tmp_path / "journal", concurrency=1)
+        run = asyncio.create_task(all_of(many, results))
+        while len(results) < 9:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while "waiting for package '3': another run is working on it" not in caplog.messages:
+                await asyncio.sleep(0.01)
+        assert "3" not in {result.package.key for result in results}
+        await other.release(claim)
+        await run
+    assert len(results) == 10
+    sent_well(sandbox, *parcels)
+
+
+async def test_claim_of_a_postponed_package_is_retried_with_growing_pauses_and_logged_once(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    journal, asked, told = MemoryJournal(), list[float](), list[int]()
+    claim = journal.claim
+
+    async def counted(key: str) -> Claim | None:
+        asked.append(asyncio.get_running_loop().time())
+        told.append(sum("waiting for package" in message for message in caplog.messages))
+        if len(asked) == 6:
+            journal.taken.clear()
+        return await claim(key)
+
+    journal.taken.add("lease")
+    journal.claim = counted  # type: ignore[method-assign]  # one that notes the time
+    await client.dispatch(parcel_of(key="lease").package, journal)
+    waits = [after - before for before, after in itertools.pairwise(asked)]
+    assert [wait >= 0.024 * 2**number for number, wait in enumerate(waits)] == [True] * 5
+    assert told == [0, 0, 0, 0, 1, 1]
+
+
+async def test_idle_workers_leave_postponed_packages_to_the_workers_that_wait(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(8)]
+    async with SqliteJournal(tmp_path / "journal") as other:
+        claims = [await other.claim(f"{number}") for number in range(4)]
+        packages = [parcel.package for parcel in parcels]
+        run = asyncio.create_task(all_of(client.dispatch_many(packages, tmp_path / "journal", concurrency=8)))
+        await asyncio.sleep(0.8)
+        for claim in claims:
+            assert claim is not None
+            await other.release(claim)
+        results = await run
+    assert [result.error for result in results] == [None] * 8
+    sent_well(sandbox, *parcels)
+
+
+async def test_number_of_postponed_packages_is_bounded(client: SigningClient, tmp_path: Path) -> None:
+    pulled = 0
+    async with SqliteJournal(tmp_path / "journal") as other:
+        for number in range(100):
+            assert await other.claim(f"{number}") is not None
+
+        def packages() -> Iterator[SigningPackage]:
+            nonlocal pulled
+            for number in range(100):
+                pulled += 1
+                yield parcel_of(1, 1, key=f"{number}").package
+
+        run = asyncio.create_task(all_of(client.dispatch_many(packages(), tmp_path / "journal", concurrency=2)))
+        await asyncio.sleep(0.5)
+        assert 2 < pulled <= 12
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
+async def test_postponed_package_does_not_wait_for_the_next_item_of_the_iterable(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    package, results = parcel_of(1, 1, key="lease").package, 0
+
+    async def messages() -> AsyncIterator[SigningPackage]:
+        yield package
+        yield package
+        await asyncio.sleep(3600)
+
+    async with asyncio.timeout(30), client.dispatch_many(messages(), tmp_path / "journal", concurrency=4) as run:
+        async for result in run:
+            assert result.error is None
+            results += 1
+            if results == 2:
+                break
+    sent_well(sandbox, parcel_of(1, 1))
+
+
+async def test_leaving_cancels_and_closes_the_callers_async_generator(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    ended: list[str] = []
+
+    async def messages() -> AsyncIterator[SigningPackage]:
+        try:
+            yield parcel_of(1, 1).package
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        finally:
+            ended.append("closed")
+
+    async with asyncio.timeout(30), client.dispatch_many(messages(), tmp_path / "journal", concurrency=4) as run:
+        assert (await anext(run)).error is None
+    assert ended == ["cancelled", "closed"]
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+async def test_leaving_closes_the_callers_generator(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
+    ended: list[bool] = []
+
+    def endless() -> Iterator[SigningPackage]:
+        try:
+            while True:
+                yield parcel_of(1, 1).package
+        finally:
+            ended.append(True)
+
+    async with client.dispatch_many(endless(), tmp_path / "journal", concurrency=1) as run:
+        assert (await anext(run)).error is None
+    assert ended == [True]
+
+
+def streamed(data: bytes, key: str) -> SigningPackage:
+    """A package whose only document can be read once."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    return SigningPackage("Lease", "EN", [PdfSource(stream(), "a.pdf")], parcel_of(1, 1).package.recipients, key=key)
+
+
+async def test_stream_of_a_postponed_package_is_read_and_counted_once(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    data, told = make_pdf(), list[Progress]()
+    async with SqliteJournal(tmp_path / "journal") as other:
+        claim = await other.claim("lease")
+        assert claim is not None
+        packages = [streamed(data, "lease")]
+        run = asyncio.create_task(all_of(client.dispatch_many(packages, tmp_path / "journal", on_progress=told.append)))
+        await asyncio.sleep(0.3)
+        await other.release(claim)
+        (result,) = await run
+    assert result.error is None
+    assert [sandbox.document_bytes(one.id) for one in sandbox.documents()] == [data]
+    assert told[-1] == Progress(1, 1, len(data), len(data))
+
+
+@pytest.mark.parametrize("end", ["sent", "no claim", "left", "taken by another run"])
+async def test_buffer_of_a_package_is_closed_however_the_package_ends(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    files: list[IO[bytes]] = []
+    make = tempfile.TemporaryFile
+
+    def made(**named: Any) -> IO[bytes]:
+        files.append(make(**named))
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", made)
+    async with SqliteJournal(tmp_path / "journal") as journal, SqliteJournal(tmp_path / "journal") as other:
+        failing = Failing(journal, 1 if end == "no claim" else 1_000, JournalError("gone"), only="claim")
+        if end == "taken by another run":
+            assert await other.claim("lease") is not None
+        many = client.dispatch_many([streamed(make_pdf(), "lease")], failing)
+        if end == "sent":
+            assert [result.error for result in await all_of(many)] == [None]
+        elif end == "no claim":
+            with pytest.raises(JournalError, match="gone"):
+                await all_of(many)
+        else:
+            sandbox.faults.add("signings.create", "hang")
+            run = asyncio.create_task(anext(many))
+            async with asyncio.timeout(30):
+                while not failing.steps:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            await many.aclose()
+    assert [file.closed for file in files] == [True]
+
+
+async def test_postponed_package_has_a_result_if_the_iterable_fails(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, pulled = parcel_of(1, 1, key="lease"), asyncio.Event()
+
+    async def failing() -> AsyncIterator[SigningPackage]:
+        yield parcel.package
+        pulled.set()
+        raise ZeroDivisionError
+
+    results: list[DispatchResult] = []
+    async with SqliteJournal(tmp_path / "journal") as other:
+        claim = await other.claim("lease")
+        assert claim is not None
+        many = client.dispatch_many(failing(), tmp_path / "journal", concurrency=1)
+        run = asyncio.create_task(all_of(many, results))
+        await pulled.wait()
+        await other.release(claim)
+        with pytest.raises(ZeroDivisionError):
+            await run
+    assert [result.error for result in results] == [None]
+    sent_well(sandbox, parcel)
+
+
+async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: Sandbox, client: SigningClient) -> None:
+    releasing, go_on = asyncio.Event(), asyncio.Event()
+    journal = MemoryJournal()
+    release = journal.release
+
+    async def slow(claim: Claim) -> None:
+        releasing.set()
+        await go_on.wait()
+        await release(claim)
+
+    journal.release = slow  # type: ignore[method-assign]  # a slow one
+    sandbox.faults.add("signings.create", "hang")
+    run = asyncio.create_task(client.dispatch(parcel_of().package, journal))
+    while not sandbox.requests_of("signings.create"):
+        await asyncio.sleep(0.005)
+    run.cancel()
+    await releasing.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    go_on.set()
+    async with asyncio.timeout(30):
+        while journal.taken:
+            await asyncio.sleep(0.005)
+
+
+async def test_run_with_a_lost_claim_sends_nothing_and_returns_the_other_runs_result(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    parcel, journal, fate = parcel_of(), MemoryJournal(), Fate(12, pause=True)
+    async with fated_client(sandbox, fate) as slow:
+        first = asyncio.create_task(all_of(slow.dispatch_many([parcel.package], Fated(journal, fate))))
+        await fate.paused.wait()
+        journal.expire()
+        signing = await client.dispatch(parcel.package, journal)
+        requests = len(sandbox.requests)
+        fate.resumed.set()
+        (result,) = await first
+    assert result.signing is not None
+    assert result.signing.id == signing.id
+    assert len(sandbox.requests) <= requests + 2
+    assert any("was lost: another run has claimed it" in record.message for record in caplog.records)
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_claim_lost_before_the_first_step_creates_no_draft(sandbox: Sandbox, client: SigningClient) -> None:
+    parcel, journal = parcel_of(), MemoryJournal()
+    claim = journal.claim
+
+    async def paused(key: str) -> Claim | None:
+        got = await claim(key)
+        journal.claim = claim  # type: ignore[method-assign]  # paused once
+        journal.expire()
+        await client.dispatch(parcel.package, journal)
+        return got
+
+    journal.claim = paused  # type: ignore[method-assign]  # by a machine that sleeps
+    signing = await client.dispatch(parcel.package, journal)
+    assert [one.id for one in sandbox.signings] == [signing.id]
+    sent_well(sandbox, parcel)
+
+
+async def test_each_step_is_journaled_before_it_begins_with_the_outcome_of_the_one_before(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    journal = MemoryJournal()
+    states: list[dict[str, Any]] = []
+    write = journal.write
+
+    async def noted(claim: Claim, state: str) -> None:
+        states.append({"requests": len(sandbox.requests), **json.loads(state)})
+        await write(claim, state)
+
+    journal.write = noted  # type: ignore[method-assign]  # one that takes notes
+    await all_of(client.dispatch_many([parcel_of(3, 2).package], journal, concurrency=1))
+    seen = [
+        (
+            state["requests"],
+            state["status"],
+            state["signing"] is not None,
+            "".join("?" if one is None else "x" for one in state["documents"].values()),
+            "".join("?" if one is None else "x" for one in state["recipients"].values()),
+        )
+        for state in states
+    ]
+    assert seen == [
+        (0, "draft", False, "", ""),
+        (1, "draft", True, "?", ""),
+        (2, "draft", True, "x?", ""),
+        (3, "draft", True, "xx?", ""),
+        (4, "draft", True, "xxx", "?"),
+        (5, "draft", True, "xxx", "x?"),
+        (6, "sending", True, "xxx", "xx"),
+        (8, "sent", True, "xxx", "xx"),
+    ]
+
+
+async def test_claim_lost_while_a_failure_is_journaled_returns_the_other_runs_result(
+    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    parcel, journal = parcel_of(), MemoryJournal()
+    sandbox.faults.add("recipients.add", "expired-token")
+    write = journal.write
+
+    async def lose(claim: Claim, state: str) -> None:
+        if json.loads(state)["error"] is not None:
+            journal.expire()
+        await write(claim, state)
+
+    journal.write = lose  # type: ignore[method-assign]  # a journal that goes wrong once
+    signing = await client.dispatch(parcel.package, journal)
+    assert signing.is_draft is False
+    assert [message for message in caplog.messages if "another run has claimed it" in message]
+    sent_well(sandbox, parcel, spare=1)
