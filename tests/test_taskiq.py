@@ -657,7 +657,7 @@ async def test_a_task_that_broke(place: Workplace) -> None:
         ([make_pdf()], r"^documents\[0\]: must be a path that the workers can read, not bytes$"),
         ([PdfSource(os.fsencode(__file__))], "documents"),
         (["/no/such/file.pdf"], r"documents\[0\]"),
-        ([], "documents: there is none"),
+        ([], "documents: must not be empty"),
     ],
 )
 async def test_what_no_worker_could_send_is_not_enqueued(documents: Any, words: str, place: Workplace) -> None:

@@ -41,8 +41,8 @@ _END: Any = object()
 class DispatchResult:
     """The result of one package. ``error`` is None if it was sent, by this run or an earlier one.
 
-    ``signing`` is the signing as sent; with an error, the draft as far as it is known. ``abandoned`` are the ids of
-    drafts that were given up for another one, by this run or an earlier one: they stay at the service, unsent.
+    ``signing`` is the signing as sent; with an error, what is known of the draft. ``abandoned`` are the ids of drafts that
+    were given up for another one, by this run or an earlier one: they stay at the service, unsent.
     """
 
     package: SigningPackage
