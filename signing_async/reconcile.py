@@ -214,7 +214,7 @@ class _SharedReading(Generic[T]):
 
 
 class _Collection:
-    """The documents or the recipients of one signing, as far as this client knows them."""
+    """What this client knows of the documents, or the recipients, of one signing."""
 
     def __init__(self, known: set[str] | None) -> None:
         self.known: set[str] | None = known

@@ -653,7 +653,7 @@ async def test_failed_task_is_an_outcome_with_its_error(place: Workplace) -> Non
         ([make_pdf()], r"^documents\[0\]: must be a path that the workers can read, got bytes$"),
         ([PdfSource(os.fsencode(__file__))], "documents"),
         (["/no/such/file.pdf"], r"documents\[0\]"),
-        ([], "documents: there is none"),
+        ([], "documents: must not be empty"),
     ],
 )
 async def test_invalid_package_is_not_enqueued(documents: Any, words: str, place: Workplace) -> None:

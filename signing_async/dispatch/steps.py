@@ -78,7 +78,7 @@ class Sending:
         return tuple(state.abandoned) if state.service == self._resources.service else ()
 
     def known_signing(self) -> Signing | None:
-        """Return the signing as far as the journal knows it."""
+        """Return what the journal knows of the signing."""
         state, fields = self._entry.state, self._package.fields
         if state.signing is None or state.service != self._resources.service:
             return None

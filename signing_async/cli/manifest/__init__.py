@@ -1,4 +1,4 @@
-"""Manifests of signing packages: CSV or JSON lines, and the report of those that failed."""
+"""Manifests of signing packages: CSV or JSON lines, their check, and the report of failed packages."""
 
 from .check import CheckedManifest, check_manifest
 from .failures import FailureReport
