@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["integer", "is_integer", "is_number", "is_text", "number", "seconds", "string", "text"]
+__all__ = ["integer", "is_integer", "is_number", "is_text", "number", "string"]
 
 
 def is_number(value: object) -> bool:
@@ -62,16 +62,3 @@ def string(name: str, value: Any, *, may_be_empty: bool = False, error: type[Exc
         return checked
     kind = "a string" if may_be_empty else "a non-empty string"
     raise error(f"{name}: must be {kind}, got {value!r}")
-
-
-def seconds(owner: str, name: str, value: object) -> None:
-    """Refuse what is no time that can pass."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{owner}: {name} must be seconds above 0, not {value!r}")
-
-
-def text(owner: str, name: str, value: object, *, may_be_empty: bool = False) -> None:
-    """Refuse what cannot be a name, or a part of one."""
-    if not (is_text(value) or (may_be_empty and value == "")):
-        empty = "" if may_be_empty else " that is not empty"
-        raise ConfigurationError(f"{owner}: {name} must be a text{empty}, in whole characters, not {value!r}")

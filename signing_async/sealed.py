@@ -92,7 +92,7 @@ class Report:
 
     @property
     def bytes_after(self) -> int:
-        """The number of bytes after those that the last signature covers."""
+        """The number of bytes after the range that the last signature covers."""
         return self.size - max((seal.covers for seal in self.seals), default=0)
 
     @property

@@ -10,16 +10,20 @@ from pathlib import Path
 
 import attrs
 import pytest
+from taskiq import InMemoryBroker
 
 from signing_async import Assumptions, errors
+from signing_async.taskiq import add_dispatch
 from tests import guides
 from tests.guides import ROOT
 from tests.postgres.server import PostgresServer
 from tests.redis.server import running_redis
 
 README = ROOT / "README.md"
-SEALED = ROOT / "signing_async/sealed.md"  # runs in `tests/sealed`, with files of its own
+# These run with files of their own, in `tests/sealed` and in `tests/test_testing.py`.
+ELSEWHERE = {ROOT / "signing_async/sealed.md", ROOT / "signing_async/testing/README.md"}
 GUIDES = sorted((ROOT / "signing_async").rglob("*.md"))
+WITH_TESTS = [path for path in GUIDES if path not in ELSEWHERE and any(map(guides.is_test, guides.blocks(path)))]
 NAMES = [str(path.relative_to(ROOT)) for path in GUIDES]
 
 
@@ -45,7 +49,7 @@ async def test_tour_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Boat house sent" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", [path for path in GUIDES if path != SEALED], ids=str)
+@pytest.mark.parametrize("path", [path for path in GUIDES if path not in ELSEWHERE], ids=str)
 async def test_code_of_the_guide_runs(
     path: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +62,8 @@ async def test_code_of_the_guide_runs(
         redis = request.getfixturevalue("redis_server")
         more["redis_url"] = redis.url
     async with guides.namespace(tmp_path, **more) as names:
+        if any("(broker)" in block for block in code):
+            names["broker"] = add_dispatch(InMemoryBroker(), client=names["make_client"], journal=names["make_journal"])
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         monkeypatch.setenv("SIGNING_BASE_URL", names["base_url"])
         monkeypatch.setenv("SIGNING_ACCESS_TOKEN", names["access_token"])
@@ -71,7 +77,7 @@ def redis_server() -> object:
         yield redis
 
 
-@pytest.mark.parametrize("path", [path for path in GUIDES if any(map(guides.is_test, guides.blocks(path)))], ids=str)
+@pytest.mark.parametrize("path", WITH_TESTS, ids=str)
 def test_tests_in_the_guide_pass(path: Path, pytester: pytest.Pytester) -> None:
     for number, block in enumerate(filter(guides.is_test, guides.blocks(path))):
         pytester.makepyfile(**{f"test_block_{number}": block})

@@ -10,7 +10,7 @@ from tests.guides import ROOT
 
 AVOIDED = {
     r"\bin doubt\b": "ambiguous, or outcome unknown",
-    r"\bmay pass\b|\bof an outage\b": "transient",
+    r"\bof an outage\b": "transient",
     r"\bpurse\b": "retry budget",
     r"\bteller\b|\btally\b": "progress reporter",
     r"\bmany hands\b": "worker pool",
@@ -19,9 +19,9 @@ AVOIDED = {
     r"\bseen before\b": "duplicate",
     r"\bspoiled\b": "desynchronized",
     r"\blet (go|end)\b": "release, or drain",
-    r"\bone that (is|has|was|does)\b": "name the thing",
+    r"\bone that (has|was|does)\b": "name the thing",
     r"\bwhoever\b": "name the caller",
-    r"\bthose that\b": "name the things",
+    r"\b(of|one of|all) those that\b": "name the things",
     r"\bwhat came of\b": "the result of",
     r"\bstands there\b|\bis there already\b": "exists",
     r"\bthat is no (good|use|PDF)\b": "invalid",

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..errors import AuthError, ConfigurationError
+from ..errors import AuthError, ConfigurationError, OutcomeUnknown
 from .output import Output
 
 if TYPE_CHECKING:
@@ -146,7 +146,9 @@ class _Warnings(logging.Handler):
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._out.warn(record.getMessage())
+        # The command reports an unknown outcome as its error.
+        if not any(isinstance(argument, OutcomeUnknown) for argument in record.args or ()):
+            self._out.warn(record.getMessage())
 
 
 def _set_on_state(context: click.Context, parameter: click.Parameter, value: Any) -> None:

@@ -128,6 +128,14 @@ class _Hold:
 _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_postgres_holds", default=())
 
 
+async def _run_until_done(database: Database, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Run the work again and again until PostgreSQL carries it out."""
+    while True:
+        with contextlib.suppress(AuthError):
+            return await database.run(work)
+        await asyncio.sleep(_POLL)
+
+
 class PostgresTokenStore:
     """Stores a user's token in a row of a table, for any number of workers on any number of machines. ::
 
@@ -212,10 +220,10 @@ class PostgresTokenStore:
             await self._database.run(partial(self._write, data))
             return
         if hold.saving is not None:
-            await self._wait_for_save(hold.saving)
+            await self._wait_for(hold.saving, "a refreshed token is not saved yet")
         # A separate task: it continues if PostgreSQL is too slow for the caller.
         hold.saving = asyncio.create_task(self._replace(hold, data), name="signing_async token save")
-        if not await self._wait_for_save(hold.saving):
+        if not await self._wait_for(hold.saving, "a refreshed token is not saved yet"):
             raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
 
     @contextlib.asynccontextmanager
@@ -313,7 +321,7 @@ class PostgresTokenStore:
                     hold.announced = False
         await hold.kept.aclose()
         if hold.saving is None and hold.announced:
-            unlocking = self._run_until_done(partial(self._unlock, hold))
+            unlocking = _run_until_done(self._database, partial(self._unlock, hold))
             hold.unlocking = asyncio.create_task(unlocking, name="signing_async token unlock")
             self._unfinished = hold
 
@@ -322,17 +330,11 @@ class PostgresTokenStore:
         if connection.is_in_transaction():
             await connection.execute("COMMIT")
 
-    async def _run_until_done(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        while True:
-            with contextlib.suppress(AuthError):
-                return await self._database.run(work)
-            await asyncio.sleep(_POLL)
-
-    async def _wait_for_save(self, saving: asyncio.Task[bool]) -> bool:
-        await asyncio.wait([saving], timeout=self._database.timeout)
-        if not saving.done():
-            raise AuthError(f"{self!r}: no response, and a refreshed token is not saved yet")
-        return saving.result()
+    async def _wait_for(self, task: asyncio.Task[T], problem: str) -> T:
+        await asyncio.wait([task], timeout=self._database.timeout)
+        if not task.done():
+            raise AuthError(f"{self!r}: no response, and {problem}")
+        return task.result()
 
     async def _wait_for_unfinished(self) -> None:
         """Wait for the save, or the unlocking, that an earlier holder had to leave to a task."""
@@ -340,12 +342,10 @@ class PostgresTokenStore:
         if hold is None:
             return
         if hold.unlocking is not None:
-            await asyncio.wait([hold.unlocking], timeout=self._database.timeout)
-            if not hold.unlocking.done():
-                raise AuthError(f"{self!r}: no response, and the lock is not released yet")
+            await self._wait_for(hold.unlocking, "the lock is not released yet")
         else:
             assert hold.saving is not None
-            await self._wait_for_save(hold.saving)
+            await self._wait_for(hold.saving, "a refreshed token is not saved yet")
             await carried_through(self._release(hold))
         self._unfinished = None
 
@@ -366,7 +366,7 @@ class PostgresTokenStore:
         except (*TRANSIENT, *PERMANENT) as error:
             problem = self._database.describe(error)
             log.warning("%r: the lock is lost, saving the refreshed token without it: %s", self, problem)
-        return await self._run_until_done(work)
+        return await _run_until_done(self._database, work)
 
     async def _replace_version(self, owner: str, version: int, data: bytes, connection: Any) -> bool:
         arguments = (self.name, data, time.time(), version, owner)

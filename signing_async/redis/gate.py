@@ -229,7 +229,7 @@ class RedisGate:
 
     @property
     def opens_at(self) -> float:
-        """When a request that came now could be sent (loop time), as far as this worker knows."""
+        """The earliest known time (loop time) for a request made now."""
         slot = None if self._slots is None else self._slots.next(asyncio.get_running_loop().time())
         return max(self._local.opens_at, slot or 0.0)
 

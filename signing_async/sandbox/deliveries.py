@@ -185,7 +185,7 @@ class Deliveries:
         self._courier.wake_all()
 
     async def close(self) -> None:
-        """Stop sending. Pending deliveries stay pending, also those that requests in flight still add."""
+        """Stop sending. Deliveries stay pending, including new ones from requests in flight."""
         await self._courier.close()
 
     async def settled(self) -> None:

@@ -166,7 +166,9 @@ class _Call(Generic[T]):
             self.retry_at = now + decision.delay
             # An ambiguous call spends the delay on readings.
             raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
-        error = self._finish_error(failed.error, decision.reason)
+        error = _complete(failed.error, decision.reason, self.retries.attempts)
+        if self.operation.repeat is Repeat.REMIND and self.may_have_taken_effect:
+            error.effect = "unknown"
         if self.reconciler is not None:
             return await self._reconcile_or_raise(self.reconciler, error)
         raise error
@@ -311,17 +313,6 @@ class _Call(Generic[T]):
         log.warning("%s", unknown)
         return unknown
 
-    def _finish_error(self, error: errors.SigningError, reason: str) -> errors.SigningError:
-        """Complete the error of the last attempt with what only the call knows."""
-        if reason and isinstance(error, errors.APIError | errors.TransportError):
-            error.message = f"{error.message} ({reason})" if error.message else reason
-            error.args = (error.message,)
-        if isinstance(error, errors.TransportError):
-            error.attempts = self.retries.attempts
-        if self.operation.repeat is Repeat.REMIND and self.may_have_taken_effect:
-            error.effect = "unknown"
-        return error
-
     def _report(
         self,
         began: float,
@@ -340,3 +331,13 @@ class _Call(Generic[T]):
         seconds, status, request_id = time.perf_counter() - began, self.exchange.status, self.exchange.request_id
         name, number = self.operation.name, self.retries.attempts
         report(Attempt(name, number, status, seconds, request_id, delay, error, in_doubt), hook, level=level)
+
+
+def _complete(error: errors.SigningError, reason: str, attempts: int) -> errors.SigningError:
+    """Add to the error of the last attempt what only the call knows."""
+    if reason and isinstance(error, errors.APIError | errors.TransportError):
+        error.message = f"{error.message} ({reason})" if error.message else reason
+        error.args = (error.message,)
+    if isinstance(error, errors.TransportError):
+        error.attempts = attempts
+    return error

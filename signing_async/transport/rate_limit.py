@@ -31,7 +31,7 @@ class RateLimiter(Protocol):
 
     @property
     def next_at(self) -> float:
-        """When a request made now could be sent, as far as is known; a past time if at once."""
+        """The earliest known time for a request made now; in the past if it may be sent at once."""
 
     async def acquire(self, deadline: float) -> bool:
         """Wait until a request may be sent; return False as soon as it is known that the deadline comes first."""
@@ -103,7 +103,7 @@ class LocalRateLimiter:
 
     @property
     def next_at(self) -> float:
-        """When a request made now could be sent, as far as is known."""
+        """The earliest known time for a request made now."""
         rate = self._learner.rate
         if rate is None:
             return self._learner.paused_until

@@ -196,7 +196,7 @@ class Retries:
         self.attempts: int = 0
         """The attempts that were begun."""
         self.uncounted: int = 0
-        """Those that do not count towards the policy's maximum."""
+        """The attempts that do not count towards the policy's maximum."""
 
     def decide(
         self,

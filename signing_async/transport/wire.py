@@ -291,7 +291,7 @@ class Response:
 
 
 class Sessions:
-    """The aiohttp session for one origin: the caller's, or one that is made when it is first needed."""
+    """The aiohttp session for one origin: the caller's, or a new one made on first use."""
 
     def __init__(self, session: aiohttp.ClientSession | None = None) -> None:
         self._given = session

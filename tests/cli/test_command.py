@@ -42,7 +42,7 @@ def test_common_options_work_before_and_after_the_command_and_the_last_one_count
         ["me", "--base-url", "x"],
         ["--base-url", "y", "me", "--base-url", "x"],
     ):
-        assert "not 'x' (--base-url)" in run(*arguments).err
+        assert "got 'x' (--base-url)" in run(*arguments).err
     (tmp_path / "settings.toml").write_text('base_url = "z"')
     assert "settings.toml" in run("me", "--config", "settings.toml", "--base-url", "https://x.example.com").err
     assert run("--json", "me").lines[0]["email"]

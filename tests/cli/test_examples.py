@@ -23,7 +23,7 @@ from tests.cli.browser import agree
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT
-from tests.cli.test_account import free_port
+from tests.cli.test_account import SSH, free_port
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 from tests.webhooks.servers import PATH, serve
@@ -103,7 +103,10 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def _register(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register an app with a free port."""
+    """Register an app with a free port, where a browser can be opened."""
+    monkeypatch.setenv("DISPLAY", ":0")
+    for name in SSH:
+        monkeypatch.delenv(name, raising=False)
     redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
     app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
     assert app.client_secret

@@ -248,7 +248,7 @@ def test_secret_may_be_in_the_settings_file(run: Run, tmp_path: Path) -> None:
     settings.write_text("webhook_secret = 5")
     ran = run(*verify, "--json")
     assert (ran.code, ran.error["exit_code"]) == (2, 2)
-    assert "settings.toml must be a text" in ran.error["message"]
+    assert "settings.toml: must be a non-empty string" in ran.error["message"]
 
 
 def test_verdict_is_coloured_stdin_is_terminal_without_no_color(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def identifier(text: str) -> Html:
 
 
 def facts(*pairs: tuple[str, Child]) -> Html:
-    """Return names and values, without those that are None."""
+    """Return names and values, without values of None."""
     shown = (tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None)
     return tag("dl", shown, class_="facts")
 
