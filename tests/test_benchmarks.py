@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_benchmark_runs_and_does_its_work(name: str) -> None:
+def test_benchmark_runs_and_its_work_is_checked(name: str) -> None:
     """Each runs to its table; work that was not done would have ended it with an error."""
     if name == "shared":
         needs("redis-server")
@@ -64,7 +64,7 @@ def test_a_benchmark_runs_and_does_its_work(name: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_benchmark_is_rejected_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
     """The error lists what there is."""
     with pytest.raises(SystemExit):
         main(["calls", "nosuch"])
@@ -74,14 +74,14 @@ def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("options", [["--quick", "--write"], ["--rounds", "0"]])
-def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_useless_options_are_rejected(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Figures of a quick run are not worth keeping, and no rounds measure nothing."""
     with pytest.raises(SystemExit):
         main(["clients", *options])
     assert options[0] in capsys.readouterr().err
 
 
-async def test_candidates_take_turns() -> None:
+async def test_rounds_of_candidates_are_interleaved() -> None:
     """Rounds are interleaved, every second one backwards, and the warm-up leaves no samples."""
     ran: list[str] = []
     candidates = {name: in_process(partial(ran.append, name)) for name in "ab"}
@@ -90,13 +90,13 @@ async def test_candidates_take_turns() -> None:
     assert [len(taken) for taken in samples.values()] == [3, 3]
 
 
-async def test_work_that_was_not_done_is_noticed() -> None:
+async def test_candidate_that_did_not_do_its_work_ends_the_comparison() -> None:
     """A candidate whose proof of work differs ends the comparison, by name."""
     with pytest.raises(AssertionError, match=r"lazy did not do its work: expected 3, got 2"):
         await interleaved({"honest": in_thread(lambda: 3), "lazy": in_process(lambda: 2)}, rounds=1, expect=3)
 
 
-def test_the_median_of_paired_ratios() -> None:
+def test_ratio_is_the_median_of_paired_rounds() -> None:
     """A round in which the machine was slow for both does not move the ratio."""
     samples = {"one": [Sample(2, 3), Sample(40, 60), Sample(2, 3)], "two": [Sample(1, 2), Sample(20, 40), Sample(1, 2)]}
     assert ratio(samples, "one", "two") == 2
@@ -108,7 +108,7 @@ def test_the_median_of_paired_ratios() -> None:
     ]
 
 
-def test_a_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_printed_as_markdown_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
     """It is printed, aligned, and kept."""
     table = Table("Figures", ("what", "µs"), [["short", "1"], ["a longer name", "10.5"]], "A note.")
     show(table)
@@ -126,7 +126,7 @@ def test_a_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.pop() is table
 
 
-def test_what_is_missing_is_shown_as_missing() -> None:
+def test_missing_peer_keeps_its_row_and_bar() -> None:
     """A peer that is not installed keeps its row and its bar, without a figure."""
     assert peer("no_such_peer") is None
     samples = {OURS: [Sample(2, 2, 1)], "floor": [Sample(1, 1, 1)], "no_such_peer": []}
@@ -141,7 +141,7 @@ def test_what_is_missing_is_shown_as_missing() -> None:
     assert MISSING in svg(Chart("calls", "Calls", "time", [Panel("calls", bars)]))
 
 
-async def test_a_missing_candidate_does_not_run() -> None:
+async def test_missing_candidate_has_no_samples() -> None:
     """It has no samples; the others have theirs, as many as the time allows but a few at least."""
     candidates = {"here": in_process(lambda: time.sleep(0.01)), "missing": None}
     samples = await interleaved(candidates, rounds=100, seconds=0)
@@ -149,14 +149,14 @@ async def test_a_missing_candidate_does_not_run() -> None:
     assert samples["missing"] == []
 
 
-def test_the_middle_half_of_the_ratios() -> None:
+def test_spread_is_the_middle_half_of_the_ratios() -> None:
     """A single round has no spread."""
     samples = {"one": [Sample(wall, 1) for wall in (1, 2, 3, 4, 5)], "two": [Sample(1, 1)] * 5}
     assert spread(samples, "one", "two") == (2, 4)
     assert spread({name: taken[:1] for name, taken in samples.items()}, "one", "two") == (1, 1)
 
 
-def test_the_cpu_time_of_a_process() -> None:
+def test_cpu_time_counts_all_threads_of_a_process() -> None:
     """It grows while a process works, and all its threads count."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         before = process_cpu(process.pid)
@@ -174,13 +174,13 @@ def test_the_cpu_time_of_a_process() -> None:
         (Target("memory", 10.01, at_most=10, unit=" MB"), False),
     ],
 )
-def test_a_target_is_judged_as_it_is_shown(target: Target, met: bool) -> None:
+def test_target_is_judged_by_its_rounded_figure(target: Target, met: bool) -> None:
     """To two decimals, so that the page never shows a bound reached and calls it missed."""
     assert target.met is met
     assert ("met" in str(target)) is met
 
 
-def test_the_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison replaces its own section alone; what is missed is explained, or said not to be."""
     monkeypatch.setattr(report, "NOTES", {"calls: cost": "Calls are work."})
     table = Table("Calls", ("candidate", "wall"), [[OURS, "1.20"]])
@@ -206,7 +206,7 @@ def test_the_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "RESULTS.md").read_text() == page
 
 
-def test_what_a_comparison_finds_is_collected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_of_a_comparison_are_collected_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Everything since the last time, and then it begins anew."""
     collected("")
     chart = Chart("calls", "Calls", "time", [])
@@ -231,7 +231,7 @@ def test_bars_begin_at_zero_and_are_in_proportion() -> None:
     assert [text for text in texts if text in ("0", "1", "2", "3", "4", "5")] == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_the_labels_of_the_charts_fit() -> None:
+def test_labels_of_the_charts_fit() -> None:
     """A label that is longer than the room beside its bar would be cut off."""
     kept = json.loads(Path(report.__file__).with_name("results.json").read_text())["sections"].values()
     labels = {
@@ -257,7 +257,7 @@ async def count(names: list[str]) -> int:
     return len(names)
 
 
-def test_the_peak_memory_of_a_child() -> None:
+def test_peak_memory_counts_what_is_freed_before_the_end() -> None:
     """What a function allocates shows as growth, though it is freed before the end."""
     child = in_child(allocate, 64 * 1024 * 1024)
     assert child.work == 64 * 1024 * 1024
@@ -265,7 +265,7 @@ def test_the_peak_memory_of_a_child() -> None:
     assert in_child(count, ["a", "b"]).work == 2
 
 
-def test_quick_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_is_inherited_by_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that processes that are started inherit it."""
     monkeypatch.delenv("SIGNING_BENCHMARKS_QUICK", raising=False)
     assert not quick()
@@ -274,14 +274,14 @@ def test_quick_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("size", [1000, 50_000, 1_000_000])
-def test_the_files_have_the_size_asked_for(size: int) -> None:
+def test_files_have_the_requested_size(size: int) -> None:
     """To the byte, and the same each time; an upload below shows that the preflight takes them."""
     assert len(pdf_bytes(size)) == size
     assert pdf_bytes(size) == pdf_bytes(size)
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
-async def test_the_server_counts_what_it_is_sent(server: Server, kind: str) -> None:
+async def test_server_counts_what_it_receives(server: Server, kind: str) -> None:
     """Calls, pages, uploads and downloads arrive whole, over TLS too."""
     server.configure(pages=3, page_size=4, download_bytes=70_000, hashes=True)
     files = [pdf_bytes(size) for size in (1000, 400_000)]
@@ -303,7 +303,7 @@ async def test_the_server_counts_what_it_is_sent(server: Server, kind: str) -> N
     assert counts["hashes"] == [hashlib.sha256(data).hexdigest() for data in files]
 
 
-async def test_the_server_limits_the_rate(server: Server) -> None:
+async def test_server_limits_the_rate(server: Server) -> None:
     """Requests beyond the rate are refused, and counted as refused."""
     server.configure(rate=2)
     async with SigningClient(server.plain, "token", retry=RetryPolicy.none()) as client:
@@ -314,7 +314,7 @@ async def test_the_server_limits_the_rate(server: Server) -> None:
     assert server.counts()["refused"] >= 1
 
 
-async def test_the_server_answers_late(server: Server) -> None:
+async def test_server_responds_after_its_latency(server: Server) -> None:
     """The latency asked for is kept at least, and a client that has gone away by then does no harm."""
     server.configure(latency=0.2)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.05)) as session:
@@ -326,7 +326,7 @@ async def test_the_server_answers_late(server: Server) -> None:
     assert time.monotonic() - started > 0.15
 
 
-async def test_the_server_wants_a_length(server: Server) -> None:
+async def test_server_rejects_chunked_uploads(server: Server) -> None:
     """A chunked upload is refused: its bytes would not be counted."""
     server.configure()
 

@@ -94,13 +94,13 @@ def _loaded_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_names_are_these() -> None:
+def test_public_names_are_exactly_these() -> None:
     """A name is added or taken away on purpose only."""
     assert vars(signing_async)["__all__"] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_there(name: str) -> None:
+def test_public_name_can_be_imported(name: str) -> None:
     """Each name leads to what bears it, and to the same each time."""
     value = getattr(signing_async, name)
     assert getattr(signing_async, name) is value
@@ -111,7 +111,7 @@ def test_every_name_is_there(name: str) -> None:
     assert value.__doc__
 
 
-def test_dir_lists_them() -> None:
+def test_dir_lists_the_public_names() -> None:
     """Tab completion knows the names before they are loaded."""
     listed = subprocess.run(
         [sys.executable, "-c", "import signing_async; print(*dir(signing_async))"],
@@ -124,14 +124,14 @@ def test_dir_lists_them() -> None:
     assert set(NAMES) <= set(dir(signing_async))
 
 
-def test_star_import_gives_them() -> None:
+def test_star_import_gives_the_public_names() -> None:
     """`from signing_async import *` gives the public names, and nothing else."""
     given: dict[str, object] = {}
     exec("from signing_async import *", given)
     assert sorted(set(given) - {"__builtins__"}) == NAMES
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     """As of any module, with the module's and the name's name."""
     with pytest.raises(AttributeError, match=r"^module 'signing_async' has no attribute 'SigningKlient'$"):
         signing_async.SigningKlient  # noqa: B018  # that it is missing is what is tested
@@ -151,12 +151,12 @@ def test_nothing_heavy_is_imported(statement: str) -> None:
     assert not {name for name in loaded if name.partition(".")[0] in set(_HEAVY) - {"asyncio"}}
 
 
-def test_the_package_alone_imports_almost_nothing() -> None:
+def test_package_alone_imports_almost_nothing() -> None:
     """Not even asyncio."""
     assert not {name for name in _loaded_after("import signing_async") if name.partition(".")[0] in _HEAVY}
     assert {"aiohttp", "attrs"} <= _loaded_after("from signing_async import SigningClient")
 
 
-def test_the_sandbox_is_imported_by_nothing() -> None:
+def test_client_does_not_import_the_sandbox() -> None:
     """The client's side does not know the sandbox."""
     assert not {name for name in _loaded_after("from signing_async import *") if ".sandbox" in name}

@@ -18,7 +18,7 @@ STEADY = [Sample(n / 60, 50.0 + n % 3, 100_000 + 31 * (n % 7), 2 + n % 2, 8 + n 
 
 
 @pytest.mark.timeout(SECONDS + 120)
-async def test_nothing_grows() -> None:
+async def test_mixed_traffic_leaks_nothing() -> None:
     """Traffic of every kind, with faults: no growth of memory, objects, tasks, sockets, files or threads."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -40,7 +40,7 @@ async def test_nothing_grows() -> None:
         assert int(re.search(rf"\b{kind} (\d+)", out)[1]) > 0, out  # type: ignore[index]  # a miss fails as well
 
 
-def test_what_only_wavers_has_not_grown() -> None:
+def test_wavering_counts_are_no_growth() -> None:
     """The counts of a busy process go up and down."""
     grown = growth(STEADY)
     assert all(grown[name] <= ALLOWED[name] for name in ALLOWED)
@@ -51,7 +51,7 @@ def test_what_only_wavers_has_not_grown() -> None:
     ("name", "each"),
     [("rss_mb", 0.3), ("blocks", 120), ("tasks", 0.1), ("sockets", 1.2), ("files", 0.1), ("threads", 0.1)],
 )
-def test_a_slow_leak_is_seen(name: str, each: float) -> None:
+def test_slow_leak_is_detected(name: str, each: float) -> None:
     """A little more after every round is more than is allowed in the end, and whatever the warm-up adds is not."""
     leaking = [replace(one, **_more(one, name, each * number)) for number, one in enumerate(STEADY)]
     assert growth(leaking)[name] > ALLOWED[name]

@@ -107,7 +107,7 @@ def test_other_errors_while_preparing_are_raised_at_once(tmp_path: Path) -> None
     assert len(attempts) == 1
 
 
-def test_a_lock_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
+def test_waiting_for_a_lock_ends_at_the_timeout(tmp_path: Path) -> None:
     """Then the error says that the file is locked."""
     path = tmp_path / "numbers.db"
     blocker = sqlite3.connect(path, isolation_level=None)
@@ -119,7 +119,7 @@ def test_a_lock_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None
     assert numbers(database) == []
 
 
-def test_an_error_rolls_back(database: SharedDatabase) -> None:
+def test_error_rolls_back_the_transaction(database: SharedDatabase) -> None:
     """What the block did not commit is undone, and the next use goes on."""
     with contextlib.suppress(KeyError), database.connected() as connection:
         connection.execute("BEGIN")
@@ -129,7 +129,7 @@ def test_an_error_rolls_back(database: SharedDatabase) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, None])
-def test_the_permissions_of_a_new_file(mode: int | None, tmp_path: Path) -> None:
+def test_new_file_has_the_given_permissions(mode: int | None, tmp_path: Path) -> None:
     """As given whatever the umask, and SQLite's own where none are given."""
     path = tmp_path / "numbers.db"
     umask = os.umask(0)
@@ -140,7 +140,7 @@ def test_the_permissions_of_a_new_file(mode: int | None, tmp_path: Path) -> None
     assert path.stat().st_mode & 0o777 == (mode or 0o644)
 
 
-def test_a_forgotten_database_is_closed(tmp_path: Path) -> None:
+def test_collected_database_closes_its_connection(tmp_path: Path) -> None:
     """Python 3.13 warns of a connection that is collected while it is open."""
     database = SharedDatabase(tmp_path / "numbers.db", make_table, timeout=10)
     numbers(database)
@@ -155,7 +155,7 @@ def test_a_forgotten_database_is_closed(tmp_path: Path) -> None:
 # Forks
 
 
-def test_a_fork_waits_for_what_is_being_written(database: SharedDatabase) -> None:
+def test_fork_waits_for_the_transaction_of_another_thread(database: SharedDatabase) -> None:
     """The connection is not closed under the thread that uses it, and after the fork the next use opens a new one."""
     at_rest = threading.Event()
 
@@ -174,7 +174,7 @@ def test_a_fork_waits_for_what_is_being_written(database: SharedDatabase) -> Non
     assert numbers(database) == [1]
 
 
-def test_two_threads_that_fork_at_once(database: SharedDatabase) -> None:
+def test_two_threads_may_fork_at_the_same_time(database: SharedDatabase) -> None:
     """Each has every database at rest until its own fork is done."""
     at_rest, forked = threading.Event(), threading.Event()
 
@@ -198,7 +198,7 @@ def test_two_threads_that_fork_at_once(database: SharedDatabase) -> None:
     assert numbers(database) == []
 
 
-def test_a_connection_that_python_did_not_see_forked_is_left_open(
+def test_connection_is_left_open_after_a_fork_without_hooks(
     database: SharedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the workers of a server written in C: it is the parent's, and is neither used nor closed."""

@@ -73,7 +73,9 @@ def sent(service: Service) -> list[str]:
 ALL = ["Lease 0", "Lease 1", "Lease 2"]
 
 
-def test_a_journal_for_many_machines(run: Run, service: Service, leases: None, journal: str) -> None:
+def test_journal_url_makes_no_local_file_and_its_password_is_not_shown(
+    run: Run, service: Service, leases: None, journal: str
+) -> None:
     """By its URL, of which the password is shown nowhere; nothing is left on this machine."""
     for _ in range(2):
         ran = run("dispatch", "leases.csv")
@@ -151,7 +153,7 @@ def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_a
     assert sent(service) == ALL
 
 
-def test_a_report_is_kept_until_its_packages_are_sent(
+def test_report_is_kept_until_its_packages_are_sent(
     run: Run,
     service: Service,
     leases: None,
@@ -178,7 +180,7 @@ def test_a_report_is_kept_until_its_packages_are_sent(
     assert sent(service) == ALL
 
 
-def test_an_earlier_report_is_kept_until_its_packages_are_sent(
+def test_earlier_report_is_kept_until_its_packages_are_sent(
     run: Run, leases: None, journal: str, redis: RedisServer
 ) -> None:
     """Also where the manifest is another file: only a run that sends knows that nothing of it is left."""
@@ -188,7 +190,7 @@ def test_an_earlier_report_is_kept_until_its_packages_are_sent(
     assert report.exists()
 
 
-def test_a_report_of_which_some_cannot_be_enqueued(
+def test_packages_that_cannot_be_enqueued_stay_in_the_report(
     run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is kept whole: a new one would hold only those."""
@@ -208,7 +210,7 @@ def test_a_report_of_which_some_cannot_be_enqueued(
     assert not list(Path().glob("*.part"))
 
 
-def test_a_document_that_changes_while_it_is_enqueued(
+def test_document_that_changes_while_it_is_enqueued_is_an_error(
     run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That package is not enqueued, and the others are."""
@@ -239,7 +241,7 @@ def test_a_document_that_changes_while_it_is_enqueued(
         (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., got 'x://...'"),
     ],
 )
-def test_a_wrong_call(
+def test_invalid_arguments_are_rejected(
     arguments: list[str],
     code: int,
     words: str,
@@ -260,7 +262,7 @@ def test_a_wrong_call(
 
 
 @pytest.mark.parametrize(("module", "option"), [("postgres", "--journal"), ("taskiq", "--broker")])
-def test_an_extra_that_is_missing(
+def test_missing_extra_is_named_with_the_command_that_installs_it(
     module: str, option: str, run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named, with the option that needs it."""

@@ -584,7 +584,7 @@ async def test_first_effect_does_not_settle_two_ambiguous_attempts(clock: _Clock
     assert reconciler.ambiguous
 
 
-async def test_what_another_client_does_may_clear_up(clock: _Clock) -> None:
+async def test_undecidable_reading_may_be_decided_by_a_later_one(clock: _Clock) -> None:
     """A record that looks odd does not end the readings, unless the service can never tell."""
     effect = _Readings(Undecidable("another name", may_clear=True), "done")
     reconciler = _reconciler(effect, clock)

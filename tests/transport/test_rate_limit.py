@@ -358,7 +358,7 @@ async def test_next_at_of_an_old_gate_is_the_retry_after_of_the_error(sandbox: S
 
 @pytest.mark.parametrize("limiter", [LocalRateLimiter, OldGate, 5, object()])
 @pytest.mark.parametrize("argument", ["rate_limiter", "gate"])
-def test_what_is_no_limiter_is_refused(argument: str, limiter: object) -> None:
+def test_object_without_the_methods_of_a_limiter_is_rejected(argument: str, limiter: object) -> None:
     """Nor is a class."""
     with pytest.raises(ConfigurationError, match=r"rate_limiter: must be a RateLimiter, such as LocalRateLimiter\(\)"):
         SigningClient("https://tenant.example.com", "token", **{argument: limiter})  # type: ignore[arg-type]  # the test

@@ -31,7 +31,7 @@ def _check(checker: str, file: Path, folder: Path) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_the_examples_are_right(checker: str, tmp_path: Path) -> None:
+def test_type_checkers_accept_the_examples(checker: str, tmp_path: Path) -> None:
     """Each strict checker agrees with every type that the examples assert."""
     done = _check(checker, _EXAMPLES, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,7 +47,7 @@ def test_the_examples_are_right(checker: str, tmp_path: Path) -> None:
     ],
     ids=["misspelled argument", "wrong type", "misspelled setting"],
 )
-def test_a_mistake_is_found(checker: str, right: str, wrong: str, tmp_path: Path) -> None:
+def test_type_checkers_find_a_mistake(checker: str, right: str, wrong: str, tmp_path: Path) -> None:
     """The checkers do look: a misspelled argument or a wrong type fails."""
     text = _EXAMPLES.read_text()
     assert right in text
