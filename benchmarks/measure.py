@@ -264,8 +264,8 @@ def in_child(function: Callable[..., Any], *arguments: Any) -> Child:
     target = f"{function.__module__}:{function.__qualname__}"
     command = [sys.executable, "-m", "benchmarks.measure", target, json.dumps(arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    told = json.loads(done.stdout.splitlines()[-1])
-    return Child(told["work"], Sample(told["wall"], told["cpu"]), told["imported"], told["peak"])
+    measured = json.loads(done.stdout.splitlines()[-1])
+    return Child(measured["work"], Sample(measured["wall"], measured["cpu"]), measured["imported"], measured["peak"])
 
 
 def peak_memory(pid: int | None = None) -> int:
@@ -298,8 +298,8 @@ def _child(target: str, arguments: str) -> None:
     work = function(*json.loads(arguments))
     if asyncio.iscoroutine(work):
         work = asyncio.run(work)
-    told = {"work": work, "wall": time.perf_counter() - wall, "cpu": _cpu() - cpu}
-    print("\n" + json.dumps({**told, "imported": imported, "peak": peak_memory()}))
+    measured = {"work": work, "wall": time.perf_counter() - wall, "cpu": _cpu() - cpu}
+    print("\n" + json.dumps({**measured, "imported": imported, "peak": peak_memory()}))
 
 
 # Tables and charts
@@ -341,8 +341,8 @@ def comparison(title: str, samples: Samples, base: str, *, count: int = 1, note:
     if served:
         columns.append("server busy")
     rounds = max(len(taken) for taken in samples.values())
-    told = f"Wall and CPU are relative to {base}; µs are those of a piece. Medians of {rounds} rounds."
-    return Table(title, columns, rows, f"{note} {told}".strip())
+    measured = f"Wall and CPU are relative to {base}; µs are those of a piece. Medians of {rounds} rounds."
+    return Table(title, columns, rows, f"{note} {measured}".strip())
 
 
 def panel(

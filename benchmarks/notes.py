@@ -1,4 +1,4 @@
-"""Why a target is missed, where one is: what the floor is, and why. By the target's own words, as `judge` was told."""
+"""Explanations of missed targets: the floor that was found, and why. Keyed by the target as `judge` names it."""
 
 from __future__ import annotations
 

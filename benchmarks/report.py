@@ -213,6 +213,6 @@ def _versions() -> str:
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{name} is missing")
     if shutil.which("curl"):
-        told = subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout
-        found.append(" ".join(told.split()[:2]))
+        version = subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout
+        found.append(" ".join(version.split()[:2]))
     return ", ".join(found)

@@ -66,7 +66,7 @@ def running(*options: str) -> Iterator[Server]:
 
 
 async def ok(session: aiohttp.ClientSession, method: str, path: str, **options: Any) -> dict[str, str]:
-    """The JSON of an answer that must be a success."""
+    """Return the JSON of a successful response."""
     async with session.request(method, path, **options) as response:
         body: dict[str, str] = await response.json()
         assert response.ok, body

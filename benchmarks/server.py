@@ -48,10 +48,10 @@ _HOST = "127.0.0.1"
 
 @attrs.frozen
 class Settings:
-    """How the server answers from now on."""
+    """How the server responds from now on."""
 
     latency: float = 0.0
-    """Seconds before each answer."""
+    """Seconds before each response."""
     pages: int = 100
     """Pages of a list of signings; cursors are ``"1"``, ``"2"``, ..."""
     page_size: int = 100
@@ -61,7 +61,7 @@ class Settings:
     hashes: bool = False
     """Keep uploads long enough to know the SHA-256 of the file in each, for ``counts()["hashes"]``; slower."""
     rate: float = 0.0
-    """Requests a second, above which the answer is a 429 with ``Retry-After: 1``; 0 is no limit."""
+    """Requests a second, above which the response is a 429 with ``Retry-After: 1``; 0 is no limit."""
 
 
 def pdf_bytes(size: int, seed: int = 0) -> bytes:
@@ -128,7 +128,7 @@ class _Counts:
 
 
 class _Service:
-    """What is answered: whole answers, made beforehand where that is possible."""
+    """The responses, built beforehand where possible."""
 
     def __init__(self) -> None:
         self.counts = _Counts()
@@ -153,8 +153,8 @@ class _Service:
         self.counts.refused += 1
         return True
 
-    def answer(self, method: str, target: str, body: bytes, upload_type: str, size: int) -> bytes:
-        """The bytes that answer a request; ``body`` is only kept where it is looked at."""
+    def respond(self, method: str, target: str, body: bytes, upload_type: str, size: int) -> bytes:
+        """Return the bytes of the response; ``body`` is kept only if it is inspected."""
         self.counts.requests += 1
         if self.settings.rate and self.refuses():
             return _answer(
@@ -275,15 +275,15 @@ class _Connection(asyncio.BufferedProtocol):
         if self._target == "/control":
             self._transport.write(self._service.control(self._method, body))
             return
-        answer = self._service.answer(self._method, self._target, body, self._type, self._size)
+        response = self._service.respond(self._method, self._target, body, self._type, self._size)
         if self._service.settings.latency:
-            self._loop.call_later(self._service.settings.latency, self._write, answer)
+            self._loop.call_later(self._service.settings.latency, self._write, response)
         else:
-            self._transport.write(answer)
+            self._transport.write(response)
 
-    def _write(self, answer: bytes) -> None:
+    def _write(self, response: bytes) -> None:
         if not self._transport.is_closing():
-            self._transport.write(answer)
+            self._transport.write(response)
 
 
 async def _serve(directory: Path) -> None:

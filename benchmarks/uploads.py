@@ -293,9 +293,9 @@ def _with_sockets(server: Server, secure: bool, stack: contextlib.ExitStack) -> 
             else:
                 connection.sendfile(file)
             connection.sendall(tail)
-        answer = connection.recv(65536)
-        if not answer.startswith(b"HTTP/1.1 200 "):
-            raise AssertionError(f"{_RAW}: {answer!r}")
+        response = connection.recv(65536)
+        if not response.startswith(b"HTTP/1.1 200 "):
+            raise AssertionError(f"{_RAW}: {response!r}")
 
     return upload
 
