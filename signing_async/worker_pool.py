@@ -325,7 +325,7 @@ class _WorkerPool(Generic[S, R]):
                 self._unfinished += 1
         except StopAsyncIteration:
             self._leave()
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
             self._failure = self._failure or error
             self._leave()
 
@@ -335,8 +335,10 @@ class _WorkerPool(Generic[S, R]):
         await self._workers.acquire()
 
     def _leave(self) -> None:
-        self._room.release()
-        self._workers.release()
+        # After the loop was closed there is nobody to wake.
+        with suppress(RuntimeError):
+            self._room.release()
+            self._workers.release()
 
     async def _handle(self, item: S) -> None:
         """Work on one item until it has a result."""
@@ -362,11 +364,13 @@ class _WorkerPool(Generic[S, R]):
         """Keep an error of the block for the consumer and begin nothing more. The tasks of the pool end without it."""
         try:
             yield
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
             self._failure = self._failure or error
             self._stopped = True
-            for child in self._idle:
-                child.cancel()
+            # After the loop was closed there is nothing to cancel.
+            with suppress(RuntimeError):
+                for child in self._idle:
+                    child.cancel()
 
 
 def _as_async(items: Iterator[S]) -> Callable[[], Awaitable[S]]:

@@ -322,6 +322,34 @@ async def test_work_that_raises_cancelled_error_raises_it_to_the_consumer() -> N
         await consume(Results(range(100), work, 1))
 
 
+@pytest.mark.parametrize("source", [False, True])
+async def test_base_exception_of_the_work_or_the_source_is_raised_to_the_consumer(source: bool) -> None:
+    """The stream neither hangs nor ends as if all items were done."""
+
+    class Died(BaseException):
+        pass
+
+    async def work(item: int) -> int:
+        if item == 2 and not source:
+            raise Died
+        return item
+
+    def items() -> Iterator[int]:
+        yield from range(3)
+        if source:
+            raise Died
+        yield from range(3, 20)
+
+    results = Results(items(), work, 1)
+    taken = list[int]()
+    with pytest.raises(Died):
+        async with asyncio.timeout(10):
+            await take_into(taken, results)
+    assert taken == ([0, 1, 2] if source else [0, 1])
+    await settle()
+    assert not other_tasks()
+
+
 async def test_next_result_after_a_cancelled_wait_is_an_error_that_counts_unfinished_items() -> None:
     """The loop does not end as if all items were done."""
     workers = Workers()
