@@ -146,6 +146,7 @@ class SigningClient:
             timeout=settings.timeouts if timeout is None else timeout,
             assumptions=settings.assumptions,
             on_attempt=on_attempt,
+            rate_limiter=rate_limiter,
             gate=gate,
         )
 

@@ -325,13 +325,16 @@ class AuthError(SigningError):
         status: int | None = None,
         request_id: str | None = None,
         retry_after: float | None = None,
+        transient: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
         self.request_id = request_id
         self.retry_after = retry_after
-        self.transient: bool = status is not None and (status == 429 or status >= 500)
+        if transient is None:
+            transient = status is not None and (status == 429 or status >= 500)
+        self.transient: bool = transient
 
 
 class StateMismatch(AuthError):

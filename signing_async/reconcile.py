@@ -175,10 +175,6 @@ class Reconciler(Generic[T]):
             self._late.remove(late)
             self._effect.ambiguities[late] -= 1
 
-    def note_unresolved(self) -> None:
-        """Record that the call ended, and that its effect may still show."""
-        self._effect.note_unresolved()
-
 
 class _SharedReading(Generic[T]):
     """A reading of the service that concurrent calls share."""

@@ -17,6 +17,7 @@ from signing_async import (
     ConfigurationError,
     FileTokenStore,
     InvalidRequest,
+    LocalRateLimiter,
     MemoryTokenStore,
     OAuth,
     RefreshRejected,
@@ -401,3 +402,10 @@ async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: Sig
     for name in ("timeout", "poll", "max_poll"):
         with pytest.raises(InvalidRequest, match=rf"^{name}: must be a number above 0, got 0"):
             await client.signings.wait_until_completed(signing, **{name: 0})
+
+
+def test_rate_limiter_of_from_env_is_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_BASE_URL", "https://tenant.example.com")
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "token")
+    limiter = LocalRateLimiter()
+    assert SigningClient.from_env(rate_limiter=limiter)._shared.rate_limiter is limiter

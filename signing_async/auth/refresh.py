@@ -179,7 +179,8 @@ class CurrentToken:
                     await stack.enter_async_context(self._store.lock())
                     locked = True
             if not locked:
-                raise AuthError(f"could not acquire the token store's lock within {timeout:g} s: its holder may hang")
+                message = f"could not acquire the token store's lock within {timeout:g} s: its holder may hang"
+                raise AuthError(message, transient=True)
             yield
 
     # The store and the token in memory

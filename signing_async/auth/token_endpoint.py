@@ -173,8 +173,7 @@ class _TokenRequest:
         if isinstance(named, str) and named:
             code = one_line(redact(named, self.secrets()))[:_MAX_CODE_LENGTH]
         # A failing or busy endpoint's verdict on the refresh token is not final.
-        final = error.status < 500 and error.status != 429
-        refused = final and code == "invalid_grant" and "refresh_token" in self._form.fields
+        refused = not error.transient and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
             str(error), code=code, status=error.status, request_id=error.request_id, retry_after=error.retry_after
         )

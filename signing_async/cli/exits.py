@@ -71,7 +71,7 @@ def code_of(error: BaseException) -> int:
         return UNKNOWN
     if isinstance(error, ConfigurationError | InvalidRequest):
         return USAGE
-    if isinstance(error, AuthError | Unauthorized | Forbidden):
+    if isinstance(error, AuthError | Unauthorized | Forbidden) and not error.transient:
         return UNAUTHORIZED
     if isinstance(error, WaitTimeout):
         return TIMED_OUT

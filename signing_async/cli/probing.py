@@ -105,7 +105,9 @@ class Probe:
             user = record(me.data, self._assumptions)
             named = [str(user[name]) for name in ("name", "email") if isinstance(user, dict) and user.get(name)]
             return Finding("token", "ok", f"works: {self._requests.shown(', '.join(named)) or 'GET /me succeeds'}")
-        if 400 <= me.status <= 499 and me.status not in (404, 429):
+        if me.status == 429 or me.status >= 500:
+            return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", {"status": me.status})
+        if 400 <= me.status <= 499 and me.status != 404:
             self._learn_rejection(me.status, "observed: the token was not accepted")
         return Finding("token", "failed", f"not accepted: HTTP {me.status} on GET /me", {"status": me.status})
 

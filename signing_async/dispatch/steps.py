@@ -10,7 +10,15 @@ from typing import TypeVar
 import attrs
 
 from ..documents.resource import Documents
-from ..errors import ConfigurationError, DraftChanged, InvalidRequest, NotFound, OutcomeUnknown, SigningError
+from ..errors import (
+    ConfigurationError,
+    DraftChanged,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    SigningError,
+    TransportError,
+)
 from ..models import Document, Language, Recipient, Signing, SigningOrder
 from ..recipients import Recipients
 from ..reconcile import TrackedSigning, Tracker
@@ -154,6 +162,9 @@ class Sending:
         if not is_exact:
             draft.abandon("it may hold more or less than the package")
             is_exact = await draft.complete(last=True)
+        if not is_exact and state.is_ambiguous:
+            draft.abandon("the outcome of one of its steps is unknown")
+            raise TransportError("the outcome of a step is unknown for two drafts; nothing was sent; dispatch again")
         if not is_exact:
             draft.abandon("it holds more or less than the package")
             raise DraftChanged(

@@ -74,6 +74,7 @@ class Pool(Protocol):
 class _Failed:
     message: str
     pool_exhausted: bool = False
+    transient: bool = False
 
 
 class Database:
@@ -149,7 +150,9 @@ class Database:
 
     def _result(self, outcome: T | _Failed) -> T:
         if isinstance(outcome, _Failed):
-            raise self._failure(f"PostgreSQL at {self.address}: {outcome.message}")
+            failure = self._failure(f"PostgreSQL at {self.address}: {outcome.message}")
+            failure.transient = outcome.transient
+            raise failure
         return outcome
 
     async def create_table(self) -> None:
@@ -185,7 +188,7 @@ class Database:
         pool_exhausted = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
         if pool_exhausted:
             problem = "all connections of the pool are in use"
-        return _Failed(f"{problem}, for {self.timeout:g} s", pool_exhausted)
+        return _Failed(f"{problem}, for {self.timeout:g} s", pool_exhausted, transient=True)
 
     async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T:
         async with AsyncExitStack() as used:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from .. import _checks
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
 __all__ = ["Connection", "RedisClient", "RedisUnavailable", "Script", "cancel_and_wait", "decoded"]
@@ -47,9 +47,14 @@ class Script:
         self.digest: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
+# By name: the module of a client that the caller gives may be a fork's.
+_TRANSIENT = frozenset({"ConnectionError", "BusyLoadingError", "ClusterDownError", "TryAgainError"})
+
+
 @attrs.frozen
 class _Failed:
     message: str
+    transient: bool
 
 
 class Connection:
@@ -167,8 +172,14 @@ class Connection:
         outcome = await self._attempt(work)
         # Raised here: an error that kept the client's own would keep frames that know the password.
         if isinstance(outcome, _Failed):
-            raise self._failure(outcome.message)
+            raise self._make_error(outcome)
         return outcome
+
+    def _make_error(self, failed: _Failed) -> Exception:
+        error = self._failure(failed.message)
+        if isinstance(error, SigningError):
+            error.transient = failed.transient
+        return error
 
     async def _attempt(self, work: Callable[[], Awaitable[T]]) -> T | _Failed:
         # In a separate task: a client may swallow a cancellation, and must not delay the caller.
@@ -202,7 +213,7 @@ class Connection:
             return _run_in_thread(run).result(self.timeout)
         except Exception as error:
             failed = self._describe(error)
-        raise self._failure(failed.message)
+        raise self._make_error(failed)
 
     async def aclose(self) -> None:
         """Close the connections opened here; the next operation opens them again."""
@@ -219,9 +230,10 @@ class Connection:
 
     def _describe(self, error: Exception) -> _Failed:
         if isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutError":
-            return _Failed(f"{self.address}: no response within {self.timeout:g} s")
+            return _Failed(f"{self.address}: no response within {self.timeout:g} s", transient=True)
         text = str(error).rstrip(".")[:200]
-        return _Failed(redact(f"{self.address}: {type(error).__name__}" + (f": {text}" if text else ""), self._secrets))
+        message = f"{self.address}: {type(error).__name__}" + (f": {text}" if text else "")
+        return _Failed(redact(message, self._secrets), transient=type(error).__name__ in _TRANSIENT)
 
     def _settings(self, retry: Any) -> dict[str, Any]:
         # By default redis-py retries, which turns a timeout of one second into many.

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from .. import _checks
 from ..errors import ConfigurationError
-from ..transport.rate_limit import Gate, LocalGate
+from ..transport.rate_limit import Gate, LocalRateLimiter, RateLimiter, as_rate_limiter
 from .connection import Connection, RedisClient, RedisUnavailable, Script, cancel_and_wait, decoded
 
 __all__ = ["RedisGate"]
@@ -161,7 +161,7 @@ class RedisGate:
 
     A 429 for one worker pauses all workers within moments. With a ``rate``, all workers together send at most that
     many requests per second, and up to ``burst`` at once after an idle time; each worker reserves slots ahead, for at
-    most a tenth of a second. Everything else is decided by ``local``, by default a `LocalGate`.
+    most a tenth of a second. Everything else is decided by ``local``, by default a `LocalRateLimiter`.
 
     If Redis does not respond within ``timeout`` seconds, each worker continues alone, with its own 429s and the whole
     ``rate``, and logs this once; they share again when Redis is back. The keys are ``<prefix>gate:<name>`` (also the
@@ -175,7 +175,7 @@ class RedisGate:
         *,
         rate: float | None = None,
         burst: int | None = None,
-        local: Gate | None = None,
+        local: RateLimiter | Gate | None = None,
         prefix: str = "signing:",
         timeout: float = 0.5,
     ) -> None:
@@ -183,14 +183,12 @@ class RedisGate:
         del redis  # some tools show the variables of a traceback
         self.name: str = _checks.string("name", name)
         prefix = _checks.string("prefix", prefix, may_be_empty=True)
-        if local is not None and (isinstance(local, type) or not isinstance(local, Gate)):
-            raise ConfigurationError(f"local: must be a Gate, such as LocalGate(), got {local!r}")
         if burst is not None and rate is None:
             raise ConfigurationError("burst: needs a rate")
         self.rate: float | None = None if rate is None else _checks.number("rate", rate, above=0)
         burst = max(1, round(_BATCH * (rate or 0))) if burst is None else _checks.integer("burst", burst)
         self._slots = None if rate is None else _SharedRate(rate, burst, self._reserve)
-        self._local = LocalGate() if local is None else local
+        self._local: RateLimiter = LocalRateLimiter() if local is None else as_rate_limiter(local, "local")
         self._key = f"{prefix}gate:{name}".encode()
         self._rate_key = f"{prefix}gate-rate:{name}".encode()
         self._worker = secrets.token_hex(8)
@@ -231,7 +229,7 @@ class RedisGate:
     def opens_at(self) -> float:
         """The earliest known time (loop time) for a request made now."""
         slot = None if self._slots is None else self._slots.next(asyncio.get_running_loop().time())
-        return max(self._local.opens_at, slot or 0.0)
+        return max(self._local.next_at, slot or 0.0)
 
     def close(self, seconds: float) -> None:
         """Pause all workers for at least ``seconds``."""
@@ -239,7 +237,7 @@ class RedisGate:
         self._adopt_loop(loop)
         until = loop.time() + seconds
         self._paused_until = max(self._paused_until, until)
-        self._local.close(seconds)
+        self._local.pause(seconds)
         task = loop.create_task(self._publish(until), name="signing_async gate pause")
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
@@ -250,15 +248,15 @@ class RedisGate:
         if not self._synchronized.is_set():
             await self._synchronize(deadline)
         if self._slots is None:
-            return await self._local.passed(deadline)
+            return await self._local.acquire(deadline)
         # Slots acquired during a pause would all be used at its end.
         if not await self._wait_for_pause(deadline) or not await self._slots.acquire(deadline):
             return False
-        return await self._local.passed(deadline)
+        return await self._local.acquire(deadline)
 
     def left(self, since: float, admitted: bool | None) -> None:
         """Report the end of a request that was sent at ``since``."""
-        self._local.left(since, admitted)
+        self._local.release(since, admitted)
 
     async def _wait_for_pause(self, deadline: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -353,7 +351,7 @@ class RedisGate:
         until = asyncio.get_running_loop().time() + seconds
         if seconds > 0 and until > self._paused_until + _SAME_PAUSE:
             self._paused_until = until
-            self._local.close(seconds)
+            self._local.pause(seconds)
 
     def _continue_alone(self, error: RedisUnavailable) -> None:
         if self._is_shared is not False:

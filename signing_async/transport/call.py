@@ -167,24 +167,23 @@ class _Call(Generic[T]):
             # An ambiguous call spends the delay on readings.
             raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
         error = _complete(failed.error, decision.reason, self.retries.attempts)
-        if self.operation.repeat is Repeat.REMIND and self.may_have_taken_effect:
-            error.effect = "unknown"
         if self.reconciler is not None:
             return await self._reconcile_or_raise(self.reconciler, error)
         raise error
 
     def abandon(self, error: BaseException) -> None:
         """The call ends with an exception: note that its effect may still show, unless nothing is ambiguous."""
-        effect = self.operation.effect
-        if effect is None:
-            return
+        effect, body = self.operation.effect, self.exchange.body
         if isinstance(error, errors.SigningError):
+            if self.operation.repeat is Repeat.REMIND and self.may_have_taken_effect:
+                # A reminder is repeated after a 5xx, which may have taken effect.
+                error.effect = "unknown"
             is_unknown = error.effect == "unknown"
         else:
             # The call was cancelled, or the caller's own source failed.
-            body, reconciler = self.exchange.body, self.reconciler
-            is_unknown = (reconciler is not None and reconciler.ambiguous) or (body is not None and body.started)
-        if is_unknown:
+            is_ambiguous = self.reconciler is not None and self.reconciler.ambiguous
+            is_unknown = is_ambiguous or (body is not None and body.started)
+        if is_unknown and effect is not None:
             effect.note_unresolved()
 
     def _succeed(self, value: T) -> T:
@@ -273,8 +272,9 @@ class _Call(Generic[T]):
                 return await reading
         except Undecidable as error:
             unknown = self._unknown(f"{cause}{error}", known=(*known, *error.known))
-        except TimeoutError:
-            unknown = self._unknown(f"{late}; its deadline left no time to find out", known=known, timed_out=True)
+        except TimeoutError:  # also that of a reading: the readings share the time that is left
+            text = f"{late}; the deadline passed before it could be reconciled"
+            unknown = self._unknown(text, known=known, timed_out=True)
             transient = True
         except errors.SigningError as error:
             unknown = self._unknown(f"{cause}the service could not be read: {error}", known=known)

@@ -399,14 +399,14 @@ class _GateLimiter:
         return self._gate.opens_at
 
 
-def as_rate_limiter(value: Any) -> RateLimiter:
-    """Return the argument ``rate_limiter`` as a `RateLimiter`, also if it is a `Gate`."""
+def as_rate_limiter(value: Any, name: str = "rate_limiter") -> RateLimiter:
+    """Return the argument of this name as a `RateLimiter`, also if it is a `Gate`."""
     if _has_methods(value, "passed", "left", "close"):
         return _GateLimiter(value)
     if _has_methods(value, "acquire", "release", "pause"):
         limiter: RateLimiter = value
         return limiter
-    raise ConfigurationError(f"rate_limiter: must be a RateLimiter, such as LocalRateLimiter(), got {value!r}")
+    raise ConfigurationError(f"{name}: must be a RateLimiter, such as LocalRateLimiter(), got {value!r}")
 
 
 def _has_methods(value: object, *names: str) -> bool:

@@ -293,7 +293,7 @@ async def test_ambiguous_failure_without_retries_is_an_unknown_outcome(
 async def test_deadline_during_a_send_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "hang")
-    with pytest.raises(OutcomeUnknownTimeout, match="left no time to find out") as caught:
+    with pytest.raises(OutcomeUnknownTimeout, match="the deadline passed before it could be reconciled") as caught:
         await client.with_options(timeout=0.5).signings.send(signing)
     assert isinstance(caught.value, RequestTimeout | TimeoutError)
     assert len(sandbox.requests_of("signings.send")) == 1

@@ -397,7 +397,7 @@ async def test_slots_are_reserved_ahead_so_slow_redis_does_not_slow_requests(sha
         ({"rate": True}, "rate: must be a number above 0, got True"),
         ({"rate": 5, "burst": 0}, "burst: must be an integer of at least 1, got 0"),
         ({"burst": 5}, "burst: needs a rate"),
-        ({"local": LocalGate}, "local: must be a Gate, such as LocalGate"),
+        ({"local": LocalGate}, "local: must be a RateLimiter, such as LocalRateLimiter"),
         ({"timeout": True}, "timeout: must be a number above 0, got True"),
     ],
 )

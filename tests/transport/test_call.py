@@ -184,7 +184,7 @@ async def test_waiting_for_another_calls_reading_ends_at_the_deadline_as_outcome
     while not sandbox.requests_of("signings.get"):
         await asyncio.sleep(0.005)
     began = time.monotonic()
-    with pytest.raises(OutcomeUnknownTimeout, match="no time to find out"):
+    with pytest.raises(OutcomeUnknownTimeout, match="the deadline passed before it could be reconciled"):
         await client.with_options(timeout=0.5).documents.upload(signing, make_pdf(), "b.pdf")
     assert time.monotonic() - began < 5
     patient.cancel()

@@ -366,7 +366,7 @@ async def test_header_bytes_that_are_not_utf8_end_in_an_error_of_the_package() -
     for target in (b"/api/1.0/signings?c=\xff", b"\xff"):
         linked = b"HTTP/1.1 200 OK\r\nLink: <%s>; rel=next\r\nContent-Length: 2\r\n\r\n[]" % target
         async with answering(linked) as origin, SigningClient(origin, "token") as client:
-            with pytest.raises(DecodeError, match="no text that can be sent"):
+            with pytest.raises(DecodeError, match="lone surrogate"):
                 await client.signings.list()
     async with SigningClient("http://127.0.0.1:9", "token") as client:
         with pytest.raises(InvalidRequest, match="cursor"):
