@@ -137,10 +137,10 @@ def test_all_problems_are_reported_with_line_and_column_and_nothing_is_sent(
         rows.writerow(["", "Lease 10", "EN", "1.pdf", "a@example.com"])
     told = [
         "leases.csv, line 4, key: 'lease-0' is also the key of line 2",
-        "leases.csv, line 5, language: must be EN or SV, not 'DE'",
-        "leases.csv, line 5, recipient1_email: must be an e-mail address, not 'nobody'",
-        f"leases.csv, line 5, documents: '{tmp_path}/none.pdf' cannot be opened: No such file or directory",
-        "leases.csv, line 5, documents: notes.pdf: it is not a PDF",
+        "leases.csv, line 5, language: must be EN or SV, got 'DE'",
+        "leases.csv, line 5, recipient1_email: must be an e-mail address, got 'nobody'",
+        f"leases.csv, line 5, documents: cannot open '{tmp_path}/none.pdf': No such file or directory",
+        "leases.csv, line 5, documents: notes.pdf: not a PDF",
         "leases.csv, line 6: cell 6, 'surplus', has no column",
         "leases.csv, line 8, key: missing, and this is the same package as line 7; if both are to be sent, "
         "give each a key",

@@ -72,7 +72,7 @@ async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_dr
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     reading = sandbox.faults.add("signings.get", "503", times=None)
-    words = r"it is not known whether this took effect: the service could not be read: HTTP 503"
+    words = r"the outcome is unknown: the service could not be read: HTTP 503"
     with pytest.raises(OutcomeUnknown, match=words) as caught:
         await client.dispatch(parcel.package, path)
     draft, key = sandbox.signings[0].id, await key_of(parcel.package)

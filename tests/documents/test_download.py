@@ -759,5 +759,5 @@ async def test_verified_download_of_each_seal_level(level: Any, tmp_path: Path) 
 
 
 def test_sandbox_refuses_an_unknown_seal_level() -> None:
-    with pytest.raises(ValueError, match="seal_level must be one of B-B, B-T, B-LT, B-LTA, not 'B-X'"):
+    with pytest.raises(ValueError, match="seal_level: must be one of B-B, B-T, B-LT, B-LTA, got 'B-X'"):
         Sandbox(seal_level="B-X")  # type: ignore[arg-type]  # it is wrong on purpose
