@@ -156,7 +156,7 @@ async def interleaved(
     server: Callable[[], float] | None = None,
     prepare: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Sample]]:
-    """Run the candidates in turn, in every second round backwards, and give the samples of each, round by round.
+    """Run the candidates interleaved, in reverse order in every second round; return their samples by round.
 
     What a run returns is its proof of work: it has to equal ``expect`` each time, where that is given.
     Garbage is collected before a run, not during it. After ``seconds`` no round is begun, but for the first few.

@@ -26,7 +26,8 @@ _MANY = (
     "above it are the look through each file and what makes a repeat safe."
 )
 _CALL = (
-    "a call is bounded by one deadline, passes a gate, is counted in a budget, and looks at the connections that wait; "
+    "each call has a deadline, acquires from the rate limiter, deposits in the retry budget, "
+    "and checks idle connections; "
     "each of these takes 1 to 2 µs."
 )
 _READY = (

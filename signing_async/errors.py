@@ -30,7 +30,7 @@
     ├── JournalError             the journal of a dispatch cannot be read or written
     ├── DraftChanged             a dispatch's draft was changed by somebody else; nothing was sent
     ├── SigningCancelled         waited for a signing that was cancelled
-    ├── WaitTimeout              waited in vain for a signing to be completed (also a TimeoutError)
+    ├── WaitTimeout              a signing was not completed in time (also a TimeoutError)
     └── WebhookError             a delivery that must not be acted on
         ├── InvalidSignature     the delivery has no valid signature
         └── MalformedEvent       the delivery is genuine, but its body is not an event

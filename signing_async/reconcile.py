@@ -1,4 +1,4 @@
-"""Did it take effect? The one home of check-before-repeat.
+"""Reconciliation: find out whether an ambiguous request took effect, before it is repeated.
 
 The service has no idempotency keys. After an ambiguous attempt (a 5xx, or a lost response) a `Reconciler` reads the
 service until the effect shows, or until it had enough time to show; only then may the request be repeated. An `Effect`
@@ -170,7 +170,7 @@ class Reconciler(Generic[T]):
     def _resolve(self, *, is_found: bool) -> None:
         self.ambiguous = False
         if is_found and self._late:
-            # One attempt is accounted for: the one that would be missed most.
+            # The reading explains one attempt: remove one whose effect could be late, if there is one.
             late = any(self._late)
             self._late.remove(late)
             self._effect.ambiguities[late] -= 1

@@ -105,7 +105,7 @@ class Tenants:
 
     @asynccontextmanager
     async def client(self, tenant_id: str) -> AsyncIterator[SigningClient]:
-        """Lend the tenant's client, which stays open during the block."""
+        """Yield the tenant's client, which stays open during the block."""
         async with self._lent(tenant_id) as (client, _):
             yield client
 

@@ -171,7 +171,7 @@ class Results(Generic[R]):
 
 
 class _WorkerPool(Generic[S, R]):
-    """The tasks behind a `Results`: one feeds items, and each item has one of its own."""
+    """The tasks behind a `Results`: one task pulls items, and each item runs in its own task."""
 
     def __init__(
         self,

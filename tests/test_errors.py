@@ -24,6 +24,7 @@ _VALUES: dict[str, Any] = {
     "body": b'{"code": "teapot", "token": "secret"}',
     "redacted_body": b'{"code": "teapot", "token": "[redacted]"}',
     "retry_after": 2.5,
+    "transient": True,
     "problems": ("name: too short", "name: too plain"),
     "reason": "too_large",
     "filename": "lease.pdf",

@@ -55,7 +55,7 @@ class CurrentToken:
         return token if token.refresh_token is None else await self._refresh_early(token, left)
 
     async def refresh(self, rejected: Token | None = None) -> Token:
-        """Return a token other than ``rejected``; None stands for the current token.
+        """Return a token other than ``rejected``; None means the current token.
 
         Concurrent callers share one refresh, which runs in a task of its own: cancelling a caller cancels neither the
         refresh nor the other callers.
@@ -74,7 +74,7 @@ class CurrentToken:
             await asyncio.wait([self._refreshing])
 
     async def renewed(self, rejected: Token) -> bool:
-        """Replace a rejected token; return False if that is impossible without the user."""
+        """Replace a rejected token; return False if the user must authorize again."""
         if rejected.refresh_token is None:
             stored = await self._load()
             if stored is not None and stored.access_token == rejected.access_token:
@@ -93,7 +93,7 @@ class CurrentToken:
         if self._unsaved is not None:
             await _result(self._start(self._save_again(self._unsaved[1]), "signing_async token save"))
 
-    # What runs in tasks of its own
+    # Background tasks
 
     def _start(self, work: Coroutine[Any, Any, Token], name: str) -> asyncio.Task[Token]:
         task = asyncio.create_task(work, name=name)

@@ -149,7 +149,7 @@ def _check_no_password(option: str, text: str | None, advice: str) -> None:
 
 @attrs.frozen
 class Plan:
-    """What the command is to do."""
+    """The options of one `dispatch` command."""
 
     manifest: Path
     journal: str

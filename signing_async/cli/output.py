@@ -335,7 +335,7 @@ def _is_coloured(stream: Any) -> bool:
 
 
 def discard_output() -> None:
-    """Redirect standard output, and what is buffered for it, to the null device."""
+    """Redirect standard output to the null device, so that buffered output is discarded."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, sys.stdout.fileno())

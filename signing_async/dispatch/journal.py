@@ -292,7 +292,7 @@ class SqliteJournal:
         return self.path.with_name(f"{self.path.name}.{owner}.lock")
 
     def _take_lock(self) -> None:
-        """Become an owner, whose claims last as long as this lock is held."""
+        """Create and lock this journal's lock file; its claims last as long as the lock."""
         for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.lock"):
             self._is_alive(left.name[len(self.path.name) + 1 : -len(".lock")])
         while True:
@@ -344,7 +344,10 @@ def _describe(error: Exception) -> str:
 
 
 def _locked(handle: int, *, exclusively: bool) -> bool:
-    """Take the lock and return whether it was free. flock also excludes two owners in one process; lockf does not."""
+    """Try to lock the file; return whether that succeeded.
+
+    Unlike lockf, flock also excludes two owners in one process.
+    """
     try:
         fcntl.flock(handle, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -167,7 +167,7 @@ class OpenPdf:
         if isinstance(self._content, memoryview):
             return preflight(self._content)
         with _whole_file_lock:
-            # Few files have to be read into memory as a whole, and only one at a time.
+            # Files that `glance` cannot judge are read as a whole, one at a time.
             return None if glance(self._peek, self.size) else preflight(self._peek(0, self.size))
 
     def _peek_cached(self, at: int, size: int) -> bytearray | memoryview:

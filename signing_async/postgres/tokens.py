@@ -129,7 +129,7 @@ _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_postgres_holds
 
 
 async def _run_until_done(database: Database, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run the work again and again until PostgreSQL carries it out."""
+    """Retry the work until PostgreSQL has executed it."""
     while True:
         with contextlib.suppress(AuthError):
             return await database.run(work)

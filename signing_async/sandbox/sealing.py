@@ -122,7 +122,7 @@ def _count_pages(path: Path, *, whole: bool) -> int:
 
 
 def _rebuild(path: Path) -> None:
-    """Append an update that repeats all objects as a tolerant reader found them."""
+    """Append an incremental update that rewrites every object as a tolerant parser reads it."""
     pikepdf = load_pikepdf()
     out = io.BytesIO()
     try:

@@ -85,7 +85,6 @@ class TokenStoreConformance:
 
     @pytest.mark.parametrize("same", [True, False], ids=["one object", "two objects"])
     async def test_waiter_acquires_the_lock_when_it_is_released(self, open_store: OpenStore, same: bool) -> None:
-        """Not before."""
         store = open_store()
         other = store if same else open_store()
         acquired = asyncio.Event()

@@ -140,7 +140,7 @@ class Operation(Generic[T]):
     receive: Callable[[wire.Response], Awaitable[T]] | None = None
     """Reads the response itself, if it is not JSON."""
     convert_error: Callable[[APIError, Mapping[str, str]], APIError | AuthError] | None = None
-    """Makes another error of the one for an error response, given that error and the response's headers."""
+    """Converts the error of an error response; called with the error and the response's headers."""
     effect: Effect[T] | None = None
     """For `Repeat.RECONCILED`: recognizes the effect of the request."""
     params: Mapping[str, str] = {}

@@ -139,7 +139,7 @@ class LocalRateLimiter:
         """Record the end of a request."""
         self._learner.release(asyncio.get_running_loop().time(), acquired_at, accepted)
         if self._waiters:
-            # In the next turn of the loop: a 429 is followed by a pause.
+            # In the next iteration of the event loop: after a 429, `pause` must come first.
             self._schedule(0.0)
 
     def pause(self, seconds: float) -> None:
@@ -176,7 +176,7 @@ class LocalRateLimiter:
 
 
 def _resolve(waiter: asyncio.Future[bool], may_proceed: bool) -> bool:
-    """Tell a waiter whether it may proceed; return False if it was told before or was cancelled."""
+    """Resolve a waiter; return False if it was already resolved or cancelled."""
     if waiter.done():
         return False
     waiter.set_result(may_proceed)
@@ -343,7 +343,7 @@ class ResponseTimes:
         return max(self._seconds.values(), default=self._UNSEEN) if found is None else found
 
 
-# The names of before, for one release.
+# Deprecated names, kept for one release.
 
 
 @runtime_checkable

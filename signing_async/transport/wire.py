@@ -266,7 +266,7 @@ class Response:
             yield chunk
 
     async def _next(self) -> bytes:
-        """Return what has arrived of the body, waiting for some of it; an empty chunk at its end."""
+        """Wait for the next chunk of the body and return it; b"" at the end."""
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:

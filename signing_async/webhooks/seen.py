@@ -41,7 +41,9 @@ class Claim(Enum):
 
 
 class SeenEvents(Protocol):
-    """A store of event ids, in two steps around the handler. Methods may be plain or ``async``.
+    """A store of event ids: claim before the handler runs, confirm or release afterwards.
+
+    Methods may be plain or ``async``.
 
     A claim is a lease: if its holder dies before it confirms, the event can be claimed again once the lease expires.
     ``lease`` must be longer than the handler may take.
@@ -82,7 +84,7 @@ class MemorySeenEvents:
         self.max_events: int = _checks.integer("max_events", max_events)
         self._clock = clock
         self._lock = threading.Lock()
-        # Event id to expiry. Both are in order of expiry, because every entry lives equally long.
+        # Event id to expiry. Event id to expiry time, in order of expiry: all entries have the same lifetime.
         self._pending: OrderedDict[str, float] = OrderedDict()
         self._confirmed: OrderedDict[str, float] = OrderedDict()
 

@@ -1,4 +1,4 @@
-"""Wake-ups: tell everyone who polls for a change that now is a good time to poll."""
+"""Wake-ups: notify pollers that an event arrived, so that they poll now."""
 
 from __future__ import annotations
 

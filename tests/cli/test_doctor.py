@@ -459,9 +459,10 @@ async def test_status_without_token_suggests_the_wrong_token_check_unless_401(st
         assert words in found["no token"].message
 
 
-async def test_5xx_is_not_learned_as_a_rejected_token() -> None:
+async def test_5xx_is_a_failing_service_and_not_a_rejected_token() -> None:
     async with probed({"/me": lambda _: web.Response(status=503)}) as (found, probe):
-        assert (found["token"].state, learned(probe)) == ("failed", {})
+        assert "token" not in found
+        assert (found["service"].state, learned(probe)) == ("failed", {})
 
 
 async def test_rejected_token_is_refreshed_once(sandbox: Sandbox) -> None:
