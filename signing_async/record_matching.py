@@ -59,11 +59,21 @@ class DocumentMatch:
     async def select(
         self, unknown: Sequence[Document], expected: Counter[str]
     ) -> tuple[list[Document], list[Document]]:
-        named = [document for document in unknown if stem(document.name) == self.key]
+        named = self._named(unknown)
         if not named and Counter(stem(document.name) for document in unknown) - expected:
             # The service may have renamed the file.
             raise Undecidable("there is a new document with another name", unknown, may_clear=True)
         return named, [document for document in named if await self._fits(document)]
+
+    async def find(self, documents: Sequence[Document]) -> Document | None:
+        """Return the first document that agrees with the file in all that the service reports of it."""
+        for document in self._named(documents):
+            if await self._fits(document):
+                return document
+        return None
+
+    def _named(self, documents: Sequence[Document]) -> list[Document]:
+        return [document for document in documents if stem(document.name) == self.key]
 
     async def _fits(self, document: Document) -> bool:
         sizes = (document.extra.get(field) for field in self._assumptions.document_size_fields)

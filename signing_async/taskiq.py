@@ -119,7 +119,8 @@ class Enqueued:
             return None
         result = await _call_broker(self._task.get_result())
         if result.is_err:
-            return Outcome(self.key, None, str(result.error), type(result.error).__name__)
+            # The task itself broke off, for example cancelled: its message is delivered again.
+            return Outcome(self.key, None, str(result.error), type(result.error).__name__, effect="unknown")
         return Outcome(**result.return_value)
 
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:

@@ -637,14 +637,14 @@ async def test_message_of_another_version_is_rejected(place: Workplace) -> None:
     )
 
 
-async def test_failed_task_is_an_outcome_with_its_error(place: Workplace) -> None:
+async def test_task_that_broke_off_is_an_unknown_outcome_with_its_error(place: Workplace) -> None:
     broker = InMemoryBroker()
     broken: TaskiqResult[Any] = TaskiqResult(
         is_err=True, return_value=None, execution_time=0.1, error=RuntimeError("no connection")
     )
     await broker.result_backend.set_result("1", broken)
     outcome = await Enqueued("k", AsyncTaskiqTask("1", broker.result_backend)).wait()
-    assert outcome == Outcome("k", None, "no connection", "RuntimeError")
+    assert outcome == Outcome("k", None, "no connection", "RuntimeError", effect="unknown")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -98,12 +97,10 @@ async def _held(state: State, client: SigningClient, signing_id: str, files: Seq
     assumptions = state.settings.assumptions
     held = {}
     for file in filter(Path.is_file, files):
-        size, sha256 = file.stat().st_size, partial(_sha256, file)
-        match = DocumentMatch(PdfSource(file).filename, size, sha256, assumptions)
-        named = [one for one in documents if DocumentMatch(one.name, size, sha256, assumptions).key == match.key]
-        _, same = await match.select(named, Counter())
-        if same:
-            held[file] = same[0]
+        match = DocumentMatch(PdfSource(file).filename, file.stat().st_size, partial(_sha256, file), assumptions)
+        document = await match.find(documents)
+        if document is not None:
+            held[file] = document
     return held
 
 
