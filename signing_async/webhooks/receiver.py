@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Protocol
 
+from .. import _checks
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent
 from .event import Event
 from .seen import Claim, MemorySeenEvents, SeenEvents
@@ -126,8 +127,8 @@ class Receiver:
         retry_after: int = 5,
     ) -> None:
         self.verifier: WebhookVerifier = verifier
-        self.body_timeout: float = body_timeout
-        self.hand_off_timeout: float = hand_off_timeout
+        self.body_timeout: float = _checks.number("body_timeout", body_timeout, above=0)
+        self.hand_off_timeout: float = _checks.number("hand_off_timeout", hand_off_timeout, above=0)
         self.seen: SeenEvents = MemorySeenEvents() if seen is None else seen
         if hand_off_timeout >= self.seen.lease:
             raise ConfigurationError(

@@ -13,6 +13,7 @@ from hashlib import sha256
 from hmac import digest
 from typing import Literal
 
+from .. import _checks
 from ..errors import ConfigurationError
 
 Secret = str | bytes
@@ -126,8 +127,8 @@ def _check_choices(scheme: Scheme) -> None:
     for label in (*scheme.labels, scheme.timestamp_label):
         if not isinstance(label, str) or not re.fullmatch(r"[!-~]*", label):
             raise ConfigurationError(f"Scheme.labels: must be printable ASCII without spaces, got {label!r}")
-    if not (isinstance(scheme.tolerance, int | float) and scheme.tolerance > 0) or math.isnan(scheme.tolerance):
-        raise ConfigurationError(f"Scheme.tolerance: must be a number above 0, got {scheme.tolerance!r}")
+    if scheme.tolerance != math.inf:
+        _checks.number("Scheme.tolerance", scheme.tolerance, above=0)
 
 
 def _check_template(scheme: Scheme) -> None:

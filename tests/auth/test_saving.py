@@ -317,6 +317,7 @@ async def test_lock_that_is_never_released_is_auth_error() -> None:
             with pytest.raises(AuthError, match=r"could not acquire the token store's lock within 0\.1 s") as caught:
                 await oauth.access_token()
             assert caught.value.__context__ is None
+            assert caught.value.transient
         assert not server.requests
 
 

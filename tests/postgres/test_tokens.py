@@ -123,6 +123,7 @@ async def test_every_operation_fails_in_time_during_an_outage(
                     await call()
             assert caught.value.__context__ is caught.value.__cause__ is None
             assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+            assert caught.value.transient
     await quick.aclose()
     assert await store.load() == OLD
     async with store.lock():

@@ -808,8 +808,9 @@ async def test_authorization_code_is_not_exchanged_while_redis_is_unavailable(re
         oauth_for(server.base_url, store=store) as oauth,
     ):
         still(redis, fault)
-        with pytest.raises(AuthError, match="the token store is unavailable"):
+        with pytest.raises(AuthError, match="the token store is unavailable") as caught:
             await oauth.exchange("code")
+        assert caught.value.transient
         assert not server.token_requests
         redis.wake() if fault == "stopped" else redis.start()
         assert (await oauth.exchange("code")).access_token == "access-first"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import queue
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -378,6 +379,13 @@ def test_asyncio_queue_is_refused_in_threads() -> None:
 def test_handler_must_be_a_function_or_a_queue(handler: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^hand_off: must be a function or a queue, got "):
         Receiver(VERIFIER, handler)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, True, "5"])
+@pytest.mark.parametrize("name", ["body_timeout", "hand_off_timeout"])
+def test_timeout_that_is_no_number_above_0_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name}: must be a number above 0, got "):
+        Receiver(VERIFIER, print, **{name: value})
 
 
 def test_handler_timeout_must_be_below_the_lease() -> None:
