@@ -236,13 +236,12 @@ class RedisTokenStore:
     async def aclose(self) -> None:
         """Close the connections, except a given client. A save that waits for Redis is given ``timeout`` seconds."""
         if self._finishing is not None:
-            await asyncio.wait([self._finishing], timeout=self._connection.timeout)
-            if not self._finishing.done():
-                if self._is_save_pending():
-                    log.error(
-                        "%r was closed before a refreshed token was saved: its user may have to authorize again", self
-                    )
-                await cancel_and_wait(self._finishing)
+            _, pending = await asyncio.wait([self._finishing], timeout=self._connection.timeout)
+            if pending and self._is_save_pending():
+                log.error(
+                    "%r was closed before a refreshed token was saved: its user may have to authorize again", self
+                )
+            await cancel_and_wait(self._finishing)
         await self._connection.aclose()
 
     async def load(self) -> Token | None:

@@ -459,6 +459,11 @@ async def test_status_without_token_suggests_the_wrong_token_check_unless_401(st
         assert words in found["no token"].message
 
 
+async def test_404_on_me_is_not_learned_as_a_rejected_token() -> None:
+    async with probed({"/me": lambda _: web.Response(status=404)}) as (found, probe):
+        assert (found["token"].state, learned(probe)) == ("failed", {})
+
+
 async def test_5xx_is_a_failing_service_and_not_a_rejected_token() -> None:
     async with probed({"/me": lambda _: web.Response(status=503)}) as (found, probe):
         assert "token" not in found

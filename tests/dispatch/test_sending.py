@@ -23,6 +23,7 @@ from signing_async import (
     Signing,
     SigningClient,
     SigningPackage,
+    TransportError,
     Unauthorized,
 )
 from signing_async.recipients import Recipients
@@ -246,6 +247,21 @@ async def test_draft_that_is_gone_is_replaced(
     sandbox._database.run("DELETE FROM signings")
     await client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel)
+
+
+async def test_lost_uploads_of_two_drafts_are_a_transient_failure_and_nothing_is_sent(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """No other client has changed them: the same package may be dispatched again."""
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("documents.upload", "drop-before-commit", skip=1)
+    with pytest.raises(TransportError, match="unknown for two drafts; nothing was sent; dispatch again") as caught:
+        await client.dispatch(parcel.package, path)
+    assert (caught.value.effect, caught.value.transient) == ("none", True)
+    assert len(state_of(path)["abandoned"]) == 2
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=2)
 
 
 async def test_two_drafts_changed_by_another_client_raise_draft_changed_and_nothing_is_sent(

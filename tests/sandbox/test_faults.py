@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import logging
 import time
 from typing import Any
 
@@ -88,6 +89,7 @@ async def test_truncating_for_a_disconnected_client_is_no_error(
     signing_sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     signing_sandbox.faults.add("me", "truncate", times=20)
+    caplog.set_level(logging.WARNING, "signing_async.sandbox")
     host, port = signing_sandbox.base_url.removeprefix("http://").split(":")
     request = f"GET /api/1.0/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {signing_sandbox.access_token()}\r\n\r\n"
     for _ in range(20):

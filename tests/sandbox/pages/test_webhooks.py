@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 
 import pytest
@@ -109,6 +110,7 @@ async def test_delivery_opens_to_its_signature_and_the_endpoints_response(
 async def test_url_that_is_registered_twice_is_warned_about(
     visitor: Visitor, receiver: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "signing_async.sandbox")
     page = await visitor.get("/sandbox/webhooks")
     first = await visitor.send(page, "/sandbox/webhooks", url=f"{receiver}/ok", secret="")
     assert "registered before" not in first.main.text
