@@ -42,7 +42,7 @@ class TokenStore(Protocol):
     """A store for one token. A refresh acquires the lock, loads, and saves before the new token is used."""
 
     async def load(self) -> Token | None:
-        """Return the token saved last; None if there is none, which an `OAuth` takes for a logout."""
+        """Return the saved token, or None if no token is saved: an `OAuth` treats that as a logout."""
 
     async def save(self, token: Token) -> None:
         """Save the token durably: once this returns, a crash must not lose it."""
@@ -75,7 +75,7 @@ def token_to_json(token: Token) -> bytes:
 
 
 def token_from_json(data: bytes) -> Token:
-    """Return the token from the bytes of `token_to_json`; raise a `ValueError` if there is none in them."""
+    """Return the token from the bytes of `token_to_json`; raise `ValueError` if they hold no token."""
     # json's error must not become the context: it holds the whole text.
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         fields: Any = json.loads(data)

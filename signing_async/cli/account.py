@@ -129,7 +129,7 @@ def _check_answer(name: str, answer: str) -> str:
 
 
 def _save_answers(state: State, settings: Settings, answers: dict[str, Any]) -> None:
-    """Save the answers in a settings file if there is none yet."""
+    """Save the answers in a settings file unless one exists."""
     from ..settings import config_folder
 
     folder = config_folder()

@@ -234,7 +234,7 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
 
 @contextlib.asynccontextmanager
 async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator[Any]:
-    """Yield a client, or the workers in its place."""
+    """Yield a client; with a broker, the workers instead."""
     if broker is not None:
         from .workers import Patience, workers
 

@@ -108,7 +108,7 @@ def test_json_lines_are_read(written: Written, tmp_path: Path) -> None:
     assert first.package is not None
     assert second.package is not None
     assert paths(first.package) == [str(tmp_path / "a.pdf"), "/b/c.pdf"]
-    assert [document.filename for document in first.package.documents] == ["a.pdf", "Lease.pdf"]  # type: ignore[union-attr]
+    assert [document.filename for document in first.package.documents] == ["a.pdf", "Lease.pdf"]  # type: ignore[union-attr]  # each is a PdfSource
     assert first.package.recipients[0] == NewRecipient("anna@example.com", order=1, extra={"phone": "+46"})
     assert (first.package.key, second.package.key) == ("k", None)
 
