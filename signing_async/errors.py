@@ -28,6 +28,9 @@
     ├── NotSound                 a downloaded PDF was changed after it was signed, or is not trusted
     ├── ClientClosed             a call after aclose()
     ├── JournalError             the journal of a dispatch cannot be read or written
+    ├── InboxError               the inbox cannot be read or written
+    ├── ArchiveError             the archive cannot be read or written
+    │   └── ArchiveConflict      another writer was first, or a name holds another file
     ├── DraftChanged             a dispatch's draft was changed by somebody else; nothing was sent
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              a signing was not completed in time (also a TimeoutError)
@@ -47,6 +50,8 @@ from typing import Any, Literal, Self, TypeVar
 
 __all__ = [
     "APIError",
+    "ArchiveConflict",
+    "ArchiveError",
     "AuthError",
     "BadRequest",
     "CannotBeSent",
@@ -56,6 +61,7 @@ __all__ = [
     "DocumentRejected",
     "DraftChanged",
     "Forbidden",
+    "InboxError",
     "InvalidRequest",
     "InvalidSignature",
     "JournalError",
@@ -396,6 +402,24 @@ class JournalError(SigningError):
     """
 
     transient: bool = True
+
+
+class InboxError(SigningError):
+    """The inbox cannot be read or written. No delivery is acknowledged that is not stored."""
+
+    transient: bool = True
+
+
+class ArchiveError(SigningError):
+    """The archive cannot be read or written. What it holds remains valid: the next run continues from it."""
+
+    transient: bool = True
+
+
+class ArchiveConflict(ArchiveError):
+    """Another writer was first, or the name holds a file with other content. Nothing was written."""
+
+    transient: bool = False
 
 
 class DraftChanged(SigningError):

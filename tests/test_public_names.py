@@ -11,6 +11,8 @@ import signing_async
 
 NAMES = [
     "APIError",
+    "ArchiveConflict",
+    "ArchiveError",
     "Assumptions",
     "Attempt",
     "AuthError",
@@ -29,6 +31,7 @@ NAMES = [
     "FileTokenStore",
     "Forbidden",
     "Gate",
+    "InboxError",
     "InvalidRequest",
     "InvalidSignature",
     "Journal",

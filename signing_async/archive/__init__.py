@@ -1,0 +1,1 @@
+"""Collect the sealed PDF of every completed signing, each exactly once."""

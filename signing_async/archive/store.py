@@ -1,0 +1,33 @@
+"""Where an archive keeps its files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["ArchiveStore"]
+
+
+class ArchiveStore(Protocol):
+    """Keeps files under relative names, whose parts are separated by ``/``.
+
+    Failures are raised as `ArchiveError`, or as `ArchiveConflict` where another writer was first.
+    ``signing_async.testing`` has a suite that implementations should pass.
+    """
+
+    async def put(self, name: str, source: Path, sha256: str) -> None:
+        """Store a local file, durably and atomically: readers see the whole file or none.
+
+        If the name holds the same content, there is nothing to do. Raises `ArchiveConflict` if it holds another.
+        ``sha256`` is the file's hash in hexadecimal. The source may be moved.
+        """
+
+    def read(self, name: str) -> AsyncIterator[bytes]:
+        """Yield the content of a file; raise `FileNotFoundError` if there is no such file."""
+
+    async def append(self, name: str, offset: int, data: bytes) -> None:
+        """Append to a file of exactly ``offset`` bytes, durably; an offset of 0 creates it.
+
+        Raises `ArchiveConflict` if the file has another length: another writer was first.
+        """

@@ -1,0 +1,126 @@
+"""What an inbox keeps of each event, and the store that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from .event import Event, parse_event
+
+
+class EventStatus(StrEnum):
+    """The state of an event in an inbox."""
+
+    PENDING = "pending"
+    """Stored, and not handled yet: new, claimed by a worker, or waiting for its next attempt."""
+    HANDLED = "handled"
+    DROPPED = "dropped"
+    """A handler raised `Drop`."""
+    DEAD = "dead"
+    """Its handler failed too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event as an inbox keeps it."""
+
+    id: str
+    type: str
+    signing_id: str | None
+    body: bytes = field(repr=False)
+    """The raw body of the delivery; empty once it was purged."""
+    received_at: datetime
+    status: EventStatus = EventStatus.PENDING
+    attempts: int = 0
+    """How often a handler was started, counted before it starts: an event that kills its process is counted too."""
+    due_at: datetime | None = None
+    """The time of the next attempt, if a pending event waits for one."""
+    error: str | None = None
+    """The failure of the last attempt."""
+    settled_at: datetime | None = None
+    """When the event was handled, dropped or declared dead."""
+
+    @property
+    def event(self) -> Event:
+        """The event as handlers get it."""
+        return parse_event(self.body, self.received_at, max_body=len(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class EventClaim:
+    """The exclusive right to handle an event, and with it all events of its signing."""
+
+    stored: StoredEvent
+    fence: int
+    """The fencing token: a stale holder's writes are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboxStats:
+    """How many events an inbox holds, by status, and how long the oldest pending one has waited."""
+
+    counts: dict[EventStatus, int]
+    oldest_pending: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Selects stored events. The empty filter selects all."""
+
+    ids: Sequence[str] | None = None
+    status: EventStatus | None = None
+    type: str | None = None
+    """A type, or a pattern such as ``recipient.*``."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """Events received from ``since`` on, and before ``until``."""
+
+
+class EventStore(Protocol):
+    """Keeps events durably and lets one worker at a time handle the events of a signing.
+
+    Failures are raised as `InboxError`. ``signing_async.testing`` has a suite that implementations should pass.
+    """
+
+    async def add(self, event: Event, body: bytes) -> bool:
+        """Store an event durably; return False if its id is known, even if the event was purged."""
+
+    def add_blocking(self, event: Event, body: bytes) -> bool:
+        """Store an event from a thread without an event loop, like `add`."""
+
+    async def claim(self, limit: int) -> list[EventClaim]:
+        """Claim up to ``limit`` due events, oldest first, and count an attempt for each.
+
+        An event can be claimed if no earlier event of its signing is pending. An event without a signing waits for no
+        other. The claims of a dead process are free.
+        """
+
+    async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+        """Record the end of an event; return False, and change nothing, if the claim was lost."""
+
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
+        """Release the claim and make the event due in ``seconds``; return False if the claim was lost."""
+
+    async def release(self, claim: EventClaim) -> None:
+        """Release a claim whose handler did not run; its attempt does not count."""
+
+    async def wait(self, timeout: float) -> None:
+        """Return once an event may have become due, or after ``timeout`` seconds."""
+
+    def select(self, selection: EventFilter) -> AsyncIterator[StoredEvent]:
+        """Yield the selected events in order of arrival."""
+
+    async def requeue(self, selection: EventFilter) -> int:
+        """Make the selected events pending again with no attempts counted; return how many. Claimed ones are left."""
+
+    async def purge(self, settled_before: datetime) -> int:
+        """Forget the bodies of events that were settled before this time; return how many. Their ids stay."""
+
+    async def stats(self) -> InboxStats:
+        """Count the events."""
+
+    async def aclose(self) -> None:
+        """Release all claims and close the store."""
