@@ -18,6 +18,7 @@ import email.utils
 import random
 import re
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC
 from enum import Enum
@@ -371,10 +372,15 @@ async def run(attempt: Callable[[], Awaitable[T]]) -> T:
     return await _run_again(attempt, first)
 
 
-# Without jitter and max_time, which would shorten the delay; without logger, which would print the exception.
-@backoff.on_exception(_delays, RetryRequested, jitter=None, logger=None)
-async def _run_again(attempt: Callable[[], Awaitable[T]], first: list[RetryRequested]) -> T:
+async def _attempt_again(attempt: Callable[[], Awaitable[T]], first: list[RetryRequested]) -> T:
     """Wait for the first delay, then make attempts."""
     if first:
         raise first.pop()
     return await attempt()
+
+
+with warnings.catch_warnings():
+    # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
+    warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
+    # Without jitter and max_time, which would shorten the delay; without logger, which would print the exception.
+    _run_again = backoff.on_exception(_delays, RetryRequested, jitter=None, logger=None)(_attempt_again)

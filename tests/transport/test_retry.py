@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -397,3 +398,25 @@ async def test_runner_lets_every_other_exception_through() -> None:
 
     with pytest.raises(ValueError, match="no"):
         await run(attempt)
+
+
+PYTHON_3_14 = """
+import asyncio, inspect, warnings
+
+def iscoroutinefunction(function):
+    warnings.warn(
+        "'asyncio.iscoroutinefunction' is deprecated and slated for removal in Python 3.16;"
+        " use inspect.iscoroutinefunction() instead",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return inspect.iscoroutinefunction(function)
+
+asyncio.iscoroutinefunction = iscoroutinefunction
+import signing_async.transport.retry
+"""
+
+
+def test_import_raises_no_warning_where_python_deprecates_a_function_that_backoff_calls() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", PYTHON_3_14], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
