@@ -351,7 +351,7 @@ def test_error_of_an_unreadable_source_names_path_and_reason(tmp_path: Path) -> 
         (tmp_path, InvalidRequest, "is not a regular file"),
         (tmp_path / "pipe", InvalidRequest, "is not a regular file"),
         (tmp_path / "empty.pdf", PdfRejected, "not a PDF"),
-        ("a\0b", InvalidRequest, "embedded null byte"),
+        ("a\0b", InvalidRequest, "embedded null"),
         (7, InvalidRequest, "must be a path or bytes, got int"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
