@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -11,12 +12,22 @@ from unittest.mock import Mock
 import aiohttp
 import aioresponses.core
 import pytest
+import uvloop
 
 from signing_async import RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from tests.postgres.server import PostgresServer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--uvloop", action="store_true", help="run the async tests on uvloop")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--uvloop"):
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 @pytest.fixture(autouse=True, scope="session")

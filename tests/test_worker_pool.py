@@ -46,7 +46,7 @@ class Workers:
     """Work that counts how often it runs concurrently."""
 
     def __init__(self) -> None:
-        self.running = self.most = self.cancelled = 0
+        self.running = self.most = self.cancelled = self.hanging = 0
 
     async def work(self, item: int) -> int:
         self.running += 1
@@ -66,6 +66,7 @@ class Workers:
 
     async def hang(self, item: int) -> int:
         self.running += 1
+        self.hanging += 1
         try:
             return await asyncio.Future[int]()
         finally:
@@ -369,7 +370,8 @@ async def test_next_result_after_a_cancelled_wait_is_an_error_that_counts_unfini
 
 async def test_completed_results_are_returned_after_the_consumer_was_cancelled() -> None:
     """Only then the stream says that items have no result."""
-    results = Results(range(9), Workers().endless, 3)
+    workers = Workers()
+    results = Results(range(9), workers.endless, 3)
     in_body = asyncio.Event()
 
     async def consume_one() -> None:
@@ -379,9 +381,8 @@ async def test_completed_results_are_returned_after_the_consumer_was_cancelled()
 
     consumer = asyncio.create_task(consume_one())
     await in_body.wait()
-    while len(other_tasks()) > 5:
+    while workers.hanging < 3:
         await asyncio.sleep(0.001)
-    await asyncio.sleep(0.02)
     consumer.cancel()
     await asyncio.wait([consumer])
     taken = list[int]()
