@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -28,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--uvloop"):
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    # In debug mode asyncio warns of slow callbacks, which a busy machine has at any time.
+    logging.getLogger("asyncio").addFilter(lambda record: not str(record.msg).startswith("Executing"))
 
 
 @pytest.fixture(autouse=True, scope="session")
