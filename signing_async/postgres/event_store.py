@@ -241,7 +241,6 @@ class PostgresEventStore:
     async def _claim(self, limit: int) -> list[EventClaim]:
         # A repeated attempt finds the events of the first under this name.
         owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}:{next(self._numbers)}"
-
         statement = self._database.render(_CLAIM, **_PARTS)
 
         async def claim(connection: Any) -> Any:
@@ -260,12 +259,12 @@ class PostgresEventStore:
 
         async def update(connection: Any) -> bool:
             nonlocal is_repeated
+            may_be_done, is_repeated = is_repeated, True
             arguments = (claim.stored.id, claim.fence)
             updated = await connection.fetchval(self._database.render(statement, **_PARTS), *arguments, *values)
-            if not updated and is_repeated:
-                # The first attempt may have succeeded, and only its response was lost.
+            if not updated and may_be_done:
+                # Only the response to the first attempt may have been lost.
                 updated = await connection.fetchval(self._database.render(_IS_RELEASED), *arguments)
-            is_repeated = True
             return bool(updated)
 
         try:
@@ -315,18 +314,18 @@ class PostgresEventStore:
         seq, filters, requeued = 0, _arguments(selection), 0
         while True:
             rows = await self._fetch(_REQUEUE, seq, *filters, self._database.name)
-            requeued += len(rows)
-            if len(rows) < _BATCH:
+            if not rows:
                 return requeued
+            requeued += len(rows)
             seq = max(row["seq"] for row in rows)
 
     async def purge(self, settled_before: datetime) -> int:
         purged = 0
         while True:
             rows = await self._fetch(_PURGE, settled_before)
-            purged += len(rows)
-            if len(rows) < _BATCH:
+            if not rows:
                 return purged
+            purged += len(rows)
 
     async def stats(self) -> InboxStats:
         rows = await self._fetch(_STATS)
