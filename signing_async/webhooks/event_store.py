@@ -32,7 +32,7 @@ class StoredEvent:
     type: str
     signing_id: str | None
     body: bytes = field(repr=False)
-    """The raw body of the delivery; empty once it was purged. A store keeps the bytes it was given, encrypted or not."""
+    """The raw body of the delivery, or its ciphertext; empty once it was purged."""
     received_at: datetime
     status: EventStatus = EventStatus.PENDING
     attempts: int = 0
