@@ -271,8 +271,6 @@ class PostgresEventStore:
             return await self._database.run(update)
         finally:
             self._forget(claim)
-            # The next event of the signing may be due.
-            self._woken.set()
 
     async def _release_all(self, claims: list[EventClaim]) -> None:
         for claim in claims:
@@ -399,14 +397,13 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _listen(database: Database, woken: asyncio.Event) -> None:
-    """Set ``woken`` at each notification, and whenever the connection was lost: a notification may be missing."""
+    """Set ``woken`` at each notification. Without a connection none arrives, and workers poll."""
     while True:
         async with AsyncExitStack() as kept:
             lost = asyncio.Event()
             listen = partial(_subscribe, database.name, woken, lost, kept)
             with contextlib.suppress(InboxError):
                 await database.run_and_keep(listen, kept)
-                woken.set()
                 await lost.wait()
         await asyncio.sleep(_POLL)
 
