@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import glob
 import os
-import secrets
 import sqlite3
 import threading
 import time
@@ -17,20 +15,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
-from weakref import WeakSet
+from typing import Any, Protocol, Self
 
 import attrs
 
 from .. import _checks
 from .._files import sync_folder
+from .._owner_lock import OwnerLock
 from .._sqlite import SharedDatabase
 from ..errors import ConfigurationError, InvalidRequest, JournalError
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows has no flock
-    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
 __all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "SqliteJournal"]
 
@@ -105,8 +98,6 @@ class SqliteJournal:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
-        if fcntl is None:
-            raise ConfigurationError("SqliteJournal needs POSIX file locks, which this system does not have")
         timeout = _checks.number("timeout", timeout, above=0, at_most=3600)
         invalid_path = ConfigurationError(f"journal: must be a path, got {path!r}")
         if path == "":
@@ -119,15 +110,13 @@ class SqliteJournal:
             raise invalid_path from None
         prepare = partial(_prepare, path=self.path)
         self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
-        self._owner = ""
-        self._lock: IO[bytes] | None = None
+        self._lock = OwnerLock(self.path, "SqliteJournal")
         self._process = os.getpid()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="signing-journal")
         self._queue = threading.Lock()
         self._waiting: list[_Operation] = []
         self._writing = False
         self._closing: Future[None] | None = None
-        _journals.add(self)
 
     def __repr__(self) -> str:
         return f"SqliteJournal({str(self.path)!r})"
@@ -135,11 +124,11 @@ class SqliteJournal:
     def __del__(self) -> None:
         # The constructor may have raised.
         lock = getattr(self, "_lock", None)
-        if lock is not None:
+        if lock is not None and lock.is_held:
             warnings.warn(
                 f"{self!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=2
             )
-            lock.close()
+            lock.release()
 
     async def claim(self, key: str) -> Claim | None:
         _check_text("key", key)
@@ -186,7 +175,7 @@ class SqliteJournal:
         statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # constants
 
         def run(connection: sqlite3.Connection) -> ClaimLost | None:
-            changed = connection.execute(statement, (*values, claim.key, claim.fence, self._owner))
+            changed = connection.execute(statement, (*values, claim.key, claim.fence, self._lock.owner))
             return None if changed.rowcount else ClaimLost(claim.key)
 
         return run
@@ -251,8 +240,7 @@ class SqliteJournal:
     def _commit(self, operations: list[_Operation]) -> None:
         try:
             with self._database.connected() as connection:
-                if self._lock is None:
-                    self._take_lock()
+                self._lock.acquire()
                 connection.execute("BEGIN IMMEDIATE")
                 for operation in operations:
                     operation.outcome = operation.work(connection)
@@ -268,55 +256,18 @@ class SqliteJournal:
     def _claim(self, connection: sqlite3.Connection, key: str) -> Claim | None:
         row = connection.execute("SELECT state, owner, fence FROM packages WHERE key = ?", (key,)).fetchone()
         state, owner, fence = row or (None, None, 0)
-        if owner is not None and self._is_alive(owner):
+        if owner is not None and self._lock.is_alive(owner):
             return None
         connection.execute(
             "INSERT INTO packages (key, state, owner, fence, updated_at) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, fence = excluded.fence",
-            (key, state, self._owner, fence + 1, time.time()),
+            (key, state, self._lock.owner, fence + 1, time.time()),
         )
         return Claim(key, state, fence + 1)
 
     def _close(self) -> None:
         self._database.close()
-        if self._lock is not None:
-            # A lock file that stays is removed by the next journal object that finds it unlocked.
-            with contextlib.suppress(OSError):
-                self._lock_path(self._owner).unlink()
-            self._lock.close()
-            self._lock = None
-
-    # Owners, each with a lock file
-
-    def _lock_path(self, owner: str) -> Path:
-        return self.path.with_name(f"{self.path.name}.{owner}.lock")
-
-    def _take_lock(self) -> None:
-        """Create and lock this journal's lock file; its claims last as long as the lock."""
-        for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.lock"):
-            self._is_alive(left.name[len(self.path.name) + 1 : -len(".lock")])
-        while True:
-            owner = secrets.token_hex(8)
-            lock = os.fdopen(os.open(self._lock_path(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)
-            # Before it was locked, another process may have taken it for a dead owner's and removed it.
-            if _locked(lock.fileno(), exclusively=True) and os.fstat(lock.fileno()).st_nlink:
-                break
-            lock.close()
-        self._owner, self._lock = owner, lock
-
-    def _is_alive(self, owner: str) -> bool:
-        """Return whether the owner's lock is held; remove the lock file of a dead owner."""
-        try:
-            lock = os.open(self._lock_path(owner), os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            if not _locked(lock, exclusively=False):
-                return True
-            self._lock_path(owner).unlink(missing_ok=True)
-            return False
-        finally:
-            os.close(lock)
+        self._lock.release()
 
 
 class _Operation:
@@ -341,18 +292,6 @@ def _check_text(name: str, value: str) -> None:
 
 def _describe(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-
-
-def _locked(handle: int, *, exclusively: bool) -> bool:
-    """Try to lock the file; return whether that succeeded.
-
-    Unlike lockf, flock also excludes two owners in one process.
-    """
-    try:
-        fcntl.flock(handle, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -380,18 +319,3 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
         sync_folder(path.parent)
-
-
-_journals: WeakSet[SqliteJournal] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """Close the locks of the parent's journals; otherwise a child would keep the claims of a dead parent."""
-    for journal in _journals:
-        if journal._lock is not None:
-            journal._lock.close()
-            journal._lock = None
-
-
-_register_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork
-_register_at_fork(after_in_child=_after_fork_in_child)

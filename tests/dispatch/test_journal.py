@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import signing_async._owner_lock
 import signing_async.dispatch.journal
 from signing_async import SqliteJournal
 from signing_async.dispatch.journal import Claim, ClaimLost
@@ -139,13 +140,13 @@ async def test_lock_file_removed_by_another_process_meanwhile_is_no_error(
         pass
     process.wait()
     (lock,) = path.parent.glob("*.lock")
-    locked = signing_async.dispatch.journal._locked
+    locked = signing_async._owner_lock._locked
 
     def looked_at(handle: int, *, exclusively: bool) -> bool:
         lock.unlink(missing_ok=True)
         return locked(handle, exclusively=exclusively)
 
-    monkeypatch.setattr(signing_async.dispatch.journal, "_locked", looked_at)
+    monkeypatch.setattr(signing_async._owner_lock, "_locked", looked_at)
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
@@ -206,7 +207,7 @@ async def test_lock_file_removed_before_it_was_locked_is_created_again(
         names.append(token(size))
         return names[-1]
 
-    monkeypatch.setattr(signing_async.dispatch.journal, "_locked", locked)
+    monkeypatch.setattr(signing_async._owner_lock, "_locked", locked)
     monkeypatch.setattr(secrets, "token_hex", token_hex)
     async with SqliteJournal(path) as journal:
         await taken(journal)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import signing_async._owner_lock
 import signing_async.dispatch.journal
 from signing_async import ConfigurationError, JournalError, SqliteJournal
 from signing_async.dispatch.journal import Claim
@@ -27,17 +28,18 @@ from tests.dispatch.holders import taken
 def test_module_imports_without_fcntl_and_the_constructor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.delattr(os, "register_at_fork")
-    name = "signing_async.dispatch._journal_elsewhere"
-    spec = importlib.util.spec_from_file_location(name, str(signing_async.dispatch.journal.__file__))
+    name = "signing_async._owner_lock_elsewhere"
+    spec = importlib.util.spec_from_file_location(name, str(signing_async._owner_lock.__file__))
     assert spec is not None
     assert spec.loader is not None
     elsewhere = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, elsewhere)
     spec.loader.exec_module(elsewhere)
+    monkeypatch.setattr(signing_async.dispatch.journal, "OwnerLock", elsewhere.OwnerLock)
     with pytest.raises(
         ConfigurationError, match=r"^SqliteJournal needs POSIX file locks, which this system does not have$"
     ):
-        elsewhere.SqliteJournal("journal")
+        SqliteJournal("journal")
 
 
 def _child(journal: SqliteJournal, pipe: Connection) -> None:
@@ -109,9 +111,9 @@ async def test_claims_of_a_dead_parent_are_free_while_its_child_lives(path: Path
 async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = SqliteJournal(path)
     await taken(journal)
-    signing_async.dispatch.journal._after_fork_in_child()
-    signing_async.dispatch.journal._after_fork_in_child()
-    assert journal._lock is None
+    signing_async._owner_lock._after_fork_in_child()
+    signing_async._owner_lock._after_fork_in_child()
+    assert not journal._lock.is_held
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
     with monkeypatch.context() as patch:
