@@ -46,7 +46,8 @@ class FileFormat:
 class GroupCommit:
     """Runs work on a SQLite file in a thread of its own, and commits all work that waits together.
 
-    The result of the work is on disk when the caller gets it (WAL, ``synchronous=FULL``). Failures are raised as the
+    The result of durable work is on disk when the caller gets it (WAL, ``synchronous=FULL``); other work survives the
+    death of the process, and may be lost in a power cut. Failures are raised as the
     format's ``failure``. ``timeout`` is how many seconds to wait while another program locks the file.
     """
 
@@ -59,21 +60,24 @@ class GroupCommit:
         self._failure = file_format.failure
         prepare = partial(_prepare, path=self.path, file_format=file_format)
         self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
-        self._process = os.getpid()
+        self._process = 0
+        """The process of the first work: a server may make the object before it forks."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"signing-{file_format.name}")
         self._queue = threading.Lock()
         self._waiting: list[_Operation] = []
         self._writing = False
         self._closing: Future[None] | None = None
 
-    async def run(self, work: Work[T], undo: Callable[[T], Work[object] | None] | None = None) -> T:
+    async def run(
+        self, work: Work[T], undo: Callable[[T], Work[object] | None] | None = None, *, durable: bool = True
+    ) -> T:
         """Run work in a transaction and return its result. An exception that the work returns is raised.
 
         Work is done in order, even if the caller is cancelled. In that case the work that ``undo`` returns for the
         result is done as well.
         """
         waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        operation = _Operation(work, waiter, undo)
+        operation = _Operation(work, waiter, undo, durable=durable)
         self._submit(operation)
         try:
             return await waiter
@@ -91,7 +95,7 @@ class GroupCommit:
 
     async def aclose(self) -> None:
         """Finish what was requested, close the file and release the lock."""
-        if self._process != os.getpid():
+        if self._process not in (0, os.getpid()):
             return  # the parent process closes it
         with self._queue:
             if self._closing is None:
@@ -101,6 +105,7 @@ class GroupCommit:
         await asyncio.shield(asyncio.wrap_future(closing))
 
     def _submit(self, operation: _Operation) -> None:
+        self._process = self._process or os.getpid()
         if self._process != os.getpid():
             raise self._failure(f"{self._title} was opened before a fork; open it again in the child process")
         with self._queue:
@@ -119,7 +124,7 @@ class GroupCommit:
         if work is not None:
             # A closed file has no claims.
             with contextlib.suppress(self._failure):
-                self._submit(_Operation(work, None))
+                self._submit(_Operation(work, None, durable=operation.durable))
 
     # On the event loop
 
@@ -161,6 +166,8 @@ class GroupCommit:
         try:
             with self._database.connected() as connection:
                 self.lock.acquire()
+                is_durable = any(operation.durable for operation in operations)
+                connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
                 for operation in operations:
                     operation.outcome = operation.work(connection)
@@ -181,11 +188,19 @@ class GroupCommit:
 class _Operation:
     """Work on the database, its outcome, and the future of the caller that waits for it."""
 
-    def __init__(self, work: Work[Any], waiter: Any, undo: Callable[[Any], Work[object] | None] | None = None) -> None:
+    def __init__(
+        self,
+        work: Work[Any],
+        waiter: Any,
+        undo: Callable[[Any], Work[object] | None] | None = None,
+        *,
+        durable: bool = True,
+    ) -> None:
         self.work = work
         self.waiter = waiter
         """A future of asyncio or of a thread; None if nobody waits."""
         self.undo = undo
+        self.durable = durable
         self.outcome: object = None
 
     def wake(self) -> None:
