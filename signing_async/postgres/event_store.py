@@ -107,7 +107,7 @@ WHERE {held}"""
 _POSTPONE = """\
 UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, owner = NULL, leased_until = NULL
 WHERE {held}"""
-_IS_RELEASED = "SELECT true FROM {table} WHERE id = $1 AND fence = $2 AND owner IS NULL"
+_IS_ENDED = "SELECT true FROM {table} WHERE id = $1 AND fence = $2 AND owner IS NULL"
 _RELEASE = """\
 WITH released AS (
     UPDATE {table} AS event SET attempts = attempts - 1, owner = NULL, leased_until = NULL
@@ -177,7 +177,12 @@ class PostgresEventStore:
         self._listener: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"PostgresEventStore({self._database.address!r})"
+        return f"PostgresEventStore({self.address!r})"
+
+    @property
+    def address(self) -> str:
+        """The database's host and name, without the password."""
+        return self._database.address
 
     @property
     def sql(self) -> str:
@@ -187,6 +192,11 @@ class PostgresEventStore:
     async def create_table(self) -> None:
         """Create the table unless it exists; any number of workers may do so at the same time."""
         await self._database.create_table()
+
+    async def table_exists(self) -> bool:
+        """Return whether the table exists."""
+        (row,) = await self._fetch("SELECT to_regclass($1) IS NOT NULL AS found", self._database.table)
+        return bool(row["found"])
 
     # Adding
 
@@ -208,7 +218,7 @@ class PostgresEventStore:
         while self._adding:
             batch, self._adding = self._adding[:_PAGE], self._adding[_PAGE:]
             waiting = [added for _, _, added in batch if not added.done()]
-            rows = [(one.id, _text(one.type), one.signing_id, body, one.received_at) for one, body, _ in batch]
+            rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
             columns = [list(column) for column in zip(*rows, strict=True)]
             try:
                 new = {row["id"] for row in await self._fetch(_ADD, *columns, self._database.name)}
@@ -228,12 +238,10 @@ class PostgresEventStore:
         return await self._leases.claim(self._claim(limit), self._release_all)
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-        return await self._update(_SETTLE, claim, status.value, _text(error))
+        return await self._update(_SETTLE, claim, status.value, error)
 
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
-        postponed = await self._update(_POSTPONE, claim, timedelta(seconds=seconds), _text(error))
-        asyncio.get_running_loop().call_later(seconds, self._woken.set)
-        return postponed
+        return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error)
 
     async def release(self, claim: EventClaim) -> None:
         await self._release_all([claim])
@@ -255,33 +263,28 @@ class PostgresEventStore:
         return [EventClaim(_decode(row), row["fence"]) for row in rows]
 
     async def _update(self, statement: str, claim: EventClaim, *values: object) -> bool:
-        is_repeated = False
+        arguments = (claim.stored.id, claim.fence)
 
         async def update(connection: Any) -> bool:
-            nonlocal is_repeated
-            may_be_done, is_repeated = is_repeated, True
-            arguments = (claim.stored.id, claim.fence)
             updated = await connection.fetchval(self._database.render(statement, **_PARTS), *arguments, *values)
-            if not updated and may_be_done:
-                # Only the response to the first attempt may have been lost.
-                updated = await connection.fetchval(self._database.render(_IS_RELEASED), *arguments)
+            if not updated and self._leases.held.get(claim.stored.id) == claim.fence:
+                # An earlier attempt may have ended the claim, and only its response was lost.
+                updated = await connection.fetchval(self._database.render(_IS_ENDED), *arguments)
             return bool(updated)
 
-        try:
-            return await self._database.run(update)
-        finally:
-            self._forget(claim)
+        updated = await self._database.run(update)
+        self._forget(claim)
+        return updated
 
     async def _release_all(self, claims: list[EventClaim]) -> None:
+        await self._release({claim.stored.id: claim.fence for claim in claims})
         for claim in claims:
             self._forget(claim)
-        await self._release({claim.stored.id: claim.fence for claim in claims})
 
     async def _release(self, held: dict[str, int]) -> None:
         await self._fetch(_RELEASE, list(held), list(held.values()), self._database.name)
 
     def _forget(self, claim: EventClaim) -> None:
-        """Let the lease expire."""
         if self._leases.held.get(claim.stored.id) == claim.fence:
             del self._leases.held[claim.stored.id]
 
@@ -429,8 +432,3 @@ def _decode(row: Any) -> StoredEvent:
     fields = ("id", "type", "signing_id", "received_at", "attempts", "due_at", "error", "settled_at")
     body = b"" if row["body"] is None else row["body"]
     return StoredEvent(body=body, status=EventStatus(row["status"]), **{name: row[name] for name in fields})
-
-
-def _text(value: Any) -> Any:
-    """Replace what PostgreSQL cannot store as text."""
-    return None if value is None else value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

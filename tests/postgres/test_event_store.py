@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -305,7 +304,11 @@ async def test_every_operation_fails_in_time_during_an_outage(
                     await call()
             assert caught.value.transient
             assert PASSWORD not in "".join(traceback.format_exception(caught.value))
-    assert [claim.stored.id for claim in [await soon_claimed(store) for _ in range(3)]] == ["a", "b", "c"]
+    assert await store.settle(a, EventStatus.HANDLED)
+    assert await store.postpone(b, 0, None)
+    await store.release(c)
+    # The server may have executed the addition when it resumed.
+    assert {"b", "c"} <= {claim.stored.id for claim in await store.claim(5)} <= {"b", "c", "d"}
 
 
 async def test_closing_during_an_outage_leaves_claims_to_their_leases(
@@ -332,19 +335,6 @@ async def test_store_works_with_a_slow_server(postgres: PostgresServer, dsn: str
 
 
 # Data
-
-
-async def test_type_and_error_that_postgresql_cannot_store_are_replaced(open_store: Callable[[], EventStore]) -> None:
-    """The body is kept as it is."""
-    store = open_store()
-    event, body = delivery("a", type="x\0y\ud800")
-    await asyncio.gather(store.add(event, body), add(store, "b"))
-    first, second = await store.claim(2)
-    assert first.stored.type == "x\ufffdy?"
-    assert json.loads(first.stored.body)["event"]["type"] == "x\0y\ud800"
-    await store.settle(first, EventStatus.DEAD, "x\0y\ud800")
-    await store.postpone(second, 60, "x\0")
-    assert [stored.error for stored in await everything(store)] == ["x\ufffdy?", "x\ufffd"]
 
 
 async def test_many_events_are_requeued_and_purged_in_batches(
