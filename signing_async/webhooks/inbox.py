@@ -111,8 +111,10 @@ class Inbox:
         self.retention: float = _checks.number("retention", retention, above=0)
         self.retry_policy: HandlerRetryPolicy = HandlerRetryPolicy() if retry is None else retry
         self.handler_timeout: float = _checks.number("handler_timeout", handler_timeout, above=0)
-        if not hasattr(store, "add_blocking"):
-            store = SqliteEventStore(store)  # type: ignore[arg-type]  # it checks the path
+        if isinstance(store, str | os.PathLike):
+            store = SqliteEventStore(store)
+        elif not hasattr(store, "add_blocking"):
+            raise ConfigurationError(f"inbox: must be a path or an EventStore, got {store!r}")
         self.store: EventStore = store
         self._handlers: dict[str, EventHandler] = {}
 
