@@ -1,4 +1,6 @@
-"""Measure valid deliveries per second with wrk: ``python -m tests.webhooks.throughput [memory|sqlite|inbox] [seconds]``.
+"""Measure valid deliveries per second with wrk: ``python -m tests.webhooks.throughput [KIND] [seconds]``.
+
+KIND is ``memory`` or ``sqlite``, for deduplication alone, or ``inbox``, for durable storage.
 
 The receiver runs in aiohttp on one core, wrk on another. Each delivery is a different event, signed beforehand.
 """
