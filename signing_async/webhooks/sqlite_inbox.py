@@ -37,10 +37,11 @@ _TABLES = (
 )
 _FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError)
 
+# Without INDEXED BY, SQLite may read all pending events by their status instead.
 _ADD = (
     "INSERT INTO events (id, type, signing, received_at, status, due, body, ready)"
     " SELECT ?1, ?2, ?3, ?4, 'pending', ?5, ?6,"
-    " ?3 IS NULL OR NOT EXISTS (SELECT 1 FROM events WHERE signing = ?3 AND status = 'pending')"
+    " NOT EXISTS (SELECT 1 FROM events INDEXED BY pending_events WHERE signing = ?3 AND status = 'pending')"
     " WHERE true ON CONFLICT (id) DO NOTHING"
 )
 _COLUMNS = "seq, id, type, signing, body, received_at, status, attempts, due, error, settled_at, owner, fence"
@@ -51,14 +52,15 @@ _POSTPONE = "UPDATE events SET error = ?, due = ?, owner = NULL"
 _RELEASE = "UPDATE events SET attempts = attempts - 1, owner = NULL"
 _READY = (
     "UPDATE events SET ready = 1 WHERE seq ="
-    " (SELECT seq FROM events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
+    " (SELECT seq FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
 )
 _READY_WITHOUT_SIGNING = "UPDATE events SET ready = 1 WHERE id = ? AND status = 'pending'"
 _FREE = "UPDATE events SET owner = NULL, error = 'the process ended during the attempt' WHERE owner = ?"
 _ALL_READY = (
     "UPDATE events SET ready = owner IS NULL AND (signing IS NULL OR (NOT EXISTS"
-    " (SELECT 1 FROM events AS other WHERE other.signing = events.signing AND other.owner IS NOT NULL)"
-    " AND seq = (SELECT min(seq) FROM events AS other WHERE other.signing = events.signing"
+    " (SELECT 1 FROM events AS other INDEXED BY claimed_events"
+    " WHERE other.signing = events.signing AND other.owner IS NOT NULL)"
+    " AND seq = (SELECT min(seq) FROM events AS other INDEXED BY pending_events WHERE other.signing = events.signing"
     " AND other.status = 'pending'))) WHERE status = 'pending'"
 )
 _REQUEUE = "UPDATE events SET status = 'pending', attempts = 0, due = ?, error = NULL, settled_at = NULL"

@@ -1,4 +1,6 @@
-"""Measure valid deliveries per second with wrk: ``python -m tests.webhooks.throughput [memory|sqlite] [seconds]``.
+"""Measure valid deliveries per second with wrk: ``python -m tests.webhooks.throughput [KIND] [seconds]``.
+
+KIND is ``memory`` or ``sqlite``, for deduplication alone, or ``inbox``, for durable storage.
 
 The receiver runs in aiohttp on one core, wrk on another. Each delivery is a different event, signed beforehand.
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from signing_async.webhooks import Event, Receiver, SQLiteSeenEvents, WebhookVerifier, aiohttp_handler
+from signing_async.webhooks import Event, Inbox, Receiver, SQLiteSeenEvents, WebhookVerifier, aiohttp_handler
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 
 SCRIPT = """
@@ -38,7 +40,8 @@ def serve(kind: str, directory: Path, port: int) -> None:
 
     seen = SQLiteSeenEvents(directory / "seen.db") if kind == "sqlite" else None
     app = web.Application()
-    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), handler, seen=seen)))
+    hand_off = Inbox(directory / "inbox.db") if kind == "inbox" else handler
+    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), hand_off, seen=seen)))
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
 
 
