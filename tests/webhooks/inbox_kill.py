@@ -132,6 +132,7 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
     outcome = Outcome(events)
     chance = random.Random(seed)
     receiver, worker = Victim(directory, MODULE), Worker(directory)
+    crew: list[Victim | Worker] = [receiver, worker]
     receiver.start()
     worker.start()
     started = time.monotonic()
@@ -146,7 +147,7 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
                 while len(outcome.acknowledged) < events * number / (kills + 1):
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(chance.expovariate(1 / 0.02))
-                victims: list[Victim | Worker] = [receiver, worker][number % 3 // 2 : 1 + (number % 3 > 0)]
+                victims = [crew[:1], crew[1:], crew][number % 3]
                 for victim in victims:
                     await asyncio.to_thread(victim.kill)
                 for victim in victims:
