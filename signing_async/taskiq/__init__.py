@@ -24,10 +24,11 @@ from __future__ import annotations
 
 try:
     from .dispatch import Enqueued, Outcome, add_dispatch, broker, enqueuing
+    from .events import event_task
     from .streams import redis_streams
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
         f"signing_async.taskiq needs {_missing.name}: pip install 'signing-async[taskiq,postgres]'", name=_missing.name
     ) from None
 
-__all__ = ["Enqueued", "Outcome", "add_dispatch", "broker", "enqueuing", "redis_streams"]
+__all__ = ["Enqueued", "Outcome", "add_dispatch", "broker", "enqueuing", "event_task", "redis_streams"]
