@@ -101,8 +101,8 @@ class SqliteEventStore:
     def __del__(self) -> None:
         commits = getattr(self, "_commits", None)  # the constructor may have raised
         if commits is not None and commits.lock.is_held:
-            warnings.warn(f"{self!r} was not closed: await aclose()", ResourceWarning, stacklevel=2)
             commits.lock.release()
+            warnings.warn(f"{self!r} was not closed: await aclose()", ResourceWarning, stacklevel=2)
 
     async def add(self, event: Event, body: bytes) -> bool:
         is_new = await self._commits.run(partial(_insert, event=event, body=body))
