@@ -95,10 +95,10 @@ class SqliteJournal:
     def __del__(self) -> None:
         commits = getattr(self, "_commits", None)  # the constructor may have raised
         if commits is not None and commits.lock.is_held:
+            commits.lock.release()
             warnings.warn(
                 f"{self!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=2
             )
-            commits.lock.release()
 
     async def claim(self, key: str) -> Claim | None:
         _check_text("key", key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import sqlite3
 import time
 import warnings
@@ -55,7 +56,7 @@ _READY = (
     " (SELECT seq FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
 )
 _READY_WITHOUT_SIGNING = "UPDATE events SET ready = 1 WHERE id = ? AND status = 'pending'"
-_FREE = "UPDATE events SET owner = NULL, error = 'the process ended during the attempt' WHERE owner = ?"
+_FREE = "UPDATE events SET owner = NULL, due = ?, error = 'the process ended during the attempt' WHERE id = ?"
 _ALL_READY = (
     "UPDATE events SET ready = owner IS NULL AND (signing IS NULL OR (NOT EXISTS"
     " (SELECT 1 FROM events AS other INDEXED BY claimed_events"
@@ -72,6 +73,11 @@ _PURGE = (
 _POLL = 0.05
 """Seconds between two looks for events that another process added."""
 _PAGE = 500
+_SPREAD = 2.0
+"""Seconds, for each further attempt, over which the events of a dead process are spread.
+
+One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
+"""
 
 
 class SqliteEventStore:
@@ -95,8 +101,8 @@ class SqliteEventStore:
     def __del__(self) -> None:
         commits = getattr(self, "_commits", None)  # the constructor may have raised
         if commits is not None and commits.lock.is_held:
-            warnings.warn(f"{self!r} was not closed: await aclose()", ResourceWarning, stacklevel=2)
             commits.lock.release()
+            warnings.warn(f"{self!r} was not closed: await aclose()", ResourceWarning, stacklevel=2)
 
     async def add(self, event: Event, body: bytes) -> bool:
         is_new = await self._commits.run(partial(_insert, event=event, body=body))
@@ -193,9 +199,10 @@ def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:
 
 
 def _free(connection: sqlite3.Connection, owner: str) -> None:
-    claimed = connection.execute("SELECT id, signing FROM events WHERE owner = ?", (owner,)).fetchall()
-    connection.execute(_FREE, (owner,))
-    for event_id, signing in claimed:
+    claimed = connection.execute("SELECT id, signing, attempts FROM events WHERE owner = ?", (owner,)).fetchall()
+    for event_id, signing, attempts in claimed:
+        due = time.time() + random.uniform(0, _SPREAD * (attempts - 1))
+        connection.execute(_FREE, (due, event_id))
         _make_ready(connection, event_id, signing)
 
 

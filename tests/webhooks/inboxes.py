@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 from signing_async.webhooks import EventStatus, HandlerRetryPolicy, Inbox, StoredEvent
 from signing_async.webhooks.event import parse_event
@@ -32,3 +36,12 @@ async def stored(inbox: Inbox, name: str) -> StoredEvent:
     found = await inbox.get(name)
     assert found is not None
     return found
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other connections from writing to the file."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")

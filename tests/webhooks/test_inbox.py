@@ -1,4 +1,4 @@
-"""The inbox: which handler runs, what becomes of its failures, and how the work ends."""
+"""The inbox: which handler runs, in which order, and what becomes of its failures."""
 
 from __future__ import annotations
 

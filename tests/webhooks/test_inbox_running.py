@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ from signing_async.webhooks import (
     inbox_worker,
 )
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
-from tests.webhooks.inboxes import AT_ONCE, add, settled, stored
+from tests.webhooks.inboxes import AT_ONCE, add, locked, settled, stored
 
 LOGGER = "signing_async.webhooks"
 
@@ -109,15 +107,6 @@ async def test_store_that_cannot_be_opened_is_an_inbox_error_of_run_and_running(
         with pytest.raises(InboxError, match="No such file"):
             async with inbox.running():
                 pytest.fail("it runs")
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Any:
-    """Keep other connections from writing to the file."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        yield
-        database.execute("ROLLBACK")
 
 
 async def test_store_that_fails_for_a_while_ends_no_run(
