@@ -18,6 +18,8 @@ share with the enqueuing process, and reject a document that is missing or has c
 its package has been sent, or has failed permanently. It is delivered again if its worker died, or if the failure was
 transient (the service, the journal or the token is unavailable). A package may therefore be delivered twice: the
 journal then says that it was sent, or that another worker has claimed it, which is waited for.
+
+Workers can also handle the events of an inbox: see `event_task`.
 """
 
 from __future__ import annotations
