@@ -1,27 +1,49 @@
-"""Measure valid deliveries per second with wrk: ``python -m tests.webhooks.throughput [KIND] [seconds]``.
-
-KIND is ``memory`` or ``sqlite``, for deduplication alone, or ``inbox``, for durable storage.
-
-The receiver runs in aiohttp on one core, wrk on another. Each delivery is a different event, signed beforehand.
-"""
+"""Deliveries under wrk: with deduplication alone, and stored durably in an inbox; and what a handler costs there."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from aiohttp import web
 
-from signing_async.webhooks import Event, Inbox, Receiver, SQLiteSeenEvents, WebhookVerifier, aiohttp_handler
-from tests.webhooks.deliveries import SECRET, event_body, hex_of
+from signing_async.webhooks import (
+    Event,
+    Inbox,
+    MemorySeenEvents,
+    Receiver,
+    SQLiteSeenEvents,
+    WebhookVerifier,
+    aiohttp_handler,
+    sign,
+)
+from signing_async.webhooks.event import parse_event
 
-SCRIPT = """
+from .measure import MISSING, own_core, pin, process_cpu, quick
+from .report import Table, judge, show
+
+SECRET = "a webhook secret of a usual length"
+KINDS = {
+    "memory": "MemorySeenEvents, a handler that does nothing",
+    "sqlite": "SQLiteSeenEvents, a handler that does nothing",
+    "inbox": "Inbox in SQLite, durable",
+}
+_SECONDS, _EVENTS = (1, 200) if quick() else (5, 20_000)
+_CONNECTIONS = 64
+_CORES = sorted(os.sched_getaffinity(0))
+_SCRIPT = """
 local deliveries, number = {}, 0
 for line in io.lines("%s") do deliveries[#deliveries + 1] = line end
 request = function()
@@ -32,77 +54,139 @@ end
 """
 
 
-def serve(kind: str, directory: Path, port: int) -> None:
-    """Run the receiver under test; its handler does nothing."""
+def body_of(number: int) -> bytes:
+    """A delivery of 300 bytes; 20 events have the same signing."""
+    event = {"id": f"evt_{number}", "type": "signing.completed"}
+    return json.dumps({"event": event, "signing": {"id": f"sig_{number // 20}"}, "padding": "x" * 190}).encode()
+
+
+def serve(kind: str, folder: Path, port: int) -> None:
+    """Run the receiver under test."""
 
     async def handler(event: Event) -> None:
         pass
 
-    seen = SQLiteSeenEvents(directory / "seen.db") if kind == "sqlite" else None
+    seen = SQLiteSeenEvents(folder / "seen.db") if kind == "sqlite" else MemorySeenEvents(max_events=10**7)
+    inbox = Inbox(folder / "inbox.db")
+    verifier = WebhookVerifier(SECRET)
+    receiver = Receiver(verifier, inbox) if kind == "inbox" else Receiver(verifier, handler, seen=seen)
     app = web.Application()
-    hand_off = Inbox(directory / "inbox.db") if kind == "inbox" else handler
-    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), hand_off, seen=seen)))
+    app.router.add_post("/", aiohttp_handler(receiver))
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
 
 
-def measure(kind: str, seconds: int) -> tuple[float, float]:
-    """Return accepted deliveries per second, and per second of the receiver's CPU time (stable on a busy machine)."""
-    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as probe:
-        directory, port = Path(name), probe.getsockname()[1]
-        bodies = (event_body(f"evt_{number}", padding="x" * 220) for number in range(15_000 * seconds))
-        (directory / "deliveries").write_text("".join(f"{hex_of(body)} {body.decode()}\n" for body in bodies))
-        (directory / "script.lua").write_text(SCRIPT % (directory / "deliveries"))
-        probe.close()
-        command = [sys.executable, "-m", "tests.webhooks.throughput", "serve", kind, str(directory), str(port)]
-        server = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {0}))
-        try:
-            _wait_for(port)
-            load = [
-                "wrk",
-                "-t1",
-                "-c32",
-                f"-d{seconds}s",
-                "-s",
-                str(directory / "script.lua"),
-                f"http://127.0.0.1:{port}/",
-            ]
-            before = _cpu_seconds(server.pid)
-            done = subprocess.run(load, capture_output=True, text=True, check=True)
-            used = _cpu_seconds(server.pid) - before
-        finally:
-            server.terminate()
-            server.wait()
-    if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
-        raise RuntimeError(done.stdout)
+@contextlib.contextmanager
+def running(kind: str, folder: Path) -> Iterator[tuple[int, int]]:
+    """Start the receiver in a process of its own; its port and process id."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.inbox", kind, str(folder), str(port)])
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+            except OSError:
+                assert process.poll() is None, "the receiver did not start"
+                time.sleep(0.05)
+            else:
+                break
+        yield port, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def deliveries(kind: str) -> tuple[float, float]:
+    """Accepted deliveries per second, and per second of the receiver's CPU time, which a busy machine changes less."""
+    with tempfile.TemporaryDirectory() as name, running(kind, Path(name)) as (port, process):
+        folder = Path(name)
+        bodies = [body_of(number) for number in range(15_000 * _SECONDS)]
+        lines = (f"{sign(SECRET, body)['X-Signature']} {body.decode()}\n" for body in bodies)
+        (folder / "deliveries").write_text("".join(lines))
+        (folder / "script.lua").write_text(_SCRIPT % (folder / "deliveries"))
+        script, url = str(folder / "script.lua"), f"http://127.0.0.1:{port}/"
+        before = process_cpu(process)
+        load = ["wrk", "-t1", f"-c{_CONNECTIONS}", f"-d{_SECONDS}s", "-s", script, url]
+        done = subprocess.run(load, capture_output=True, text=True, check=True)
+        used = process_cpu(process) - before
+        assert "Non-2xx" not in done.stdout, done.stdout
+        assert "Socket errors" not in done.stdout, done.stdout
+        if kind == "inbox":
+            asyncio.run(check_stored(folder / "inbox.db", int(re.findall(r"(\d+) requests in", done.stdout)[0])))
     rate = float(re.findall(r"Requests/sec:\s+([0-9.]+)", done.stdout)[0])
     return rate, int(re.findall(r"(\d+) requests in", done.stdout)[0]) / used
 
 
-def _cpu_seconds(process: int) -> float:
-    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+async def check_stored(path: Path, acknowledged: int) -> None:
+    """Fail if the inbox holds fewer events than were acknowledged."""
+    async with Inbox(path) as inbox:
+        stored = sum((await inbox.stats()).counts.values())
+    assert stored >= acknowledged, f"{acknowledged} events were acknowledged, {stored} are stored"
 
 
-def _wait_for(port: int) -> None:
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
+async def handled(folder: Path, kind: str) -> tuple[float, float]:
+    """Microseconds an event, and of CPU time, from the start of the work to the last event's end."""
+    done = 0
+    end = asyncio.Event()
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        if done == _EVENTS:
+            end.set()
+
+    async def handler(event: Event) -> None:
+        count()
+
+    loop = asyncio.get_running_loop()
+    async with Inbox(folder / f"{kind}.db") as inbox:
+        inbox.on("*")(handler if kind == "async" else lambda event: loop.call_soon_threadsafe(count))
+        for start in range(0, _EVENTS, 500):
+            bodies = [body_of(number) for number in range(start, min(start + 500, _EVENTS))]
+            await asyncio.gather(*(inbox.add(parse_event(body, datetime.now(UTC)), body) for body in bodies))
+        began, cpu = time.perf_counter(), time.process_time()
+        async with inbox.running():
+            await end.wait()
+        return (time.perf_counter() - began) / _EVENTS * 1e6, (time.process_time() - cpu) / _EVENTS * 1e6
+
+
+def flush() -> float:
+    """Milliseconds to write 4 KB to the disk durably."""
+    with tempfile.TemporaryFile() as file:
+        began = time.perf_counter()
+        for _ in range(20):
+            os.write(file.fileno(), b"x" * 4096)
+            os.fdatasync(file.fileno())
+        return (time.perf_counter() - began) / 20 * 1000
 
 
 def main() -> None:
-    """Run the command line."""
-    if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
-        return
-    kind = sys.argv[1] if len(sys.argv) > 1 else "memory"
-    seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    rate, rate_of_cpu = measure(kind, seconds)
-    print(f"deduplication in {kind}: {rate:.0f} valid deliveries per second, {rate_of_cpu:.0f} per second of CPU time")
+    os.sched_setaffinity(0, _CORES)  # the receiver and wrk share both cores, as on a small server
+    rows = []
+    for kind, name in KINDS.items():
+        if shutil.which("wrk") is None:
+            rows.append([name, MISSING, ""])
+            continue
+        rate, of_cpu = deliveries(kind)
+        rows.append([name, f"{rate:.0f}", f"{of_cpu:.0f}"])
+        if kind == "inbox":
+            judge("inbox: durable 202s a second, under wrk on the same cores", rate, at_least=3000)
+    note = (
+        f"{_SECONDS} s of wrk with {_CONNECTIONS} connections; each delivery is a new event of 300 bytes."
+        f" A flush to this disk took {flush():.1f} ms, the load was {os.getloadavg()[0]:.1f}."
+    )
+    show(Table("Receiver: deliveries", ("store", "a second", "a second of its CPU time"), rows, note))
+    with tempfile.TemporaryDirectory() as name:
+        rows = []
+        for kind in ("async", "plain"):
+            wall, cpu = asyncio.run(handled(Path(name), kind))
+            rows.append([f"{kind} handler that does nothing", f"{wall:.0f}", f"{cpu:.0f}"])
+            if kind == "async":
+                judge("inbox: an async handler's overhead", wall, at_most=300, unit="µs")
+    note = f"{_EVENTS} events, 8 at once: claimed, parsed, handled, recorded. The load was {os.getloadavg()[0]:.1f}."
+    show(Table("Inbox: the overhead of an event", ("handler", "µs", "µs of CPU"), rows, note))
+    pin(own_core())
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
