@@ -19,6 +19,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import (
     Event,
     Inbox,
@@ -30,6 +31,7 @@ from signing_async.webhooks import (
     sign,
 )
 from signing_async.webhooks.event import parse_event
+from tests.postgres.server import PostgresServer
 
 from .measure import MISSING, own_core, pin, process_cpu, quick
 from .report import Table, judge, show
@@ -39,6 +41,11 @@ KINDS = {
     "memory": "MemorySeenEvents, a handler that does nothing",
     "sqlite": "SQLiteSeenEvents, a handler that does nothing",
     "inbox": "Inbox in SQLite, durable",
+    "postgres": "PostgresInbox on the same machine, durable",
+}
+_TARGETS = {
+    "inbox": ("inbox: durable 202s a second, under wrk on the same cores", 3000),
+    "postgres": ("inbox in PostgreSQL: durable 202s a second, with wrk and the server on the same cores", 1500),
 }
 _SECONDS, _EVENTS = (1, 200) if quick() else (5, 20_000)
 _CONNECTIONS = 64
@@ -67,16 +74,32 @@ def serve(kind: str, folder: Path, port: int) -> None:
         pass
 
     seen = SQLiteSeenEvents(folder / "seen.db") if kind == "sqlite" else MemorySeenEvents(max_events=10**7)
-    inbox = Inbox(folder / "inbox.db")
     verifier = WebhookVerifier(SECRET)
-    receiver = Receiver(verifier, inbox) if kind == "inbox" else Receiver(verifier, handler, seen=seen)
+    is_durable = kind in _TARGETS
+    receiver = Receiver(verifier, opened(kind, folder)) if is_durable else Receiver(verifier, handler, seen=seen)
     app = web.Application()
     app.router.add_post("/", aiohttp_handler(receiver))
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
 
 
+def opened(kind: str, folder: Path) -> Inbox:
+    """The inbox that `running` has made ready."""
+    return PostgresInbox((folder / "dsn").read_text()) if kind == "postgres" else Inbox(folder / "inbox.db")
+
+
 @contextlib.contextmanager
 def running(kind: str, folder: Path) -> Iterator[tuple[int, int]]:
+    """Start the receiver, and its database, in processes of their own; the receiver's port and process id."""
+    with contextlib.ExitStack() as database:
+        if kind == "postgres":
+            server = database.enter_context(PostgresServer(fsync="on", full_page_writes="on"))
+            (folder / "dsn").write_text(server.dsn())
+        with receiving(kind, folder) as receiver:
+            yield receiver
+
+
+@contextlib.contextmanager
+def receiving(kind: str, folder: Path) -> Iterator[tuple[int, int]]:
     """Start the receiver in a process of its own; its port and process id."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -111,15 +134,15 @@ def deliveries(kind: str) -> tuple[float, float]:
         used = process_cpu(process) - before
         assert "Non-2xx" not in done.stdout, done.stdout
         assert "Socket errors" not in done.stdout, done.stdout
-        if kind == "inbox":
-            asyncio.run(check_stored(folder / "inbox.db", int(re.findall(r"(\d+) requests in", done.stdout)[0])))
+        if kind in _TARGETS:
+            asyncio.run(check_stored(opened(kind, folder), int(re.findall(r"(\d+) requests in", done.stdout)[0])))
     rate = float(re.findall(r"Requests/sec:\s+([0-9.]+)", done.stdout)[0])
     return rate, int(re.findall(r"(\d+) requests in", done.stdout)[0]) / used
 
 
-async def check_stored(path: Path, acknowledged: int) -> None:
+async def check_stored(inbox: Inbox, acknowledged: int) -> None:
     """Fail if the inbox holds fewer events than were acknowledged."""
-    async with Inbox(path) as inbox:
+    async with inbox:
         stored = sum((await inbox.stats()).counts.values())
     assert stored >= acknowledged, f"{acknowledged} events were acknowledged, {stored} are stored"
 
@@ -160,17 +183,22 @@ def flush() -> float:
         return (time.perf_counter() - began) / 20 * 1000
 
 
+def has_postgres() -> bool:
+    return shutil.which("initdb") is not None or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
 def main() -> None:
     os.sched_setaffinity(0, _CORES)  # the receiver and wrk share both cores, as on a small server
     rows = []
     for kind, name in KINDS.items():
-        if shutil.which("wrk") is None:
+        if shutil.which("wrk") is None or (kind == "postgres" and not has_postgres()):
             rows.append([name, MISSING, ""])
             continue
         rate, of_cpu = deliveries(kind)
         rows.append([name, f"{rate:.0f}", f"{of_cpu:.0f}"])
-        if kind == "inbox":
-            judge("inbox: durable 202s a second, under wrk on the same cores", rate, at_least=3000)
+        if kind in _TARGETS:
+            target, at_least = _TARGETS[kind]
+            judge(target, rate, at_least=at_least)
     note = (
         f"{_SECONDS} s of wrk with {_CONNECTIONS} connections; each delivery is a new event of 300 bytes."
         f" A flush to this disk took {flush():.1f} ms, the load was {os.getloadavg()[0]:.1f}."
