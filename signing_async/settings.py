@@ -32,7 +32,8 @@ __all__ = ["Settings", "config_folder", "holds_password"]
 
 T = TypeVar("T")
 
-_SECRETS = frozenset({"access_token", "client_secret", "webhook_secret"})
+_SECRETS = frozenset({"access_token", "client_secret", "inbox_key", "webhook_secret"})
+_URLS = ("broker", "inbox", "journal")
 _PASSWORD = re.compile(r"://[^@]*:[^@]*@|[?&](?:ssl)?password=", re.IGNORECASE)
 _CREDENTIALS = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
 _RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")
@@ -58,6 +59,12 @@ class Settings:
         default=None, repr=lambda journal: "'...'" if isinstance(journal, str) else repr(journal)
     )
     """A file, or a database URL, which may contain a password."""
+    inbox: Path | str | None = attrs.field(
+        default=None, repr=lambda inbox: "'...'" if isinstance(inbox, str) else repr(inbox)
+    )
+    """A file, or a database URL, which may contain a password."""
+    inbox_key: str | None = attrs.field(default=None, repr=False)
+    """The key that decrypts the inbox."""
     broker: str | None = attrs.field(default=None, repr=False)
     """A broker URL, which may contain a password."""
     timeouts: Timeouts = attrs.field(factory=Timeouts)
@@ -179,6 +186,8 @@ _CONVERTERS: dict[str, Callable[[_Given], Any]] = {
         ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret", "broker"),
         _Given.text,
     ),
+    "inbox": _Given.path_or_url,
+    "inbox_key": _Given.text,
     "token_file": _Given.path,
     "journal": _Given.path_or_url,
     **dict.fromkeys((*_TIMEOUTS, *_RETRY), _Given.number),
@@ -236,9 +245,7 @@ def _exists(path: Path) -> bool:
 def _secrets_in(content: Mapping[str, Any]) -> list[str]:
     """Return the names of the secrets in the file, including URLs with a password."""
     return [
-        name
-        for name, value in content.items()
-        if name in _SECRETS or (name in ("journal", "broker") and holds_password(str(value)))
+        name for name, value in content.items() if name in _SECRETS or (name in _URLS and holds_password(str(value)))
     ]
 
 

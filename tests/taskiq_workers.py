@@ -1,13 +1,20 @@
-"""The broker of ``taskiq worker tests.taskiq_workers:broker``: its workers soon notice the end of others."""
+"""Brokers for ``taskiq worker``, such as ``tests.taskiq_workers:broker``: their workers soon notice the end of others.
+
+``python -m tests.taskiq_workers`` runs an inbox whose events the workers of ``tests.taskiq_workers:events`` handle.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from signing_async import RetryPolicy, SigningClient
-from signing_async.postgres import PostgresJournal
-from signing_async.taskiq import add_dispatch, redis_streams
+from signing_async.postgres import PostgresInbox, PostgresJournal
+from signing_async.taskiq import add_dispatch, event_task, redis_streams
+from signing_async.webhooks import Event
 
 
 def client() -> SigningClient:
@@ -26,3 +33,41 @@ def broker() -> Any:
     return add_dispatch(
         redis_streams(os.environ["SIGNING_BROKER"], redeliver_after=2.0), client=client, journal=journal
     )
+
+
+def events() -> Any:
+    """Return the broker of an inbox."""
+    return events_and_inbox()[0]
+
+
+def events_and_inbox() -> tuple[Any, PostgresInbox]:
+    """Return an inbox, and a broker whose workers handle its events.
+
+    The handler notes its start in a file, and ends when there is a file called after the event.
+    """
+    folder = Path(os.environ["SIGNING_TEST_FOLDER"])
+    broker = redis_streams(os.environ["SIGNING_BROKER"], queue="signing-events", redeliver_after=2.0)
+    inbox = PostgresInbox(os.environ["SIGNING_INBOX"], lease=1.5, timeout=0.5)
+
+    @event_task(broker, inbox, "*")
+    async def handle(event: Event) -> None:
+        with (folder / "started").open("a") as notes:
+            notes.write(f"{event.id} {os.getpid()}\n")
+        while not (folder / event.id).exists():
+            await asyncio.sleep(0.02)
+
+    return broker, inbox
+
+
+async def main() -> None:
+    """Run the inbox."""
+    broker, inbox = events_and_inbox()
+    await broker.startup()
+    print("ready", flush=True)
+    async with inbox:
+        await inbox.run()
+
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    asyncio.run(main())

@@ -212,7 +212,7 @@ def test_invalid_variable_is_an_error_with_its_name_and_value(
         Settings.load()
 
 
-@pytest.mark.parametrize("name", ["access_token", "client_secret", "webhook_secret"])
+@pytest.mark.parametrize("name", ["access_token", "client_secret", "webhook_secret", "inbox_key"])
 def test_invalid_secret_is_not_shown(name: str, config: Path) -> None:
     write(config, f'{name} = ["{SECRET}"]')
     with pytest.raises(ConfigurationError, match=rf"^{name} in .*: must be a non-empty string, got list$") as caught:
@@ -267,25 +267,28 @@ def test_broker_url_is_hidden_and_a_secret_if_it_has_a_password(config: Path) ->
     assert Settings.load().broker == "redis://host/0"
 
 
-def test_journal_url_is_hidden_and_a_secret_if_it_has_a_password(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["journal", "inbox"])
+def test_database_url_is_hidden_and_a_secret_if_it_has_a_password(
+    name: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"postgresql://user:{SECRET}@host/database"
-    write(config, f'journal = "{url}"')
+    write(config, f'{name} = "{url}"')
     settings = Settings.load()
-    assert settings.journal == url
+    assert getattr(settings, name) == url
     assert SECRET not in repr(settings)
     config.chmod(0o644)
-    with pytest.raises(ConfigurationError, match="holds journal, and everybody"):
+    with pytest.raises(ConfigurationError, match=f"holds {name}, and everybody"):
         Settings.load()
-    write(config, f'journal = "postgresql://host/database?password={SECRET}"', 0o644)
-    with pytest.raises(ConfigurationError, match="holds journal, and everybody"):
+    write(config, f'{name} = "postgresql://host/database?password={SECRET}"', 0o644)
+    with pytest.raises(ConfigurationError, match=f"holds {name}, and everybody"):
         Settings.load()
-    write(config, 'journal = "postgresql://user@host:5432/database"', 0o644)
-    assert Settings.load().journal == "postgresql://user@host:5432/database"
-    write(config, 'journal = "postgresql://host/database"', 0o644)
-    assert Settings.load().journal == "postgresql://host/database"
-    write(config, 'journal = "a&password=b.journal"', 0o644)
-    assert Settings.load().journal == config.parent / "a&password=b.journal"
-    monkeypatch.setenv("SIGNING_JOURNAL", "j.db")
+    write(config, f'{name} = "postgresql://user@host:5432/database"', 0o644)
+    assert getattr(Settings.load(), name) == "postgresql://user@host:5432/database"
+    write(config, f'{name} = "postgresql://host/database"', 0o644)
+    assert getattr(Settings.load(), name) == "postgresql://host/database"
+    write(config, f'{name} = "a&password=b.journal"', 0o644)
+    assert getattr(Settings.load(), name) == config.parent / "a&password=b.journal"
+    monkeypatch.setenv(f"SIGNING_{name.upper()}", "j.db")
     assert "j.db" in repr(Settings.load())
 
 

@@ -30,11 +30,11 @@ from signing_async import (
     TransportError,
     WaitTimeout,
 )
-from signing_async import taskiq as module
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
-from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams
+from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams, streams
 from signing_async.taskiq import broker as broker_by_environment
+from signing_async.taskiq import dispatch as module
 from tests.pdfs import make_pdf
 from tests.postgres.server import PostgresServer
 from tests.redis.server import RedisServer, running_redis, slow_way
@@ -465,7 +465,7 @@ async def test_workers_survive_an_outage_of_redis(
 ) -> None:
     """With or without its data; they log the outage once."""
     caplog.set_level("INFO", "signing_async")
-    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(streams, "_TIMEOUT", 0.5)
     first, second = packages(tmp_path, 2)
 
     worker, tries = place.worker(), [True]
@@ -534,7 +534,7 @@ async def test_package_is_not_sent_again_if_its_outcome_cannot_be_reported(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(streams, "_TIMEOUT", 0.5)
     sandbox.faults.add("signings.send", "slow", seconds=0.5)
     async with slow_way(redis.port) as way, enqueuing(place.streams()) as enqueue:
         place.url = f"{way.url}/0"

@@ -33,6 +33,7 @@ COMMANDS = {
     "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each once."),
     "doctor": ("doctor:doctor", "Probe a tenant's conventions and write them to an assumptions file."),
     "download": ("documents:download", "Download sealed PDFs."),
+    "inbox": ("inbox:inbox", "List, retry and purge the events that a receiver has stored."),
     "list": ("signings:list_signings", "List signings, filtered by state, name or time of update."),
     "login": ("account:login", "Log in with the browser and store the token."),
     "logout": ("account:logout", "Remove the token from this machine."),

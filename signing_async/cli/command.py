@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..errors import AuthError, ConfigurationError, OutcomeUnknown
+from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
 from .output import Output
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..transport.call import Attempt
 
-__all__ = ["Seconds", "State", "command", "common_options", "read_text"]
+__all__ = ["Seconds", "State", "command", "common_options", "read_text", "refuse_password"]
 
 T = TypeVar("T")
 
@@ -217,6 +217,14 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number.", param, ctx)
         return seconds
+
+
+def refuse_password(option: str, text: str | None, advice: str) -> None:
+    """Raise `InvalidRequest` if the argument is a URL with a password."""
+    from ..settings import holds_password
+
+    if text is not None and holds_password(text):
+        raise InvalidRequest(f"{option}: every process on this machine can read a password in an argument; {advice}")
 
 
 def read_text(path: str, option: str) -> str:

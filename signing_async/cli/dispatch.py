@@ -18,7 +18,7 @@ import attrs
 import click
 
 from ..errors import ConfigurationError, InvalidRequest
-from .command import Seconds, State, command
+from .command import Seconds, State, command, refuse_password
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
 from .running import NO_HANDLERS
@@ -99,7 +99,7 @@ def dispatch(
     if journal == "":
         # The value of an unset variable, perhaps: with another journal, packages might be sent twice.
         raise InvalidRequest("--journal: must not be empty")
-    _check_no_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
+    refuse_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
     plan = Plan(
         manifest,
         journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
@@ -130,7 +130,7 @@ def _stem(manifest: Path) -> str:
 
 def _broker_url(text: str | None) -> str | None:
     """Return the URL of ``--broker``, read from a variable if it names one."""
-    _check_no_password("--broker", text, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
+    refuse_password("--broker", text, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
     if text is None or not text.startswith("env:"):
         return text
     name = text.removeprefix("env:")
@@ -138,13 +138,6 @@ def _broker_url(text: str | None) -> str | None:
     if not url:
         raise ConfigurationError(f"--broker: {name or 'the variable'} is not set")
     return url
-
-
-def _check_no_password(option: str, text: str | None, advice: str) -> None:
-    from ..settings import holds_password
-
-    if text is not None and holds_password(text):
-        raise InvalidRequest(f"{option}: every process on this machine can read a password in an argument; {advice}")
 
 
 @attrs.frozen

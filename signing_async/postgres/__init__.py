@@ -1,6 +1,6 @@
-"""A token store and a dispatch journal in PostgreSQL, for workers on many machines: data that must outlive any cache.
+"""A token store, a dispatch journal and an inbox in PostgreSQL, for many machines: data that must outlive any cache.
 
-Both take a DSN (``postgresql://user:password@host/database``) or the caller's own `asyncpg.Pool`, which is never closed
+All take a DSN (``postgresql://user:password@host/database``) or the caller's own `asyncpg.Pool`, which is never closed
 here. An operation retries for ``timeout`` seconds if the server is unavailable, then raises. A missing table is created
 on first use, or beforehand by ``await store.create_table()``; ``sql`` is the statement, and the error contains it if
 the role may not create tables.
@@ -12,7 +12,8 @@ token may be used twice. Name every replica that may take over in ``synchronous_
 """
 
 from .database import Pool
+from .inbox import PostgresInbox
 from .journal import PostgresJournal
 from .tokens import PostgresTokenStore
 
-__all__ = ["Pool", "PostgresJournal", "PostgresTokenStore"]
+__all__ = ["Pool", "PostgresInbox", "PostgresJournal", "PostgresTokenStore"]

@@ -103,6 +103,8 @@ class Database:
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise ConfigurationError(f"table: must be a lower-case identifier, name or schema.name, got {table!r}")
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
+        self.name: str = table.rpartition(".")[2]
+        """The table's name without the schema."""
         self.sql: str = self.render(sql)
         self.timeout: float = _checks.number("timeout", timeout, above=0)
 
@@ -128,9 +130,9 @@ class Database:
         if problem is not None:
             raise ConfigurationError(f"invalid DSN: {problem}")
 
-    def render(self, statement: str) -> str:
-        """Return the statement with the table's name in it."""
-        return statement.format(table=self.table)
+    def render(self, statement: str, **parts: object) -> str:
+        """Return the statement with the table's name, and these parts, in it."""
+        return statement.format(table=self.table, name=self.name, **parts)
 
     async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Return the result of ``work`` on any connection."""

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import secrets
 import socket
-import weakref
-from collections.abc import Coroutine
-from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from .. import _checks
 from ..dispatch.journal import Claim, ClaimLost, JournalError
-from ..errors import ConfigurationError
 from .database import Database, Pool
+from .leases import Leases
 
 __all__ = ["PostgresJournal"]
 
 log: logging.Logger = logging.getLogger("signing_async")
-
-T = TypeVar("T")
 
 _TABLE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -59,9 +52,9 @@ UPDATE {table} SET leased_until = NULL
 WHERE key = $1 AND fence = $2 AND owner = $3 RETURNING true"""
 _RELEASE_ALL = "UPDATE {table} SET leased_until = NULL WHERE owner = $1 AND leased_until IS NOT NULL"
 _RENEW = """\
-UPDATE {table} AS row SET leased_until = clock_timestamp() + $4
+UPDATE {table} AS row SET leased_until = clock_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
-WHERE row.key = held.key AND row.fence = held.fence AND row.owner = $3
+WHERE row.key = held.key AND row.fence = held.fence AND row.leased_until IS NOT NULL
 RETURNING row.key"""
 
 
@@ -85,15 +78,8 @@ class PostgresJournal:
     ) -> None:
         self._database = Database(postgres, table, _TABLE, timeout=timeout, failure=JournalError)
         del postgres  # some tools show the variables of a traceback
-        self._lease = _checks.number("lease", lease, above=0)
-        if lease < 3 * timeout:
-            raise ConfigurationError(f"lease: must be at least three times the timeout of {timeout:g} s, got {lease!r}")
-        self._duration = timedelta(seconds=lease)
+        self._leases = Leases(self._database, _RENEW, lease, owner=repr(self), noun="package")
         self._id = secrets.token_hex(8)
-        self._claimed: dict[str, int | None] = {}
-        """The fence of each claimed key; None while the claim is pending."""
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._renewing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"PostgresJournal({self._database.address!r})"
@@ -108,41 +94,31 @@ class PostgresJournal:
         await self._database.create_table()
 
     async def claim(self, key: str) -> Claim | None:
-        if key in self._claimed:
+        if key in self._leases.held:
             return None
-        self._claimed[key] = None
-        claiming = self._in_background(self._claim(key))
-        try:
-            return await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            claiming.add_done_callback(self._release_unwanted)
-            raise
+        self._leases.held[key] = None
+        return await self._leases.claim(self._claim(key), self._release_unwanted)
 
     async def write(self, claim: Claim, state: str) -> None:
         self._check(claim)
-        await self._update(_WRITE, claim, state, self._duration)
+        await self._update(_WRITE, claim, state, self._leases.duration)
 
     async def release(self, claim: Claim) -> None:
         self._check(claim)
         # If the release fails, the lease is not renewed and expires.
-        del self._claimed[claim.key]
+        del self._leases.held[claim.key]
         await self._update(_RELEASE, claim)
 
     async def aclose(self) -> None:
         """Release all claims and close the connections, except a given pool."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait([self._renewing])
-            self._renewing = None
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._leases.stop()
         try:
-            if self._claimed:
+            if self._leases.held:
                 await self._database.run(self._release_all)
         except JournalError as error:
             log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
         finally:
-            self._claimed.clear()
+            self._leases.held.clear()
             await self._database.aclose()
 
     async def __aenter__(self) -> Self:
@@ -163,34 +139,24 @@ class PostgresJournal:
             claim = await self._database.run(lambda connection: self._insert_claim(connection, key))
         finally:
             if claim is None:
-                del self._claimed[key]
+                del self._leases.held[key]
         if claim is not None:
-            self._claimed[key] = claim.fence
-            self._keep_renewing()
+            self._leases.add(key, claim.fence)
         return claim
 
-    def _release_unwanted(self, claiming: asyncio.Task[Claim | None]) -> None:
+    async def _release_unwanted(self, claim: Claim | None) -> None:
         """Release a claim whose caller was cancelled."""
-        if not claiming.cancelled() and claiming.exception() is None and (claim := claiming.result()) is not None:
-            self._in_background(self._try_release(claim))
-
-    async def _try_release(self, claim: Claim) -> None:
-        # If this fails, the lease expires.
-        with contextlib.suppress(JournalError, ClaimLost):
-            await self.release(claim)
-
-    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work, name="signing_async claim")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        if claim is not None:
+            # If this fails, the lease expires.
+            with contextlib.suppress(JournalError, ClaimLost):
+                await self.release(claim)
 
     async def _insert_claim(self, connection: Any, key: str) -> Claim | None:
-        row = await connection.fetchrow(self._database.render(_CLAIM), key, self._owner, self._duration)
+        row = await connection.fetchrow(self._database.render(_CLAIM), key, self._owner, self._leases.duration)
         return None if row is None else Claim(key, row["state"], row["fence"])
 
     def _check(self, claim: Claim) -> None:
-        if self._claimed.get(claim.key) != claim.fence:
+        if self._leases.held.get(claim.key) != claim.fence:
             raise ClaimLost(claim.key)
 
     async def _update(self, statement: str, claim: Claim, *values: object) -> None:
@@ -208,39 +174,3 @@ class PostgresJournal:
     def _owner(self) -> str:
         # The process id tells a forked child from its parent.
         return f"{socket.gethostname()}:{os.getpid()}:{self._id}"
-
-    # Leases
-
-    def _keep_renewing(self) -> None:
-        if self._renewing is None or self._renewing.done():
-            # The weak reference lets an unclosed journal be collected, and warn.
-            renewing = _renew_leases(weakref.ref(self), self._lease / 3)
-            self._renewing = asyncio.create_task(renewing, name="signing_async leases")
-
-    async def _renew(self) -> bool:
-        """Renew all leases; return whether there were any."""
-        held = {key: fence for key, fence in self._claimed.items() if fence is not None}
-        if not held:
-            return False
-        try:
-            kept = await self._database.run(lambda connection: self._renew_all(connection, held))
-        except JournalError as error:
-            log.warning("%r: the leases of %d packages could not be renewed: %s", self, len(held), error)
-            return True
-        for key in held.keys() - kept:
-            log.warning("%r: another run has taken over package %r", self, key)
-        return True
-
-    async def _renew_all(self, connection: Any, held: dict[str, int]) -> set[str]:
-        values = (list(held), list(held.values()), self._owner, self._duration)
-        rows = await connection.fetch(self._database.render(_RENEW), *values)
-        return {row["key"] for row in rows}
-
-
-async def _renew_leases(reference: weakref.ref[PostgresJournal], interval: float) -> None:
-    while True:
-        await asyncio.sleep(interval)
-        journal = reference()
-        if journal is None or not await journal._renew():
-            return
-        del journal

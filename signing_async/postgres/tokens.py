@@ -20,7 +20,7 @@ import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typ
 import attrs
 
 from .. import _checks
-from ..auth.encryption import Sealer
+from .._encryption import Sealer
 from ..auth.token_stores import carried_through, token_from_json, token_to_json
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token

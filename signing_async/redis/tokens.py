@@ -22,7 +22,7 @@ from typing import Any, Self
 import attrs
 
 from .. import _checks
-from ..auth.encryption import Sealer
+from .._encryption import Sealer
 from ..auth.token_stores import carried_through, token_from_json, token_to_json
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .._sample_pdf import sample_pdf as sample_pdf
     from ..client import SigningClient
     from ..sandbox import Sandbox
+    from .event_stores import EventStoreConformance as EventStoreConformance
+    from .event_stores import FencedEventStoreConformance as FencedEventStoreConformance
     from .journals import FencedJournalConformance as FencedJournalConformance
     from .journals import JournalConformance as JournalConformance
     from .seen_events import SeenEventsConformance as SeenEventsConformance
@@ -44,6 +46,8 @@ except ModuleNotFoundError:  # without it there are no async fixtures, as pytest
     async_fixture = pytest.fixture  # type: ignore[assignment]  # used in the one way that both support
 
 _MODULES = {
+    "EventStoreConformance": ".event_stores",
+    "FencedEventStoreConformance": ".event_stores",
     "FencedJournalConformance": ".journals",
     "FencedTokenStoreConformance": ".token_stores",
     "JournalConformance": ".journals",

@@ -6,8 +6,9 @@
 
     event = WebhookVerifier(secret).parse(body, request.headers.get("X-Signature"))
 
-A `Receiver` does the rest (limits, deduplication, a 202 only after the handler) behind aiohttp, Starlette, FastAPI,
-Flask or Django. A framework is imported only when its adapter is used.
+A `Receiver` does the rest (limits, deduplication, a 202 only after the event is safe) behind aiohttp, Starlette,
+FastAPI, Flask or Django. An `Inbox` stores events durably and calls typed handlers, with retries. A framework is
+imported only when its adapter is used.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from .verifier import WebhookVerifier
 if TYPE_CHECKING:
     from .adapters import aiohttp_handler, asgi_app, django_view, wsgi_app
     from .doctor import Diagnosis, diagnose
+    from .event_store import EventClaim, EventFilter, EventStatus, EventStore, InboxStats, StoredEvent
+    from .inbox import Drop, HandlerRetryPolicy, Inbox, RetryLater
     from .receiver import Decision, Receiver, decide
     from .seen import Claim, MemorySeenEvents, SeenEvents, SQLiteSeenEvents
     from .wakeups import Wakeups
@@ -36,14 +39,24 @@ __all__ = [
     "Claim",
     "Decision",
     "Diagnosis",
+    "Drop",
     "Event",
+    "EventClaim",
+    "EventFilter",
+    "EventStatus",
+    "EventStore",
+    "HandlerRetryPolicy",
+    "Inbox",
+    "InboxStats",
     "InvalidSignature",
     "MalformedEvent",
     "MemorySeenEvents",
     "Receiver",
+    "RetryLater",
     "SQLiteSeenEvents",
     "Scheme",
     "SeenEvents",
+    "StoredEvent",
     "Wakeups",
     "WebhookError",
     "WebhookVerifier",
@@ -60,10 +73,20 @@ _MODULES = {
     "Claim": "seen",
     "Decision": "receiver",
     "Diagnosis": "doctor",
+    "Drop": "inbox",
+    "EventClaim": "event_store",
+    "EventFilter": "event_store",
+    "EventStatus": "event_store",
+    "EventStore": "event_store",
+    "HandlerRetryPolicy": "inbox",
+    "Inbox": "inbox",
+    "InboxStats": "event_store",
     "MemorySeenEvents": "seen",
     "Receiver": "receiver",
+    "RetryLater": "inbox",
     "SQLiteSeenEvents": "seen",
     "SeenEvents": "seen",
+    "StoredEvent": "event_store",
     "Wakeups": "wakeups",
     "aiohttp_handler": "adapters",
     "asgi_app": "adapters",

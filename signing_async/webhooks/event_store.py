@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
+from ..errors import InvalidRequest
 from .event import Event, parse_event
 
 
@@ -31,7 +32,7 @@ class StoredEvent:
     type: str
     signing_id: str | None
     body: bytes = field(repr=False)
-    """The raw body of the delivery; empty once it was purged."""
+    """The raw body of the delivery, or its ciphertext; empty once it was purged."""
     received_at: datetime
     status: EventStatus = EventStatus.PENDING
     attempts: int = 0
@@ -73,10 +74,26 @@ class EventFilter:
     ids: Sequence[str] | None = None
     status: EventStatus | None = None
     type: str | None = None
-    """A type, or a pattern such as ``recipient.*``."""
+    """A type, or the start of one and ``*``, such as ``recipient.*``."""
     since: datetime | None = None
     until: datetime | None = None
     """Events received from ``since`` on, and before ``until``."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ids, str):
+            raise InvalidRequest(f"ids: must be a sequence of event ids, got the string {self.ids!r}")
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None and moment.tzinfo is None:
+                raise InvalidRequest(f"{name}: must have a time zone, got {moment!r}")
+        if self.type is not None:
+            check_pattern("type", self.type, InvalidRequest)
+
+
+def check_pattern(name: str, pattern: object, error: type[Exception]) -> str:
+    """Return the pattern if it is a type, or the start of one and ``*``."""
+    if not isinstance(pattern, str) or not pattern or "*" in pattern[:-1]:
+        raise error(f"{name}: must be an event type, or the start of one and '*', got {pattern!r}")
+    return pattern
 
 
 class EventStore(Protocol):
@@ -92,10 +109,10 @@ class EventStore(Protocol):
         """Store an event from a thread without an event loop, like `add`."""
 
     async def claim(self, limit: int) -> list[EventClaim]:
-        """Claim up to ``limit`` due events, oldest first, and count an attempt for each.
+        """Claim up to ``limit`` due events, those that are due for the longest time first; count an attempt for each.
 
-        An event can be claimed if no earlier event of its signing is pending. An event without a signing waits for no
-        other. The claims of a dead process are free.
+        An event can be claimed if no earlier event of its signing is pending, and no event of its signing is claimed.
+        An event without a signing waits for no other. The claims of a dead process are free; their attempts count.
         """
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
@@ -114,10 +131,16 @@ class EventStore(Protocol):
         """Yield the selected events in order of arrival."""
 
     async def requeue(self, selection: EventFilter) -> int:
-        """Make the selected events pending again with no attempts counted; return how many. Claimed ones are left."""
+        """Make the selected events pending and due with no attempts counted; return how many.
+
+        Claimed and purged events are left as they are.
+        """
 
     async def purge(self, settled_before: datetime) -> int:
-        """Forget the bodies of events that were settled before this time; return how many. Their ids stay."""
+        """Forget the bodies of events that were handled or dropped before this time; return how many. Their ids stay.
+
+        Dead events are kept.
+        """
 
     async def stats(self) -> InboxStats:
         """Count the events."""

@@ -9,12 +9,14 @@ import queue
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from inspect import isawaitable
 from typing import Any, Protocol
 
 from .. import _checks
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent
 from .event import Event
+from .inbox import Inbox
 from .seen import Claim, MemorySeenEvents, SeenEvents
 from .verifier import Headers, WebhookVerifier, header_values
 
@@ -104,22 +106,24 @@ Resolve = Callable[[object], Awaitable[Any]]
 class Receiver:
     """Verifies and deduplicates deliveries, passes each event to the handler, and only then responds with 202.
 
-    ``hand_off`` is the handler: a function, plain or ``async``, or a queue. **It should return once the event is
-    safe**, because after a 202 the sender forgets the event. A queue dies with the process: use one only for events
-    that may be lost. If the handler raises, finds the queue full or, being ``async``, takes longer than
-    ``hand_off_timeout``, the response is 503 with ``Retry-After`` and the sender delivers again. A plain function
-    cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`.
+    ``hand_off`` is an `Inbox`, which stores each event durably and calls its handlers later, or the handler itself: a
+    function, plain or ``async``, or a queue. **A handler should return once the event is safe**, because after a 202
+    the sender forgets the event. A queue dies with the process: use one only for events that may be lost. If the
+    handler raises, finds the queue full or, being ``async``, takes longer than ``hand_off_timeout``, or if an inbox
+    cannot store the event, the response is 503 with ``Retry-After`` and the sender delivers again. A plain function
+    cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`; an inbox
+    deduplicates by itself.
 
     An adapter turns the receiver into an endpoint::
 
-        receiver = Receiver(WebhookVerifier(secret), save_event, seen=SQLiteSeenEvents("seen.db"))
+        receiver = Receiver(WebhookVerifier(secret), Inbox("inbox.db"))
         app.router.add_post("/webhooks", aiohttp_handler(receiver))
     """
 
     def __init__(
         self,
         verifier: WebhookVerifier,
-        hand_off: Handler,
+        hand_off: Inbox | Handler,
         *,
         seen: SeenEvents | None = None,
         body_timeout: float = 10.0,
@@ -129,17 +133,20 @@ class Receiver:
         self.verifier: WebhookVerifier = verifier
         self.body_timeout: float = _checks.number("body_timeout", body_timeout, above=0)
         self.hand_off_timeout: float = _checks.number("hand_off_timeout", hand_off_timeout, above=0)
+        self._inbox = hand_off if isinstance(hand_off, Inbox) else None
+        if self._inbox is not None and seen is not None:
+            raise ConfigurationError("seen: must be None with an inbox, which deduplicates by itself")
         self.seen: SeenEvents = MemorySeenEvents() if seen is None else seen
-        if hand_off_timeout >= self.seen.lease:
+        if hand_off_timeout >= self.seen.lease and self._inbox is None:
             raise ConfigurationError(
                 f"hand_off_timeout: must be below seen.lease ({self.seen.lease:g} s), got {hand_off_timeout:g} s:"
                 " otherwise an event could be delivered again while its handler still runs"
             )
         handler = hand_off if callable(hand_off) else getattr(hand_off, "put_nowait", None)
-        if handler is None:
-            raise ConfigurationError(f"hand_off: must be a function or a queue, got {hand_off!r}")
+        if handler is None and self._inbox is None:
+            raise ConfigurationError(f"hand_off: must be an inbox, a function or a queue, got {hand_off!r}")
         self._queue = hand_off if isinstance(hand_off, asyncio.Queue) else None
-        self._handler: Callable[[Event], object] = handler
+        self._handler: Any = handler
         self._retry_after = (("Retry-After", str(retry_after)),)
         self._draining = False
         self._active = 0
@@ -188,7 +195,8 @@ class Receiver:
         self._active += 1
         self._idle.clear()
         try:
-            return await self._process(decide(self.verifier, headers, body), self._resolve)
+            add = partial(self._inbox.add, body=body) if self._inbox else None
+            return await self._process(decide(self.verifier, headers, body), self._resolve, add)
         finally:
             self._active -= 1
             if not self._active:
@@ -200,7 +208,8 @@ class Receiver:
             raise ConfigurationError(
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
-        processing = self._process(decide(self.verifier, headers, body), self._resolve_blocking)
+        add = partial(self._inbox.add_blocking, body=body) if self._inbox else None
+        processing = self._process(decide(self.verifier, headers, body), self._resolve_blocking, add)
         try:
             while True:  # _resolve_blocking never suspends, so the first send() ends the coroutine
                 processing.send(None)
@@ -223,12 +232,14 @@ class Receiver:
             return False
         return True
 
-    async def _process(self, decision: Decision, resolve: Resolve) -> Decision:
+    async def _process(self, decision: Decision, resolve: Resolve, add: Callable[[Event], object] | None) -> Decision:
         event = decision.event
         if event is None:
             return decision
         if self._draining:
             return self._unavailable("shutting down")
+        if add is not None:
+            return await self._store(event, resolve, add)
         lease_end = time.monotonic() + self.seen.lease
         try:
             claim = await resolve(self.seen.claim(event.id))
@@ -236,11 +247,18 @@ class Receiver:
             log.exception("could not claim event %s", event.id)
             return self._unavailable("cannot deduplicate events now")
         if claim is Claim.CONFIRMED:
-            log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
-            return DUPLICATE
+            return self._duplicate(event)
         if claim is not Claim.NEW:
             return self._unavailable("the event is being handled")
         return await self._deliver(event, lease_end, resolve)
+
+    async def _store(self, event: Event, resolve: Resolve, add: Callable[[Event], object]) -> Decision:
+        try:
+            is_new = await resolve(add(event))
+        except Exception:
+            log.exception("could not store event %s: it must be delivered again", event.id)
+            return self._unavailable("cannot store events now")
+        return ACCEPTED if is_new else self._duplicate(event)
 
     async def _deliver(self, event: Event, lease_end: float, resolve: Resolve) -> Decision:
         try:
@@ -271,6 +289,10 @@ class Receiver:
             await resolve(self.seen.release(event.id))
         except Exception:
             log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
+
+    def _duplicate(self, event: Event) -> Decision:
+        log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
+        return DUPLICATE
 
     def _unavailable(self, reason: str) -> Decision:
         return Decision(503, reason, None, self._retry_after)

@@ -27,6 +27,8 @@ def test_completion_prints_a_script_for_each_shell(shell: str, run: Run) -> None
         ("signing-async up", "upload"),
         ("signing-async list --st", "--state"),
         ("signing-async list --state dr", "draft"),
+        ("signing-async inbox pu", "purge"),
+        ("signing-async inbox list --status de", "dead"),
     ],
 )
 def test_bash_completes_commands_options_and_choices(line: str, candidate: str) -> None:

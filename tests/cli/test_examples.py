@@ -12,13 +12,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 import pytest
 
 from signing_async import SigningClient, cli
-from signing_async.webhooks import Receiver, WebhookVerifier
+from signing_async.webhooks import Inbox, Receiver, WebhookVerifier
+from signing_async.webhooks.event import parse_event
 from tests.cli.browser import agree
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service
@@ -82,6 +84,9 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "delivery.json").write_bytes(body)
     (tmp_path / "webhook-secret").write_text(SECRET)
     monkeypatch.setenv("SIGNATURE", hex_of(body))
+    monkeypatch.setenv("SIGNING_INBOX", str(tmp_path / "inbox.db"))
+    monkeypatch.setenv("EVENT", "evt_1")
+    service.call(_received(tmp_path / "inbox.db", body))
     for name in ("lease", "inventory"):
         (tmp_path / f"{name}.pdf").write_bytes(make_pdf(text=name))
     with (tmp_path / "leases.csv").open("w", newline="") as file:
@@ -113,6 +118,11 @@ def _register(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGNING_CLIENT_ID", app.client_id)
     monkeypatch.setenv("SIGNING_CLIENT_SECRET", app.client_secret)
     monkeypatch.setenv("SIGNING_REDIRECT_URI", redirect_uri)
+
+
+async def _received(path: Path, body: bytes) -> None:
+    async with Inbox(path) as inbox:
+        await inbox.add(parse_event(body, datetime.now(UTC)), body)
 
 
 async def _sealed(service: Service, signing: str, path: Path) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-import signing_async.dispatch.journal
+import signing_async._group_commit
+import signing_async._owner_lock
 from signing_async import SqliteJournal
+from signing_async._group_commit import GroupCommit
 from signing_async.dispatch.journal import Claim, ClaimLost
 from tests.dispatch.holders import holder, taken
 
@@ -58,13 +60,13 @@ async def test_write_is_durable_wal_full_synchronous_and_a_synced_folder(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(signing_async.dispatch.journal, "sync_folder", synced.append)
+    monkeypatch.setattr(signing_async._group_commit, "sync_folder", synced.append)
     async with SqliteJournal(path) as journal:
         await taken(journal)
         assert synced == [path.parent]
-        assert journal._database.connection is not None
+        assert journal._commits._database.connection is not None
         settings = [
-            journal._database.connection.execute(f"PRAGMA {name}").fetchone()[0]
+            journal._commits._database.connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous")
         ]
         assert settings == ["wal", 2]
@@ -85,8 +87,8 @@ async def test_timeout_is_ten_seconds_by_default(path: Path) -> None:
     for seconds, named in ((0.25, {"timeout": 0.25}), (10, {})):
         async with SqliteJournal(path, **named) as journal:
             await taken(journal)
-            assert journal._database.connection is not None
-            assert journal._database.connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
+            assert journal._commits._database.connection is not None
+            assert journal._commits._database.connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
 
 
 async def test_claimed_package_cannot_be_claimed_by_the_same_or_another_journal_object(path: Path) -> None:
@@ -139,13 +141,13 @@ async def test_lock_file_removed_by_another_process_meanwhile_is_no_error(
         pass
     process.wait()
     (lock,) = path.parent.glob("*.lock")
-    locked = signing_async.dispatch.journal._locked
+    locked = signing_async._owner_lock._locked
 
     def looked_at(handle: int, *, exclusively: bool) -> bool:
         lock.unlink(missing_ok=True)
         return locked(handle, exclusively=exclusively)
 
-    monkeypatch.setattr(signing_async.dispatch.journal, "_locked", looked_at)
+    monkeypatch.setattr(signing_async._owner_lock, "_locked", looked_at)
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
@@ -206,7 +208,7 @@ async def test_lock_file_removed_before_it_was_locked_is_created_again(
         names.append(token(size))
         return names[-1]
 
-    monkeypatch.setattr(signing_async.dispatch.journal, "_locked", locked)
+    monkeypatch.setattr(signing_async._owner_lock, "_locked", locked)
     monkeypatch.setattr(secrets, "token_hex", token_hex)
     async with SqliteJournal(path) as journal:
         await taken(journal)
@@ -253,7 +255,7 @@ async def test_lock_file_that_cannot_be_removed_does_not_fail_the_close(tmp_path
 async def test_claim_cancelled_during_the_close_is_free(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with SqliteJournal(path) as journal:
         await taken(journal, "first")
-        with journal._database.lock:
+        with journal._commits._database.lock:
             claiming = asyncio.create_task(journal.claim("lease"))
             await asyncio.sleep(0.01)
             claiming.cancel()
@@ -273,11 +275,11 @@ async def test_claim_cancelled_as_it_succeeds_is_released(path: Path) -> None:
         await asyncio.sleep(0)
 
         def deliver(steps: list[Any]) -> None:
-            SqliteJournal._deliver(journal, steps)
+            GroupCommit._deliver(journal._commits, steps)
             claiming.cancel()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(journal, "_deliver", deliver)
+            patch.setattr(journal._commits, "_deliver", deliver)
             with pytest.raises(asyncio.CancelledError):
                 await claiming
         async with asyncio.timeout(10):
@@ -291,10 +293,10 @@ async def test_claim_cancelled_as_it_fails_raises_cancelled_error(path: Path, mo
         await asyncio.sleep(0)
 
         def deliver(steps: list[Any]) -> None:
-            SqliteJournal._deliver(journal, steps)
+            GroupCommit._deliver(journal._commits, steps)
             claiming.cancel()
 
-        monkeypatch.setattr(journal, "_deliver", deliver)
+        monkeypatch.setattr(journal._commits, "_deliver", deliver)
         with pytest.raises(asyncio.CancelledError):
             await claiming
 
@@ -303,7 +305,7 @@ def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
     journal = SqliteJournal(path)
 
     async def ask() -> None:
-        journal._database.lock.acquire()
+        journal._commits._database.lock.acquire()
         claiming = asyncio.create_task(journal.claim("lease"))
         await asyncio.sleep(0.01)
         claiming.cancel()
@@ -316,7 +318,7 @@ def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
         return claim
 
     asyncio.run(ask())
-    journal._database.lock.release()
+    journal._commits._database.lock.release()
     claim = asyncio.run(ask_again())
     assert claim is not None
     assert claim.fence == 2
@@ -325,7 +327,7 @@ def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
 async def test_cancelled_claim_of_a_claimed_package_releases_nothing(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._database.lock:
+        with journal._commits._database.lock:
             claiming = asyncio.create_task(journal.claim("lease"))
             await asyncio.sleep(0.01)
             claiming.cancel()
@@ -337,7 +339,7 @@ async def test_cancelled_claim_of_a_claimed_package_releases_nothing(path: Path)
 async def test_cancelled_write_is_made_before_later_operations(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._database.lock:
+        with journal._commits._database.lock:
             writing = asyncio.create_task(journal.write(claim, "one"))
             await asyncio.sleep(0.01)
             writing.cancel()
@@ -350,7 +352,7 @@ async def test_cancelled_write_is_made_before_later_operations(path: Path) -> No
 async def test_close_finishes_what_was_requested(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._database.lock:
+        with journal._commits._database.lock:
             writes = [asyncio.create_task(journal.write(claim, "one"))]
             await asyncio.sleep(0.05)
             writes.append(asyncio.create_task(journal.write(claim, "two")))
@@ -366,7 +368,7 @@ async def test_close_finishes_what_was_requested(path: Path) -> None:
 async def test_cancelled_close_still_closes(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._database.lock:
+        with journal._commits._database.lock:
             writing = asyncio.create_task(journal.write(claim, "one"))
             await asyncio.sleep(0.01)
             closing = asyncio.create_task(journal.aclose())
@@ -381,16 +383,16 @@ async def test_cancelled_close_still_closes(path: Path) -> None:
 
 async def test_concurrent_writes_share_a_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    commit = SqliteJournal._commit
+    commit = GroupCommit._commit
 
-    def counted(self: SqliteJournal, steps: list[Any]) -> None:
+    def counted(self: GroupCommit, steps: list[Any]) -> None:
         sizes.append(len(steps))
         commit(self, steps)
 
     async with SqliteJournal(path) as journal:
         claims = [await taken(journal, f"{number}") for number in range(64)]
-        monkeypatch.setattr(SqliteJournal, "_commit", counted)
-        with journal._database.lock:
+        monkeypatch.setattr(GroupCommit, "_commit", counted)
+        with journal._commits._database.lock:
             first = asyncio.create_task(journal.write(claims[0], "first"))
             while not sizes:
                 await asyncio.sleep(0.001)

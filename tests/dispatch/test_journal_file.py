@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-import signing_async.dispatch.journal
+import signing_async._group_commit
 from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
 from signing_async._sqlite import SharedDatabase
-from signing_async.dispatch.journal import Claim
+from signing_async.dispatch.journal import _FORMAT, Claim
 from tests.dispatch.holders import taken
 
 
@@ -112,7 +112,7 @@ async def test_file_created_by_another_run_during_the_opening_is_used(
                 # Where this one has the file, the other one has to wait, here in vain.
                 impatient = connect(made, timeout=0.0, isolation_level=None)
                 with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(impatient) as other:
-                    signing_async.dispatch.journal._prepare(other, made)
+                    signing_async._group_commit._prepare(other, made, _FORMAT)
             return super().execute(*arguments)
 
     monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Overtaken))
@@ -184,10 +184,10 @@ async def test_failed_commit_keeps_nothing_and_fails_every_operation_in_it(path:
                 "CREATE TRIGGER strict BEFORE UPDATE ON packages WHEN new.state = 'bad'"
                 " BEGIN SELECT RAISE(ABORT, 'it is bad'); END"
             )
-            with journal._database.lock:
+            with journal._commits._database.lock:
                 first = asyncio.create_task(journal.write(claims[0], "one"))
                 await asyncio.sleep(0)
-                while journal._waiting:
+                while journal._commits._waiting:
                     await asyncio.sleep(0.001)
                 texts = {1: "two", 2: "bad"}
                 rest = [asyncio.create_task(journal.write(claims[at], text)) for at, text in texts.items()]

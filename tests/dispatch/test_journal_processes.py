@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-import signing_async.dispatch.journal
+import signing_async._group_commit
+import signing_async._owner_lock
 from signing_async import ConfigurationError, JournalError, SqliteJournal
 from signing_async.dispatch.journal import Claim
 from tests.dispatch.holders import taken
@@ -27,17 +28,18 @@ from tests.dispatch.holders import taken
 def test_module_imports_without_fcntl_and_the_constructor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.delattr(os, "register_at_fork")
-    name = "signing_async.dispatch._journal_elsewhere"
-    spec = importlib.util.spec_from_file_location(name, str(signing_async.dispatch.journal.__file__))
+    name = "signing_async._owner_lock_elsewhere"
+    spec = importlib.util.spec_from_file_location(name, str(signing_async._owner_lock.__file__))
     assert spec is not None
     assert spec.loader is not None
     elsewhere = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, elsewhere)
     spec.loader.exec_module(elsewhere)
+    monkeypatch.setattr(signing_async._group_commit, "OwnerLock", elsewhere.OwnerLock)
     with pytest.raises(
         ConfigurationError, match=r"^SqliteJournal needs POSIX file locks, which this system does not have$"
     ):
-        elsewhere.SqliteJournal("journal")
+        SqliteJournal("journal")
 
 
 def _child(journal: SqliteJournal, pipe: Connection) -> None:
@@ -109,19 +111,19 @@ async def test_claims_of_a_dead_parent_are_free_while_its_child_lives(path: Path
 async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = SqliteJournal(path)
     await taken(journal)
-    signing_async.dispatch.journal._after_fork_in_child()
-    signing_async.dispatch.journal._after_fork_in_child()
-    assert journal._lock is None
+    signing_async._owner_lock._after_fork_in_child()
+    signing_async._owner_lock._after_fork_in_child()
+    assert not journal._commits.lock.is_held
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_process", 0)
+        patch.setattr(journal._commits, "_process", 1)
         with pytest.raises(
             JournalError, match=f"^the journal {path} was opened before a fork; open it again in the child process$"
         ):
             await journal.claim("other")
         await journal.aclose()
-        assert journal._closing is None
+        assert journal._commits._closing is None
     await journal.aclose()
 
 
@@ -159,13 +161,13 @@ def test_journal_can_be_used_by_two_event_loops_at_once(path: Path) -> None:
             claims[key] = await taken(journal, key)
 
     threads = [threading.Thread(target=lambda key=key: asyncio.run(claim(key))) for key in "abc"]
-    with journal._database.lock:
+    with journal._commits._database.lock:
         threads[0].start()
-        while journal._waiting or not journal._writing:
+        while journal._commits._waiting or not journal._commits._writing:
             time.sleep(0.001)
         for thread in threads[1:]:
             thread.start()
-        while len(journal._waiting) < 2:
+        while len(journal._commits._waiting) < 2:
             time.sleep(0.001)
     for thread in threads:
         thread.join()
@@ -176,7 +178,7 @@ def test_journal_can_be_used_by_two_event_loops_at_once(path: Path) -> None:
 async def test_unclosed_journal_warns_when_collected_and_frees_its_claims(path: Path) -> None:
     journal = SqliteJournal(path)
     await taken(journal)
-    connection = journal._database.connection
+    connection = journal._commits._database.connection
     assert connection is not None
     await asyncio.sleep(0.05)  # the writer's thread holds it for a moment longer
     with pytest.warns(ResourceWarning, match=r"SqliteJournal\(.*the\.journal'\) was not closed"):

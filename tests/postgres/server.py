@@ -65,9 +65,13 @@ def free_port() -> int:
 
 
 class PostgresServer:
-    """A server process; use it as a context manager."""
+    """A server process; use it as a context manager.
 
-    def __init__(self) -> None:
+    ``settings`` override those of tests, which do not write to disk.
+    """
+
+    def __init__(self, **settings: str) -> None:
+        self._settings = {**SETTINGS, **settings}
         self._programs = programs()
         self._as = _unprivileged()
         self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
@@ -107,7 +111,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server, and return when it accepts connections."""
-        options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        options = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self.port), *options],

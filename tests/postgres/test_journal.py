@@ -116,7 +116,7 @@ async def test_claim_whose_response_was_lost_is_repeated(postgres: PostgresServe
     async with journals(dsn) as (one, two):
         claim = await claimed(one, "a")
         # As after a connection that broke before the response.
-        one._claimed.clear()
+        one._leases.held.clear()
         assert await two.claim("a") is None
         assert (await claimed(one, "a")).fence == claim.fence + 1
 
@@ -132,7 +132,7 @@ async def test_takeover_is_logged_and_other_leases_continue(
         while taken is None:  # it may be renewed before it can be taken
             await postgres.execute(f"UPDATE {schema}.signing_packages SET leased_until = now() WHERE key = 'a'")
             taken = await two.claim("a")
-        while "another run has taken over package 'a'" not in caplog.text:
+        while "another worker has taken over package 'a'" not in caplog.text:
             await asyncio.sleep(0.01)
         lease_ends = await leased_until(postgres, dsn, "b")
         while await leased_until(postgres, dsn, "b") == lease_ends:
@@ -259,8 +259,8 @@ async def test_cancelled_claim_that_cannot_be_released_expires(postgres: Postgre
         asking.cancel()
         await asyncio.wait([asking])
         with postgres.frozen():
-            while one._tasks:
-                await asyncio.wait(tuple(one._tasks))
+            while one._leases._tasks:
+                await asyncio.wait(tuple(one._leases._tasks))
         await soon_claimed(two, "a")
 
 
@@ -271,8 +271,8 @@ async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServ
             await asyncio.sleep(0.05)
             asking.cancel()
             await asyncio.wait([asking])
-            while one._tasks:
-                await asyncio.wait(tuple(one._tasks))
+            while one._leases._tasks:
+                await asyncio.wait(tuple(one._leases._tasks))
         await claimed(one, "a")
 
 
@@ -326,7 +326,7 @@ async def test_unclosed_journal_warns_when_collected(dsn: str) -> None:
     journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
     claim = await claimed(journal, "a")
     await journal.release(claim)
-    pool, renewing = journal._database._pool, journal._renewing
+    pool, renewing = journal._database._pool, journal._leases._renewing
     with pytest.warns(ResourceWarning, match="PostgresJournal.* was not closed"):
         del journal
     assert renewing is not None
@@ -340,7 +340,7 @@ async def test_renewal_stops_without_claims_and_starts_with_the_next(
     caplog.set_level(logging.DEBUG)
     async with journals(dsn, lease=1.5, timeout=0.5) as (one, two):
         await one.release(await claimed(one, "a"))
-        first = one._renewing
+        first = one._leases._renewing
         assert first is not None
         await asyncio.wait([first])
         await claimed(one, "a")

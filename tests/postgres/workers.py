@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import sys
+from pathlib import Path
 from typing import Any
 
 from signing_async import Token
-from signing_async.postgres import PostgresJournal, PostgresTokenStore
+from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresTokenStore
+from signing_async.webhooks import Event
 
 
 async def hold(dsn: str) -> None:
@@ -34,6 +38,35 @@ async def claim(dsn: str) -> None:
                 print(type(error).__name__, flush=True)
 
 
+async def handle(dsn: str) -> None:
+    """Handle events one at a time; each handler ends with a line of input. Print the package's log too."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    async with PostgresInbox(dsn, lease=1.5, timeout=0.5) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            print("started", event.id, flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            print("ended", event.id, flush=True)
+
+        await inbox.run(concurrency=1)
+
+
+async def note(dsn: str, path: str) -> None:
+    """Handle events, and note the start and the end of each in a file that processes share."""
+    with Path(path).open("a", buffering=1) as notes:
+        async with PostgresInbox(dsn) as inbox:
+
+            @inbox.on("*")
+            async def handle(event: Event) -> None:
+                notes.write(f"start {event.id}\n")
+                await asyncio.sleep(random.uniform(0, 0.02))
+                notes.write(f"end {event.id}\n")
+
+            print("ready", flush=True)
+            await inbox.run(concurrency=4)
+
+
 if __name__ == "__main__":
-    tasks: dict[str, Any] = {"hold": hold, "claim": claim}
+    tasks: dict[str, Any] = {"hold": hold, "claim": claim, "handle": handle, "note": note}
     asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

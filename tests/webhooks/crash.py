@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import aiohttp
 from aiohttp import web
@@ -25,6 +26,12 @@ from tests.webhooks.deliveries import SECRET, event_body, signed
 
 LEASE = 1.5
 SENDERS = 32
+
+
+class Deliveries(Protocol):
+    """Counts deliveries."""
+
+    deliveries: int
 
 
 @dataclass
@@ -69,14 +76,15 @@ def serve(directory: Path, port: int) -> None:
 class Victim:
     """The receiver's process, which can be killed and restarted."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, module: str = "tests.webhooks.crash") -> None:
         self._directory = directory
+        self._module = module
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
 
     def start(self) -> None:
         """Start the process and wait until it listens."""
-        command = [sys.executable, "-m", "tests.webhooks.crash", "serve", str(self._directory), str(self.port)]
+        command = [sys.executable, "-m", self._module, "serve", str(self._directory), str(self.port)]
         self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -126,16 +134,17 @@ async def _send(session: aiohttp.ClientSession, waiting: object, outcome: Outcom
         name = f"evt_{number}"
         body = event_body(name)
         headers = signed(body)
-        await _until_acknowledged(session, body, headers, outcome)
+        await until_acknowledged(session, body, headers, outcome)
         outcome.acknowledged[name] = time.monotonic_ns()
         if chance.random() < 0.1:
             outcome.repeats += 1
-            await _until_acknowledged(session, body, headers, outcome)
+            await until_acknowledged(session, body, headers, outcome)
 
 
-async def _until_acknowledged(
-    session: aiohttp.ClientSession, body: bytes, headers: dict[str, str], outcome: Outcome
+async def until_acknowledged(
+    session: aiohttp.ClientSession, body: bytes, headers: dict[str, str], outcome: Deliveries
 ) -> None:
+    """Deliver an event again and again until the response is 202."""
     while True:
         outcome.deliveries += 1
         try:

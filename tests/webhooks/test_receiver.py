@@ -377,7 +377,7 @@ def test_asyncio_queue_is_refused_in_threads() -> None:
 
 @pytest.mark.parametrize("handler", [None, "tasks.handle", []])
 def test_handler_must_be_a_function_or_a_queue(handler: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^hand_off: must be a function or a queue, got "):
+    with pytest.raises(ConfigurationError, match=r"^hand_off: must be an inbox, a function or a queue, got "):
         Receiver(VERIFIER, handler)
 
 

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from signing_async import ConfigurationError
-from signing_async.auth.encryption import Sealer
+from signing_async._encryption import Sealer
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 SECRET = b'{"access_token": "very-secret"}'

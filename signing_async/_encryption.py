@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ConfigurationError
+from .errors import ConfigurationError
 
 __all__ = ["Sealer"]
 

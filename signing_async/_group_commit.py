@@ -1,0 +1,257 @@
+"""Durable work on a SQLite file, for event loops and threads. Standard library only: `webhooks` imports it too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import _checks
+from ._files import sync_folder
+from ._owner_lock import OwnerLock
+from ._sqlite import SharedDatabase
+from .errors import ConfigurationError, SigningError
+
+__all__ = ["FileFormat", "GroupCommit", "Work"]
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """What a file holds, and how errors name it."""
+
+    name: str
+    """A noun, such as "journal"."""
+    user: str
+    """The class that keeps such files."""
+    application: int
+    """Marks the files, so that the database of another program is not changed."""
+    version: int
+    tables: tuple[str, ...]
+    """The statements that set up a new file."""
+    failure: type[SigningError]
+
+
+class GroupCommit:
+    """Runs work on a SQLite file in a thread of its own, and commits all work that waits together.
+
+    The result of durable work is on disk when the caller gets it (WAL, ``synchronous=FULL``); other work survives the
+    death of the process, and may be lost in a power cut. Failures are raised as the
+    format's ``failure``. ``timeout`` is how many seconds to wait while another program locks the file.
+    """
+
+    def __init__(self, path: object, file_format: FileFormat, *, timeout: float) -> None:
+        timeout = _checks.number("timeout", timeout, above=0, at_most=3600)
+        self.path: Path = _resolve(path, file_format.name)
+        self.lock: OwnerLock = OwnerLock(self.path, file_format.user)
+        """Held from the first work until the file is closed."""
+        self._title = f"the {file_format.name} {self.path}"
+        self._failure = file_format.failure
+        prepare = partial(_prepare, path=self.path, file_format=file_format)
+        self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
+        self._process = 0
+        """The process of the first work: a server may make the object before it forks."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"signing-{file_format.name}")
+        self._queue = threading.Lock()
+        self._waiting: list[_Operation] = []
+        self._writing = False
+        self._closing: Future[None] | None = None
+
+    async def run(
+        self, work: Work[T], undo: Callable[[T], Work[object] | None] | None = None, *, durable: bool = True
+    ) -> T:
+        """Run work in a transaction and return its result. An exception that the work returns is raised.
+
+        Work is done in order, even if the caller is cancelled. In that case the work that ``undo`` returns for the
+        result is done as well.
+        """
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        operation = _Operation(work, waiter, undo, durable=durable)
+        self._submit(operation)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            # The work may have been done at the moment of the cancellation.
+            if not waiter.cancelled() and waiter.exception() is None:
+                self._undo(operation)
+            raise
+
+    def run_blocking(self, work: Work[T]) -> T:
+        """Run work like `run`, and wait for it in a thread without an event loop."""
+        waiter: Future[T] = Future()
+        self._submit(_Operation(work, waiter))
+        return waiter.result()
+
+    async def aclose(self) -> None:
+        """Finish what was requested, close the file and release the lock."""
+        if self._process not in (0, os.getpid()):
+            return  # the parent process closes it
+        with self._queue:
+            if self._closing is None:
+                self._closing = self._writer.submit(self._close)
+                self._writer.shutdown(wait=False)
+            closing = self._closing
+        await asyncio.shield(asyncio.wrap_future(closing))
+
+    def _submit(self, operation: _Operation) -> None:
+        self._process = self._process or os.getpid()
+        if self._process != os.getpid():
+            raise self._failure(f"{self._title} was opened before a fork; open it again in the child process")
+        with self._queue:
+            if self._closing is not None:
+                raise self._failure(f"{self._title} is closed")
+            self._waiting.append(operation)
+            if not self._writing:
+                self._writing = True
+                self._writer.submit(self._write_all)
+
+    def _undo(self, operation: _Operation) -> None:
+        """Undo work whose waiter is gone."""
+        if operation.undo is None or isinstance(operation.outcome, Exception):
+            return
+        work = operation.undo(operation.outcome)
+        if work is not None:
+            # A closed file has no claims.
+            with contextlib.suppress(self._failure):
+                self._submit(_Operation(work, None, durable=operation.durable))
+
+    # On the event loop
+
+    def _deliver(self, operations: list[_Operation]) -> None:
+        """Wake the waiters of one event loop."""
+        for operation in operations:
+            if operation.waiter.cancelled():
+                self._undo(operation)
+            else:
+                operation.wake()
+
+    # In the writer's thread
+
+    def _write_all(self) -> None:
+        """Commit all waiting operations together, until none wait."""
+        while True:
+            with self._queue:
+                operations, self._waiting = self._waiting, []
+                self._writing = bool(operations)
+            if not operations:
+                return
+            self._commit(operations)
+            # One call for each loop: waking an event loop costs more than a statement.
+            loops: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
+            for operation in operations:
+                if isinstance(operation.waiter, asyncio.Future):
+                    loops.setdefault(operation.waiter.get_loop(), []).append(operation)
+                elif operation.waiter is not None:
+                    operation.wake()
+            for loop, same_loop in loops.items():
+                try:
+                    loop.call_soon_threadsafe(self._deliver, same_loop)
+                except RuntimeError:
+                    # The loop is closed.
+                    for operation in same_loop:
+                        self._undo(operation)
+
+    def _commit(self, operations: list[_Operation]) -> None:
+        try:
+            with self._database.connected() as connection:
+                self.lock.acquire()
+                is_durable = any(operation.durable for operation in operations)
+                connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+                connection.execute("BEGIN IMMEDIATE")
+                for operation in operations:
+                    operation.outcome = operation.work(connection)
+                connection.execute("COMMIT")
+            return
+        except self._failure as error:
+            failure = error
+        except Exception as error:  # waiting callers must get an error
+            failure = self._failure(f"{self._title}: {_describe(error)}")
+        for operation in operations:
+            operation.outcome = copy.copy(failure)
+
+    def _close(self) -> None:
+        self._database.close()
+        self.lock.release()
+
+
+class _Operation:
+    """Work on the database, its outcome, and the future of the caller that waits for it."""
+
+    def __init__(
+        self,
+        work: Work[Any],
+        waiter: Any,
+        undo: Callable[[Any], Work[object] | None] | None = None,
+        *,
+        durable: bool = True,
+    ) -> None:
+        self.work = work
+        self.waiter = waiter
+        """A future of asyncio or of a thread; None if nobody waits."""
+        self.undo = undo
+        self.durable = durable
+        self.outcome: object = None
+
+    def wake(self) -> None:
+        """Give the waiter the outcome."""
+        if isinstance(self.outcome, Exception):
+            self.waiter.set_exception(self.outcome)
+        else:
+            self.waiter.set_result(self.outcome)
+
+
+def _resolve(path: Any, name: str) -> Path:
+    invalid_path = ConfigurationError(f"{name}: must be a path, got {path!r}")
+    if path == "":
+        raise invalid_path
+    try:
+        expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises if there is no such user
+        # Symbolic links are resolved, so that all processes look for the lock files in the same folder.
+        return Path(os.path.realpath(expanded))
+    except (TypeError, ValueError):
+        raise invalid_path from None
+
+
+def _describe(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat) -> None:
+    title = f"the {file_format.name} {path}"
+
+    def value(statement: str) -> int:
+        found: int = connection.execute(statement).fetchone()[0]
+        return found
+
+    with connection:
+        # One transaction: another process may be creating the tables.
+        connection.execute("BEGIN")
+        is_ours = value("PRAGMA application_id") == file_format.application
+        version = value("PRAGMA user_version")
+        tables = value("SELECT count(*) FROM sqlite_master")
+    if not is_ours and tables:
+        raise file_format.failure(f"{title} is the database of another program; it was not changed")
+    if is_ours and version > file_format.version:
+        raise file_format.failure(f"{title} was written by a newer version of signing-async; upgrade this one")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if not is_ours:
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if not value("SELECT count(*) FROM sqlite_master"):
+                for statement in file_format.tables:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {file_format.application}")
+            connection.execute(f"PRAGMA user_version = {file_format.version}")
+        sync_folder(path.parent)

@@ -1,0 +1,112 @@
+"""Lock files that say whether the owner of a claim lives. Standard library only: `webhooks` imports it too."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import secrets
+from pathlib import Path
+from typing import IO
+from weakref import WeakSet
+
+from .errors import ConfigurationError
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
+
+__all__ = ["OwnerLock"]
+
+
+class OwnerLock:
+    """A locked file beside ``path``: an owner is alive as long as its file is locked, however its process ends.
+
+    ``user`` is the class that needs it, for the error on systems without such locks.
+    """
+
+    def __init__(self, path: Path, user: str) -> None:
+        if fcntl is None:
+            raise ConfigurationError(f"{user} needs POSIX file locks, which this system does not have")
+        self.path = path
+        self.owner = ""
+        """The name of the owner, new each time that the lock is acquired."""
+        self._file: IO[bytes] | None = None
+        _locks.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds its lock."""
+        return self._file is not None
+
+    def acquire(self) -> None:
+        """Create and lock a file, unless the lock is held; remove the files of dead owners."""
+        if self._file is not None:
+            return
+        for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.lock"):
+            self.is_alive(left.name[len(self.path.name) + 1 : -len(".lock")])
+        while True:
+            owner = secrets.token_hex(8)
+            file = os.fdopen(os.open(self._lock_path(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)
+            # Before it was locked, another process may have taken it for a dead owner's and removed it.
+            if _locked(file.fileno(), exclusively=True) and os.fstat(file.fileno()).st_nlink:
+                break
+            file.close()
+        self.owner, self._file = owner, file
+
+    def is_alive(self, owner: str) -> bool:
+        """Return whether the owner's lock is held; remove the lock file of a dead owner."""
+        try:
+            lock = os.open(self._lock_path(owner), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if not _locked(lock, exclusively=False):
+                return True
+            self._lock_path(owner).unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(lock)
+
+    def release(self) -> None:
+        """Remove and unlock the file."""
+        if self._file is not None:
+            # A lock file that stays is removed by the next owner that finds it unlocked.
+            with contextlib.suppress(OSError):
+                self._lock_path(self.owner).unlink()
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the file; the lock stays if a parent process holds it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _lock_path(self, owner: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{owner}.lock")
+
+
+def _locked(handle: int, *, exclusively: bool) -> bool:
+    """Try to lock the file; return whether that succeeded.
+
+    Unlike lockf, flock also excludes two owners in one process.
+    """
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+_locks: WeakSet[OwnerLock] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Close the locks of the parent; otherwise a child would keep the claims of a dead parent."""
+    for lock in _locks:
+        lock.drop()
+
+
+_register_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork
+_register_at_fork(after_in_child=_after_fork_in_child)

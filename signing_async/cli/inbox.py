@@ -1,0 +1,339 @@
+"""`inbox`: list, show, retry and purge the events that a receiver has stored."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from ..errors import ConfigurationError, InboxError
+from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent
+from .command import State, command, common_options, refuse_password
+from .output import Output, ago, iso, on_one_line
+from .signings import moment
+
+if TYPE_CHECKING:
+    from ..webhooks import Inbox
+
+Command = Callable[..., None]
+
+
+@click.group(params=list(common_options()))
+def inbox() -> None:
+    """List, retry and purge the events that a receiver has stored.
+
+    The inbox is a file, or a table in PostgreSQL: --inbox, the variable SIGNING_INBOX, or the setting inbox. Bodies
+    that are encrypted are shown with the key in SIGNING_INBOX_KEY.
+
+    \b
+    Example:
+      signing-async inbox list --status dead
+    """
+
+
+@attrs.frozen
+class _Place:
+    """Where the inbox is."""
+
+    address: str | None
+    """A path or a URL; None for that of the settings."""
+    table: str
+
+
+def _inbox_options(command: Command) -> Command:
+    @wraps(command)
+    def called(state: State, address: str | None, table: str, **values: Any) -> None:
+        command(state, _Place(address, table), **values)
+
+    called = click.option(
+        "--table", default="signing_events", show_default=True, metavar="NAME", help="The table in PostgreSQL."
+    )(called)
+    return click.option(
+        "--inbox",
+        "address",
+        metavar="PATH|URL",
+        help="The inbox: a file, or postgresql://... Put a URL with a password into SIGNING_INBOX.",
+    )(called)
+
+
+def _filter_options(command: Command) -> Command:
+    for option in (
+        click.option("--until", type=moment, help="Only events received before."),
+        click.option("--since", type=moment, help="Only events received since: 90min, 7d, 2031-03-31, ..."),
+        click.option(
+            "--type", "kind", metavar="TYPE", help="Only events of this type, or of types such as recipient.*"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@command("list")
+@_inbox_options
+@click.option(
+    "--status", type=click.Choice([status.value for status in EventStatus]), help="Only events in this state."
+)
+@_filter_options
+@click.option(
+    "--limit", type=click.IntRange(1), help="Stop after this many events.  [default: 50; with --all: no limit]"
+)
+@click.option("--all", "everything", is_flag=True, help="List everything.")
+def list_events(
+    state: State,
+    place: _Place,
+    status: str | None,
+    kind: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    everything: bool,
+) -> None:
+    """List events in order of arrival.
+
+    --json prints one object per line, without the body.
+
+    \b
+    Example:
+      signing-async inbox list --status dead
+      signing-async inbox list --type "recipient.*" --since 7d --all --json
+    """
+    selection = EventFilter(status=EventStatus(status) if status else None, type=kind, since=since, until=until)
+    state.run(_list(state, place, selection, limit or (None if everything else 50)))
+
+
+async def _list(state: State, place: _Place, selection: EventFilter, limit: int | None) -> None:
+    rows: list[tuple[object, ...]] = []
+    shown, is_stopped = 0, False
+    async with _opened(state, place) as inbox:
+        # Without the bodies, no key is needed.
+        async for stored in inbox.store.select(selection):
+            if is_stopped := shown == limit:
+                break
+            shown += 1
+            if state.json:
+                state.out.result(_facts(stored))
+            else:
+                rows.append(_row(state.out, stored))
+    if rows:
+        columns = ("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "ERROR")
+        state.out.table(columns, rows, optional=("ATTEMPTS", "SIGNING", "RECEIVED", "ERROR"))
+    if is_stopped:
+        state.out.say(f"There are more than {limit}: use --all, or a filter such as --since.", more=True)
+    elif not shown:
+        state.out.say("No events.")
+
+
+def _row(out: Output, stored: StoredEvent) -> tuple[object, ...]:
+    received = ago(stored.received_at) if out.is_terminal else iso(stored.received_at)
+    signing, error = stored.signing_id or "", stored.error or ""
+    return stored.id, stored.status.value, stored.type, signing, received, stored.attempts, error
+
+
+def _facts(stored: StoredEvent) -> dict[str, Any]:
+    return {
+        "id": stored.id,
+        "status": stored.status.value,
+        "type": stored.type,
+        "signing_id": stored.signing_id,
+        "received_at": stored.received_at,
+        "attempts": stored.attempts,
+        "due_at": stored.due_at,
+        "settled_at": stored.settled_at,
+        "error": stored.error,
+    }
+
+
+@command()
+@_inbox_options
+@click.argument("event")
+def show(state: State, place: _Place, event: str) -> None:
+    """Show the event with the id EVENT and its payload.
+
+    \b
+    Example:
+      signing-async inbox show $EVENT
+    """
+    stored, problem = state.run(_get(state, place, event))
+    payload = None if problem else stored.event.payload
+    if state.json:
+        state.out.result({**_facts(stored), "payload": payload, "payload_problem": problem})
+        return
+    facts = [
+        ("state", stored.status.value),
+        ("type", stored.type),
+        ("signing", stored.signing_id or "none"),
+        ("received", iso(stored.received_at)),
+        ("attempts", stored.attempts),
+        ("next attempt", iso(stored.due_at)),
+        ("settled", iso(stored.settled_at)),
+        ("error", stored.error),
+        ("payload", problem or json.dumps(payload, indent=2, ensure_ascii=False)),
+    ]
+    state.out.facts(stored.id, [(name, value) for name, value in facts if value not in (None, "")])
+
+
+async def _get(state: State, place: _Place, event: str) -> tuple[StoredEvent, str | None]:
+    """Return the event, and why its payload cannot be shown."""
+    async with _opened(state, place) as inbox:
+        # Without the key of an encrypted inbox, all but the payload can be shown.
+        found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
+        if not found:
+            raise _no_event([event])
+        if not found[0].body:
+            return found[0], "purged"
+        try:
+            return (await inbox.get(event)) or found[0], None
+        except InboxError as error:
+            return found[0], f"{error}; set SIGNING_INBOX_KEY"
+
+
+@command()
+@_inbox_options
+@click.argument("events", nargs=-1, metavar="[EVENT]...")
+@click.option("--dead", is_flag=True, help="Only events whose handler failed too often.")
+@_filter_options
+def retry(
+    state: State,
+    place: _Place,
+    events: tuple[str, ...],
+    dead: bool,
+    kind: str | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> None:
+    """Let events be handled again, as if they had just arrived: those with these ids, or all that match the options.
+
+    Without --dead, events that were handled before are handled again too. Events that are being handled now, and
+    events whose body was purged, are left as they are.
+
+    \b
+    Example:
+      signing-async inbox retry $EVENT
+      signing-async inbox retry --dead
+      signing-async inbox retry --since 2031-03-30 --until 2031-03-31 --type "signing.*"
+    """
+    has_filter = dead or any(value is not None for value in (kind, since, until))
+    if bool(events) == has_filter:
+        raise click.UsageError("give either ids of events or at least one of --dead, --type, --since and --until")
+    status = EventStatus.DEAD if dead else None
+    ids = list(events) or None
+    state.run(_retry(state, place, EventFilter(ids, status=status, type=kind, since=since, until=until)))
+
+
+async def _retry(state: State, place: _Place, selection: EventFilter) -> None:
+    async with _opened(state, place) as inbox:
+        known = [stored.id async for stored in inbox.store.select(selection)] if selection.ids else None
+        if missing := set(selection.ids or ()) - set(known or ()):
+            raise _no_event(sorted(missing))
+        retried = await inbox.retry(selection)
+    left = 0 if known is None else len(known) - retried
+    text = f"{_count(retried)} will be handled again."
+    text += f" Left as they are, because they are being handled now or were purged: {left}." if left else ""
+    state.out.result({"retried": retried, "left": left}, text)
+    state.end(1 if left else 0)
+
+
+@command()
+@_inbox_options
+@click.option(
+    "--older-than",
+    "before",
+    type=moment,
+    required=True,
+    metavar="AGE",
+    help="Purge what was handled before: 90d, 2w, 2031-03-31, ...",
+)
+def purge(state: State, place: _Place, before: datetime) -> None:
+    """Forget the bodies of events that were handled or dropped long ago.
+
+    Their ids stay: a late duplicate is recognized. Pending and dead events are kept.
+
+    \b
+    Example:
+      signing-async inbox purge --older-than 90d
+    """
+    age = (datetime.now(UTC) - before).total_seconds()
+    if age < 0:
+        raise click.BadParameter(f"{iso(before)} is in the future", param_hint="--older-than")
+    state.run(_purge(state, place, age))
+
+
+async def _purge(state: State, place: _Place, age: float) -> None:
+    async with _opened(state, place) as inbox:
+        purged = await inbox.purge(older_than=age)
+    state.out.result({"purged": purged}, f"Purged {_count(purged)}.")
+
+
+@command()
+@_inbox_options
+def stats(state: State, place: _Place) -> None:
+    """Count the events by state, and show how long the oldest pending one has waited.
+
+    \b
+    Example:
+      signing-async inbox stats
+      signing-async inbox stats --json
+    """
+    state.run(_stats(state, place))
+
+
+async def _stats(state: State, place: _Place) -> None:
+    async with _opened(state, place) as inbox:
+        stats = await inbox.stats()
+    counts = {status.value: stats.counts.get(status, 0) for status in EventStatus}
+    oldest = stats.oldest_pending
+    if state.json:
+        waited = None if oldest is None else (datetime.now(UTC) - oldest).total_seconds()
+        state.out.result({**counts, "oldest_pending": oldest, "oldest_pending_seconds": waited})
+        return
+    facts: list[tuple[str, object]] = [*counts.items()]
+    if oldest is not None:
+        facts.append(("oldest pending", f"{iso(oldest)} ({ago(oldest)})"))
+    state.out.facts("Events", facts)
+
+
+def _count(number: int) -> str:
+    return f"{number} event{'' if number == 1 else 's'}"
+
+
+def _no_event(ids: list[str]) -> InboxError:
+    error = InboxError(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
+    error.transient = False
+    return error
+
+
+@contextlib.asynccontextmanager
+async def _opened(state: State, place: _Place) -> AsyncIterator[Inbox]:
+    """Open an inbox that exists."""
+    if place.address == "":
+        raise ConfigurationError("--inbox: must not be empty")
+    refuse_password("--inbox", place.address, "put the URL into SIGNING_INBOX")
+    chosen = place.address or state.settings.inbox
+    if chosen is None:
+        raise click.UsageError("no inbox: use --inbox PATH, or set SIGNING_INBOX")
+    key = state.settings.inbox_key
+    if "://" in str(chosen):
+        from ..postgres import PostgresInbox
+
+        async with PostgresInbox(str(chosen), table=place.table, key=key) as opened:
+            if not await opened.table_exists():
+                raise ConfigurationError(f"{opened!r} has no table {place.table!r}: no receiver has used it yet")
+            yield opened
+    else:
+        from ..webhooks import Inbox
+
+        if not Path(chosen).expanduser().exists():
+            raise ConfigurationError(f"the inbox {str(chosen)!r} does not exist")
+        async with Inbox(chosen, key=key) as opened:
+            yield opened
+
+
+for _command in (list_events, show, retry, purge, stats):
+    inbox.add_command(_command)

@@ -1,0 +1,434 @@
+"""The events of an inbox in PostgreSQL, shared by receivers and handlers on many machines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import count
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+
+from ..errors import ConfigurationError, InboxError
+from ..webhooks.event import Event
+from ..webhooks.event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
+from .database import Database, Pool, terminate
+from .leases import Leases
+
+__all__ = ["PostgresEventStore"]
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+_PAGE = 100
+"""Events in one statement: each may have a body of 1 MiB."""
+_BATCH = 1000
+"""Events that one statement purges or requeues: it has to end within the timeout."""
+_POLL = 1.0
+_LONGEST_NAME = 50
+
+# The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see.
+_TABLE = """\
+CREATE TABLE IF NOT EXISTS {table} (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id text NOT NULL UNIQUE,
+    type text NOT NULL,
+    signing_id text,
+    body bytea,
+    received_at timestamptz NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    attempts integer NOT NULL DEFAULT 0,
+    due_at timestamptz NOT NULL DEFAULT now(),
+    error text,
+    settled_at timestamptz,
+    owner text,
+    fence bigint NOT NULL DEFAULT 0,
+    leased_until timestamptz
+);
+CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at)
+    WHERE body IS NOT NULL AND status IN ('handled', 'dropped')"""
+_COLUMNS = """\
+event.seq, event.id, event.type, event.signing_id, event.body, event.received_at, event.status, event.attempts,
+    event.error, event.settled_at, event.fence,
+    CASE WHEN event.status = 'pending' AND event.owner IS NULL AND event.attempts > 0 THEN event.due_at END AS due_at"""
+# PostgreSQL sends equal notifications of a transaction once.
+_ADD = """\
+WITH added AS (
+    INSERT INTO {table} (id, type, signing_id, body, received_at)
+    SELECT id, type, signing_id, body, received_at
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::timestamptz[])
+        WITH ORDINALITY AS event (id, type, signing_id, body, received_at, number)
+    ORDER BY number
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+)
+SELECT id, pg_notify($6, '') FROM added"""
+# An expired claim is taken over before other events of its signing are looked at. If the response to a claim is lost,
+# the repeated statement finds the events under the same owner, and counts no second attempt.
+_CLAIM = """\
+WITH claimable AS (
+    SELECT seq FROM {table} AS event
+    WHERE status = 'pending' AND due_at <= statement_timestamp()
+        AND (owner IS NULL OR owner = $2 OR leased_until <= statement_timestamp())
+        AND (owner IS NOT NULL OR NOT EXISTS (
+            SELECT FROM {table} AS other
+            WHERE other.signing_id = event.signing_id AND other.status = 'pending'
+                AND (other.seq < event.seq OR other.seq > event.seq AND other.owner IS NOT NULL)
+        ))
+    ORDER BY due_at, seq LIMIT $1 FOR UPDATE SKIP LOCKED
+)
+UPDATE {table} AS event
+SET owner = $2, fence = event.fence + 1, leased_until = statement_timestamp() + $3,
+    attempts = event.attempts + (event.owner IS DISTINCT FROM $2)::int
+FROM claimable WHERE event.seq = claimable.seq
+RETURNING {columns}, event.due_at AS due"""
+_RENEW = """\
+UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
+FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
+WHERE event.id = held.key AND event.fence = held.fence AND event.owner IS NOT NULL
+RETURNING held.key"""
+_HELD = "id = $1 AND fence = $2 AND owner IS NOT NULL RETURNING true"
+_SETTLE = """\
+UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL
+WHERE {held}"""
+_POSTPONE = """\
+UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, owner = NULL, leased_until = NULL
+WHERE {held}"""
+_IS_ENDED = "SELECT true FROM {table} WHERE id = $1 AND fence = $2 AND owner IS NULL"
+_RELEASE = """\
+WITH released AS (
+    UPDATE {table} AS event SET attempts = attempts - 1, owner = NULL, leased_until = NULL
+    FROM unnest($1::text[], $2::bigint[]) AS held (id, fence)
+    WHERE event.id = held.id AND event.fence = held.fence AND event.owner IS NOT NULL
+    RETURNING true
+)
+SELECT pg_notify($3, '') FROM released"""
+_SELECTED = """\
+seq > $1 AND ($2::text[] IS NULL OR id = ANY($2)) AND ($3::text IS NULL OR status = $3)
+    AND ($4::text IS NULL OR type LIKE $4) AND ($5::timestamptz IS NULL OR received_at >= $5)
+    AND ($6::timestamptz IS NULL OR received_at < $6)"""
+_SELECT = "SELECT {columns} FROM {table} AS event WHERE {selected} ORDER BY seq LIMIT {page}"
+_REQUEUE = """\
+WITH chosen AS (
+    SELECT seq FROM {table} WHERE {selected} AND owner IS NULL AND body IS NOT NULL
+    ORDER BY seq LIMIT {batch} FOR UPDATE
+), requeued AS (
+    UPDATE {table} AS event
+    SET status = 'pending', attempts = 0, due_at = statement_timestamp(), error = NULL, settled_at = NULL
+    FROM chosen WHERE event.seq = chosen.seq
+    RETURNING event.seq
+)
+SELECT seq, pg_notify($7, '') FROM requeued"""
+_PURGE = """\
+UPDATE {table} SET body = NULL WHERE seq IN (
+    SELECT seq FROM {table} WHERE settled_at < $1 AND body IS NOT NULL AND status IN ('handled', 'dropped')
+    LIMIT {batch} FOR UPDATE SKIP LOCKED
+) RETURNING seq"""
+_STATS = """\
+SELECT status, count(*) AS number, min(received_at) FILTER (WHERE status = 'pending') AS oldest
+FROM {table} GROUP BY status"""
+
+
+_PARTS = {"columns": _COLUMNS, "held": _HELD, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH}
+
+
+class PostgresEventStore:
+    """An `EventStore` in a table, for receivers and handlers on any number of machines.
+
+    Concurrent adds are committed together. A claim is a lease of ``lease`` seconds by the server's clock, renewed while
+    it is held. A worker waits for a notification, and polls once a second in case one is lost.
+    """
+
+    def __init__(
+        self,
+        postgres: str | Pool,
+        *,
+        table: str = "signing_events",
+        lease: float = 30.0,
+        timeout: float = 2.0,
+    ) -> None:
+        self._database = Database(postgres, table, _TABLE, timeout=timeout, failure=InboxError)
+        if len(self._database.name) > _LONGEST_NAME:
+            raise ConfigurationError(f"table: must have at most {_LONGEST_NAME} characters, got {table!r}")
+        self._leases = Leases(self._database, _RENEW, lease, owner=repr(self), noun="event")
+        self._thread: _Thread | None = None
+        if isinstance(postgres, str):
+            self._thread = _Thread(partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout))
+        self._listens = isinstance(postgres, str) or postgres.get_max_size() > 1
+        del postgres  # some tools show the variables of a traceback
+        self._id = secrets.token_hex(8)
+        self._numbers = count()
+        self._adding: list[tuple[Event, bytes, asyncio.Future[bool]]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"PostgresEventStore({self.address!r})"
+
+    @property
+    def address(self) -> str:
+        """The database's host and name, without the password."""
+        return self._database.address
+
+    @property
+    def sql(self) -> str:
+        """The statements that create the table."""
+        return self._database.sql
+
+    async def create_table(self) -> None:
+        """Create the table unless it exists; any number of workers may do so at the same time."""
+        await self._database.create_table()
+
+    async def table_exists(self) -> bool:
+        """Return whether the table exists."""
+        (row,) = await self._fetch("SELECT to_regclass($1) IS NOT NULL AS found", self._database.table)
+        return bool(row["found"])
+
+    # Adding
+
+    async def add(self, event: Event, body: bytes) -> bool:
+        added = asyncio.get_running_loop().create_future()
+        self._adding.append((event, body, added))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all(), name="signing_async events")
+        stored: bool = await added
+        return stored
+
+    def add_blocking(self, event: Event, body: bytes) -> bool:
+        if self._thread is None:
+            raise ConfigurationError("postgres: a threaded server needs a DSN; a pool belongs to one event loop")
+        return self._thread.add(event, body)
+
+    async def _write_all(self) -> None:
+        """Commit the waiting events together, until none wait."""
+        while self._adding:
+            batch, self._adding = self._adding[:_PAGE], self._adding[_PAGE:]
+            waiting = [added for _, _, added in batch if not added.done()]
+            rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            try:
+                new = {row["id"] for row in await self._fetch(_ADD, *columns, self._database.name)}
+            except InboxError as error:
+                for added in waiting:
+                    added.set_exception(copy.copy(error))
+                continue
+            for event, _, added in batch:
+                is_new = event.id in new
+                new.discard(event.id)
+                if not added.done():
+                    added.set_result(is_new)
+
+    # Claims
+
+    async def claim(self, limit: int) -> list[EventClaim]:
+        return await self._leases.claim(self._claim(limit), self._release_all)
+
+    async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+        return await self._update(_SETTLE, claim, status.value, error)
+
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
+        return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error)
+
+    async def release(self, claim: EventClaim) -> None:
+        await self._release_all([claim])
+
+    async def _claim(self, limit: int) -> list[EventClaim]:
+        # A repeated attempt finds the events of the first under this name.
+        owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}:{next(self._numbers)}"
+        statement = self._database.render(_CLAIM, **_PARTS)
+
+        async def claim(connection: Any) -> Any:
+            while True:
+                # Another worker has just claimed an event of the same signing: a new snapshot shows it.
+                with contextlib.suppress(asyncpg.UniqueViolationError):
+                    return await connection.fetch(statement, limit, owner, self._leases.duration)
+
+        rows = sorted(await self._database.run(claim), key=lambda row: (row["due"], row["seq"]))
+        for row in rows:
+            self._leases.add(row["id"], row["fence"])
+        return [EventClaim(_decode(row), row["fence"]) for row in rows]
+
+    async def _update(self, statement: str, claim: EventClaim, *values: object) -> bool:
+        arguments = (claim.stored.id, claim.fence)
+
+        async def update(connection: Any) -> bool:
+            updated = await connection.fetchval(self._database.render(statement, **_PARTS), *arguments, *values)
+            if not updated and self._leases.held.get(claim.stored.id) == claim.fence:
+                # An earlier attempt may have ended the claim, and only its response was lost.
+                updated = await connection.fetchval(self._database.render(_IS_ENDED), *arguments)
+            return bool(updated)
+
+        updated = await self._database.run(update)
+        self._forget(claim)
+        return updated
+
+    async def _release_all(self, claims: list[EventClaim]) -> None:
+        await self._release({claim.stored.id: claim.fence for claim in claims})
+        for claim in claims:
+            self._forget(claim)
+
+    async def _release(self, held: dict[str, int]) -> None:
+        await self._fetch(_RELEASE, list(held), list(held.values()), self._database.name)
+
+    def _forget(self, claim: EventClaim) -> None:
+        if self._leases.held.get(claim.stored.id) == claim.fence:
+            del self._leases.held[claim.stored.id]
+
+    # Waiting
+
+    async def wait(self, timeout: float) -> None:
+        if self._listens and self._listener is None:
+            listening = _listen(self._database, self._woken)
+            self._listener = asyncio.create_task(listening, name="signing_async notifications")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(timeout, _POLL)):
+                await self._woken.wait()
+        self._woken.clear()
+
+    # Management
+
+    async def select(self, selection: EventFilter) -> AsyncIterator[StoredEvent]:
+        seq, filters = 0, _arguments(selection)
+        while True:
+            rows = await self._fetch(_SELECT, seq, *filters)
+            for row in rows:
+                seq = row["seq"]
+                yield _decode(row)
+            if len(rows) < _PAGE:
+                return
+
+    async def requeue(self, selection: EventFilter) -> int:
+        seq, filters, requeued = 0, _arguments(selection), 0
+        while True:
+            rows = await self._fetch(_REQUEUE, seq, *filters, self._database.name)
+            if not rows:
+                return requeued
+            requeued += len(rows)
+            seq = max(row["seq"] for row in rows)
+
+    async def purge(self, settled_before: datetime) -> int:
+        purged = 0
+        while True:
+            rows = await self._fetch(_PURGE, settled_before)
+            if not rows:
+                return purged
+            purged += len(rows)
+
+    async def stats(self) -> InboxStats:
+        rows = await self._fetch(_STATS)
+        counts = dict.fromkeys(EventStatus, 0) | {EventStatus(row["status"]): row["number"] for row in rows}
+        return InboxStats(counts, min((row["oldest"] for row in rows if row["oldest"]), default=None))
+
+    async def _fetch(self, statement: str, *arguments: object) -> Any:
+        rendered = self._database.render(statement, **_PARTS)
+        return await self._database.run(lambda connection: connection.fetch(rendered, *arguments))
+
+    async def aclose(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait([self._listener])
+            self._listener = None
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+        await self._leases.stop()
+        held = {name: fence for name, fence in self._leases.held.items() if fence is not None}
+        self._leases.held.clear()
+        try:
+            if held:
+                await self._release(held)
+        except InboxError as error:
+            log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
+        finally:
+            await self._database.aclose()
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.close)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_database"):
+            self._database.warn_if_open(self)
+
+
+class _Thread:
+    """A thread with an event loop and a store, for callers without an event loop."""
+
+    def __init__(self, open_store: Callable[[], PostgresEventStore]) -> None:
+        self._open_store = open_store
+        self._lock = threading.Lock()
+        self._process = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._store: PostgresEventStore | None = None
+
+    def add(self, event: Event, body: bytes) -> bool:
+        loop, store = self._start()
+        return asyncio.run_coroutine_threadsafe(store.add(event, body), loop).result()
+
+    def close(self) -> None:
+        with self._lock:
+            loop, self._loop = self._loop, None
+            if loop is None or self._process != os.getpid():
+                return
+            assert self._store is not None
+            asyncio.run_coroutine_threadsafe(self._store.aclose(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _start(self) -> tuple[asyncio.AbstractEventLoop, PostgresEventStore]:
+        with self._lock:
+            # A forked child has the objects of its parent, but not its thread.
+            if self._loop is None or self._store is None or self._process != os.getpid():
+                self._loop, self._store, self._process = asyncio.new_event_loop(), self._open_store(), os.getpid()
+                threading.Thread(target=_run, args=(self._loop,), name="signing-inbox", daemon=True).start()
+            return self._loop, self._store
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+async def _listen(database: Database, woken: asyncio.Event) -> None:
+    """Set ``woken`` at each notification. Without a connection none arrives, and workers poll."""
+    while True:
+        async with AsyncExitStack() as kept:
+            lost = asyncio.Event()
+            listen = partial(_subscribe, database.name, woken, lost, kept)
+            with contextlib.suppress(InboxError):
+                await database.run_and_keep(listen, kept)
+                await lost.wait()
+        await asyncio.sleep(_POLL)
+
+
+async def _subscribe(
+    channel: str, woken: asyncio.Event, lost: asyncio.Event, kept: AsyncExitStack, connection: Any
+) -> None:
+    connection.add_termination_listener(lambda _: lost.set())
+    await connection.add_listener(channel, lambda *_: woken.set())
+    kept.callback(terminate, connection)
+
+
+def _arguments(selection: EventFilter) -> tuple[object, ...]:
+    """Return the parameters of the statements that select events."""
+    ids = None if selection.ids is None else list(selection.ids)
+    pattern = selection.type
+    if pattern is not None:
+        pattern = re.sub(r"([\\%_])", r"\\\1", pattern).replace("*", "%")
+    return ids, selection.status, pattern, selection.since, selection.until
+
+
+def _decode(row: Any) -> StoredEvent:
+    fields = ("id", "type", "signing_id", "received_at", "attempts", "due_at", "error", "settled_at")
+    body = b"" if row["body"] is None else row["body"]
+    return StoredEvent(body=body, status=EventStatus(row["status"]), **{name: row[name] for name in fields})

@@ -1,0 +1,60 @@
+"""The inbox in PostgreSQL, for receivers and handlers on any number of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..webhooks.inbox import HandlerRetryPolicy, Inbox
+from .database import Pool
+from .event_store import PostgresEventStore
+
+__all__ = ["PostgresInbox"]
+
+_DAY = 86_400.0
+
+
+class PostgresInbox(Inbox):
+    """An `Inbox` in a table, for receivers and handlers on any number of machines. ::
+
+        async with PostgresInbox("postgresql://app:...@db.example.com/app") as inbox:
+            receiver = Receiver(WebhookVerifier(secret), inbox)
+            async with inbox.running():
+                await serve(receiver)
+
+    An event is claimed for ``lease`` seconds by the server's clock, and the lease is renewed while its handler runs. If
+    a worker dies, or is paused for longer than the lease, another worker handles the event, and the first one can no
+    longer record that it was handled. Threaded servers need a DSN: a pool belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        postgres: str | Pool,
+        *,
+        table: str = "signing_events",
+        lease: float = 30.0,
+        timeout: float = 2.0,
+        key: str | bytes | Sequence[str | bytes] | None = None,
+        retention: float = 30 * _DAY,
+        retry: HandlerRetryPolicy | None = None,
+        handler_timeout: float = 60.0,
+    ) -> None:
+        store = PostgresEventStore(postgres, table=table, lease=lease, timeout=timeout)
+        del postgres  # some tools show the variables of a traceback
+        self._store = store
+        super().__init__(store, key=key, retention=retention, retry=retry, handler_timeout=handler_timeout)
+
+    def __repr__(self) -> str:
+        return f"PostgresInbox({self._store.address!r})"
+
+    @property
+    def sql(self) -> str:
+        """The statements that create the table."""
+        return self._store.sql
+
+    async def create_table(self) -> None:
+        """Create the table unless it exists; any number of workers may do so at the same time."""
+        await self._store.create_table()
+
+    async def table_exists(self) -> bool:
+        """Return whether the table exists. Other operations create a missing one."""
+        return await self._store.table_exists()

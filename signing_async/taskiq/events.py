@@ -1,0 +1,141 @@
+"""Handling of an inbox's events by Taskiq workers: the inbox records an event as handled when its task has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, TypeVar
+
+from taskiq import Context, TaskiqDepends, TaskiqEvents, TaskiqState
+from taskiq.exceptions import NoResultError
+
+from ..errors import InboxError, TransportError
+from ..webhooks import Drop, Event, EventStatus, Inbox, RetryLater, StoredEvent
+from ..webhooks.inbox import EventHandler
+from .streams import call_broker, kept, report
+
+__all__ = ["event_task"]
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+H = TypeVar("H", bound=EventHandler)
+
+_POLL = 0.1
+_CONTEXT: Any = TaskiqDepends()
+
+
+class TaskFailed(Exception):
+    """The handler failed in its worker. The text is that of its error."""
+
+
+def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
+    """Register a handler that Taskiq workers call, instead of the process that runs the inbox. ::
+
+        broker = redis_streams("redis://...", queue="signing-events")
+        inbox = PostgresInbox("postgresql://...")
+
+        @event_task(broker, inbox, "signing.completed")
+        async def archive(event: Event) -> None: ...
+
+    Start workers with ``taskiq worker tasks:broker``; they read events from the inbox, and close it in the end. The
+    process that runs the inbox enqueues a message with the event's id, and waits until the task has ended, at most for
+    the inbox's ``handler_timeout``. The event is then recorded as handled, dropped or to be retried, as if the handler
+    had been called there. A message of an attempt that is over is dropped.
+    """
+    name = f"signing_async:event:{pattern}"
+
+    def register(handler: H) -> H:
+        async def work(event_id: str, attempt: int, context: Context = _CONTEXT) -> dict[str, Any]:
+            async with kept(context):
+                return await _work(inbox, handler, event_id, attempt, context)
+
+        async def enqueue_and_wait(event: Event) -> None:
+            stored = await inbox.get(event.id)
+            assert stored is not None
+            _raise_end(await _end_of(await call_broker(task.kiq(event.id, stored.attempts))))
+
+        async def close(state: TaskiqState) -> None:
+            await inbox.aclose()
+
+        inbox.on(pattern)(enqueue_and_wait)
+        task = broker.register_task(work, task_name=name, ack_type="manual")
+        broker.add_event_handler(TaskiqEvents.WORKER_SHUTDOWN, close)
+        return handler
+
+    return register
+
+
+# In the process that runs the inbox
+
+
+async def _end_of(enqueued: Any) -> dict[str, Any]:
+    """Return how a task ended. A task that broke off is delivered again, and an outage of the broker may pass."""
+    while True:
+        try:
+            if await call_broker(enqueued.is_ready()):
+                result = await call_broker(enqueued.get_result())
+                if not result.is_err:
+                    end: dict[str, Any] = result.return_value
+                    return end
+        except TransportError as error:
+            log.debug("cannot read the result of a task now: %s", error)
+        await asyncio.sleep(_POLL)
+
+
+def _raise_end(end: dict[str, Any]) -> None:
+    """Raise what the handler raised."""
+    match end:
+        case {"end": "dropped", "text": text}:
+            raise Drop(text)
+        case {"end": "later", "seconds": seconds, "text": text}:
+            raise RetryLater(seconds, text)
+        case {"end": "failed", "text": text}:
+            raise TaskFailed(text)
+
+
+# In a worker
+
+
+async def _work(inbox: Inbox, handler: EventHandler, event_id: str, attempt: int, context: Context) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        stored = await inbox.get(event_id)
+    except InboxError as error:
+        log.warning("event %s is handled later: %s", event_id, error)
+        # Not acknowledged, so delivered again.
+        raise NoResultError from None
+    if stored is None or not _is_under_way(stored, attempt):
+        log.info("attempt %d of event %s is over: its message is dropped", attempt, event_id)
+        end: dict[str, Any] = {"end": "stale"}
+    else:
+        end = await _call(handler, stored, inbox.handler_timeout)
+    if context.is_ackable and not await report(end, time.monotonic() - began, context):
+        log.warning("the end of event %s could not be reported: it is handled again", event_id)
+        raise NoResultError
+    return end
+
+
+def _is_under_way(stored: StoredEvent, attempt: int) -> bool:
+    # An event that waits for its next attempt has a time for it.
+    return stored.status is EventStatus.PENDING and stored.attempts == attempt and stored.due_at is None
+
+
+async def _call(handler: EventHandler, stored: StoredEvent, timeout: float) -> dict[str, Any]:
+    """Call the handler, and return how it ended."""
+    try:
+        async with asyncio.timeout(timeout):
+            if iscoroutinefunction(handler):
+                await handler(stored.event)
+            elif isawaitable(result := await asyncio.to_thread(handler, stored.event)):
+                await result
+    except Drop as drop:
+        return {"end": "dropped", "text": str(drop)}
+    except RetryLater as later:
+        return {"end": "later", "seconds": later.seconds, "text": later.reason}
+    except Exception as error:
+        log.warning("the handler of event %s failed", stored.id, exc_info=True)
+        return {"end": "failed", "text": f"{type(error).__name__}: {error}"}
+    return {"end": "handled"}

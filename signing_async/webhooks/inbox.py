@@ -1,0 +1,339 @@
+"""The inbox: events are stored before they are acknowledged, and handled afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, Self, TypeVar
+
+from .. import _checks
+from .._encryption import Sealer
+from ..errors import ConfigurationError, InboxError
+from .event import Event
+from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern
+from .inbox_worker import Outcome, Worker
+from .sqlite_inbox import SqliteEventStore
+
+__all__ = ["Drop", "EventHandler", "HandlerRetryPolicy", "Inbox", "RetryLater"]
+
+log: logging.Logger = logging.getLogger("signing_async.webhooks")
+
+EventHandler = Callable[[Event], Awaitable[object] | object]
+H = TypeVar("H", bound=EventHandler)
+
+_DAY = 86_400.0
+_PURGE_EVERY = 3600.0
+_MAX_TEXT = 1000
+
+
+class Drop(Exception):
+    """Raised by a handler to drop its event: it is not handled again. The text is kept as the reason."""
+
+
+class RetryLater(Exception):
+    """Raised by a handler to be called again in ``seconds``. The attempt counts like any other."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        super().__init__(seconds, reason)
+        self.seconds: float = _checks.number("seconds", seconds, at_least=0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason or f"retry in {self.seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRetryPolicy:
+    """How often, and after which delays, the handler of an event is called again after it failed.
+
+    The delay doubles from ``base_delay`` up to ``max_delay`` seconds, with jitter. After ``max_attempts`` the event is
+    a dead letter. The defaults retry for about two hours.
+    """
+
+    max_attempts: int = 12
+    base_delay: float = 5.0
+    max_delay: float = 3600.0
+
+    def __post_init__(self) -> None:
+        _checks.integer("max_attempts", self.max_attempts)
+        _checks.number("base_delay", self.base_delay, at_least=0)
+        _checks.number("max_delay", self.max_delay, at_least=self.base_delay)
+
+    def delay(self, attempts: int) -> float:
+        """Return the seconds to wait after this number of attempts."""
+        longest = min(self.base_delay * 2.0 ** min(attempts - 1, 64), self.max_delay)
+        return random.uniform(longest / 2, longest)
+
+
+class Inbox:
+    """Stores verified events durably, and calls a handler for each of them, at least once. ::
+
+        inbox = Inbox("inbox.db")
+
+        @inbox.on("signing.completed")
+        async def archive(event: Event) -> None: ...
+
+        receiver = Receiver(WebhookVerifier(secret), inbox)
+        async with inbox.running():
+            await serve(receiver)
+
+    ``store`` is the path of a SQLite file, or an `EventStore`. Any number of processes may share it: receivers, and
+    workers that handle its events. All workers must have the same handlers. The events of one signing are handled one
+    at a time and in order of arrival, those of different signings side by side.
+
+    ``key`` encrypts the bodies of events at rest; several keys allow rotation. The bodies of handled and dropped events
+    are purged after ``retention`` seconds; their ids stay, so that a duplicate is recognized forever. After
+    ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs in a thread,
+    and cannot be interrupted: its signing waits until it returns.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | EventStore,
+        *,
+        key: str | bytes | Sequence[str | bytes] | None = None,
+        retention: float = 30 * _DAY,
+        retry: HandlerRetryPolicy | None = None,
+        handler_timeout: float = 60.0,
+    ) -> None:
+        self._sealer = Sealer(key, owner="Inbox")
+        del key  # some tools show the variables of a traceback
+        self.retention: float = _checks.number("retention", retention, above=0)
+        self.retry_policy: HandlerRetryPolicy = HandlerRetryPolicy() if retry is None else retry
+        self.handler_timeout: float = _checks.number("handler_timeout", handler_timeout, above=0)
+        if isinstance(store, str | os.PathLike):
+            store = SqliteEventStore(store)
+        elif not hasattr(store, "add_blocking"):
+            raise ConfigurationError(f"inbox: must be a path or an EventStore, got {store!r}")
+        self.store: EventStore = store
+        self._handlers: dict[str, EventHandler] = {}
+
+    def __repr__(self) -> str:
+        return f"Inbox({self.store!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the store."""
+        await self.store.aclose()
+
+    # Storing
+
+    async def add(self, event: Event, body: bytes) -> bool:
+        """Store an event durably; return False if its id is known. Raises `InboxError` if it could not be stored."""
+        return await self.store.add(_storable(event), self._sealer.seal(body, _place(event.id)))
+
+    def add_blocking(self, event: Event, body: bytes) -> bool:
+        """Store an event from a thread without an event loop, like `add`."""
+        return self.store.add_blocking(_storable(event), self._sealer.seal(body, _place(event.id)))
+
+    # Handling
+
+    def on(self, pattern: str) -> Callable[[H], H]:
+        """Register a handler for a type, for all types with the same start (``"recipient.*"``), or for all (``"*"``).
+
+        One handler is called for each event: that of its type, or else that of the longest pattern. An event without a
+        handler counts as handled. The handler may be plain or ``async``. It must be idempotent: if the process dies
+        before the end of the attempt is recorded, it is called again.
+        """
+        check_pattern("pattern", pattern, ConfigurationError)
+
+        def register(handler: H) -> H:
+            if not callable(handler):
+                raise ConfigurationError(f"handler of {pattern!r}: must be a function, got {handler!r}")
+            if pattern in self._handlers:
+                raise ConfigurationError(f"pattern: {pattern!r} has a handler already, {self._handlers[pattern]!r}")
+            self._handlers[pattern] = handler
+            return handler
+
+        return register
+
+    async def run(self, *, concurrency: int = 8, drain_timeout: float = 30.0) -> None:
+        """Handle events until cancelled, ``concurrency`` at once.
+
+        When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
+        Then it cancels them, and their attempts do not count. A second cancellation does so at once. Raises
+        `InboxError` if the store cannot be opened; if it fails later, that is logged and tried again.
+        """
+        _checks.integer("concurrency", concurrency)
+        _checks.number("drain_timeout", drain_timeout, at_least=0)
+        await self.store.claim(0)
+        threads = ThreadPoolExecutor(concurrency, thread_name_prefix="signing-handler")
+        attempt = partial(self._attempt, threads=threads)
+        purging = asyncio.create_task(self._purge_regularly(), name="signing_async purge")
+        try:
+            await Worker(self.store, attempt, concurrency=concurrency, drain_timeout=drain_timeout).run()
+        finally:
+            purging.cancel()
+            threads.shutdown(wait=False)
+
+    @contextlib.asynccontextmanager
+    async def running(self, *, concurrency: int = 8, drain_timeout: float = 30.0) -> AsyncIterator[None]:
+        """Handle events for the duration of the block, like `run`, and drain at its end."""
+        await self.store.claim(0)
+        task = asyncio.create_task(self.run(concurrency=concurrency, drain_timeout=drain_timeout))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+
+    # Managing
+
+    async def events(self, selection: EventFilter | None = None) -> AsyncIterator[StoredEvent]:
+        """Yield the selected events, or all, in order of arrival. Raises `InboxError` if one cannot be decrypted."""
+        async for stored in self.store.select(selection or EventFilter()):
+            yield self._unsealed(stored)
+
+    async def get(self, event_id: str) -> StoredEvent | None:
+        """Return an event by its id; None if it is not known."""
+        async for stored in self.events(EventFilter(ids=[event_id])):
+            return stored
+        return None
+
+    async def retry(self, selection: EventFilter) -> int:
+        """Handle the selected events again, now and as if for the first time; return how many.
+
+        Purged events, and those that are being handled, are left as they are. To retry the dead letters, pass
+        ``EventFilter(status=EventStatus.DEAD)``.
+        """
+        return await self.store.requeue(selection)
+
+    async def purge(self, *, older_than: float) -> int:
+        """Forget the bodies of events that were handled or dropped ``older_than`` seconds ago; return how many."""
+        _checks.number("older_than", older_than, at_least=0)
+        return await self.store.purge(datetime.now(UTC) - timedelta(seconds=older_than))
+
+    async def stats(self) -> InboxStats:
+        """Count the events."""
+        return await self.store.stats()
+
+    # Attempts
+
+    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
+        if stored.attempts > self.retry_policy.max_attempts:
+            return self._failed(stored, stored.error or "the process ended during the attempt")
+        try:
+            event = self._unsealed(stored).event
+            handler = self._find(event.type)
+            if handler is None:
+                log.debug("no handler for event %s (type %.100r)", event.id, event.type)
+                return Outcome(error="no handler")
+            await self._call(handler, event, threads)
+        except Drop as drop:
+            log.info("the handler dropped event %s: %s", stored.id, drop)
+            return Outcome(EventStatus.DROPPED, _clean(str(drop)) or None)
+        except RetryLater as later:
+            return self._failed(stored, _clean(str(later)), delay=later.seconds)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return self._failed(stored, _text(error), error)
+        except Exception as error:
+            return self._failed(stored, _text(error), error)
+        return Outcome()
+
+    def _find(self, event_type: str) -> EventHandler | None:
+        if event_type in self._handlers:
+            return self._handlers[event_type]
+        starts = [
+            pattern for pattern in self._handlers if pattern.endswith("*") and event_type.startswith(pattern[:-1])
+        ]
+        return self._handlers[max(starts, key=len)] if starts else None
+
+    async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:
+        if iscoroutinefunction(handler):
+            result: Any = handler(event)
+        else:
+            result = await self._call_in_thread(handler, event, threads)
+        if isawaitable(result):
+            try:
+                async with asyncio.timeout(self.handler_timeout) as timeout:
+                    await result
+            except TimeoutError:
+                if timeout.expired():
+                    raise TimeoutError(f"the handler took longer than {self.handler_timeout:g} s") from None
+                raise
+
+    async def _call_in_thread(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> object:
+        run = contextvars.copy_context().run
+        running = asyncio.get_running_loop().run_in_executor(threads, run, handler, event)
+        # A thread cannot be interrupted: its claim is held until it ends, whatever happens here.
+        timeout: float | None = self.handler_timeout
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([running], timeout=timeout)
+                if not running.done() and timeout is not None:
+                    log.warning("the handler of event %s has taken more than %g s", event.id, timeout)
+                    timeout = None
+        return running.result()
+
+    def _failed(
+        self, stored: StoredEvent, text: str, error: BaseException | None = None, *, delay: float | None = None
+    ) -> Outcome:
+        attempts, most = stored.attempts, self.retry_policy.max_attempts
+        if attempts >= most:
+            log.error("event %s is dead after %d attempts: %s", stored.id, most, text, exc_info=error)
+            return Outcome(EventStatus.DEAD, text)
+        delay = self.retry_policy.delay(attempts) if delay is None else delay
+        log.warning(
+            "attempt %d of %d for event %s failed, next in %.1f s: %s",
+            attempts,
+            most,
+            stored.id,
+            delay,
+            text,
+            exc_info=error,
+        )
+        return Outcome(error=text, retry_in=delay)
+
+    async def _purge_regularly(self) -> None:
+        while True:
+            try:
+                await self.purge(older_than=self.retention)
+            except InboxError as error:
+                log.warning("cannot purge events now: %s", error)
+            await asyncio.sleep(_PURGE_EVERY)
+
+    def _unsealed(self, stored: StoredEvent) -> StoredEvent:
+        if not stored.body:
+            return stored
+        try:
+            return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
+        except ValueError as error:
+            raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}") from None
+
+
+def _place(event_id: str) -> str:
+    return f"inbox:{event_id}"
+
+
+def _storable(event: Event) -> Event:
+    """Return the event with a type that databases can hold; the body keeps the type as it was received."""
+    return event if event.type.isprintable() else replace(event, type=_clean(event.type))
+
+
+def _text(error: BaseException) -> str:
+    name = type(error).__name__
+    return _clean(f"{name}: {error}" if str(error) else name)
+
+
+def _clean(text: str) -> str:
+    return text[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")

@@ -1,0 +1,281 @@
+"""The store of an inbox in a SQLite file, for any number of processes on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sqlite3
+import time
+import warnings
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from .._group_commit import FileFormat, GroupCommit, Work
+from ..errors import InboxError
+from .event import Event
+from .event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
+from .wakeups import Subscription
+
+__all__ = ["SqliteEventStore"]
+
+# A ready event can be claimed once it is due: it is the first pending one of its signing, and none of the signing is
+# claimed. Every change of status or owner keeps this true, so that a claim reads only the events that it returns.
+_TABLES = (
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL,"
+    " signing TEXT, received_at REAL NOT NULL, status TEXT NOT NULL, ready INTEGER NOT NULL, due REAL NOT NULL,"
+    " attempts INTEGER NOT NULL DEFAULT 0, owner TEXT, fence INTEGER NOT NULL DEFAULT 0, error TEXT, settled_at REAL,"
+    " body BLOB)",
+    "CREATE INDEX ready_events ON events (due, seq) WHERE ready",
+    "CREATE INDEX pending_events ON events (signing, seq) WHERE status = 'pending'",
+    "CREATE INDEX claimed_events ON events (signing, owner) WHERE owner IS NOT NULL",
+    "CREATE INDEX kept_bodies ON events (settled_at) WHERE settled_at IS NOT NULL AND body IS NOT NULL",
+    "CREATE INDEX events_by_status ON events (status, received_at)",
+)
+_FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError)
+
+# Without INDEXED BY, SQLite may read all pending events by their status instead.
+_ADD = (
+    "INSERT INTO events (id, type, signing, received_at, status, due, body, ready)"
+    " SELECT ?1, ?2, ?3, ?4, 'pending', ?5, ?6,"
+    " NOT EXISTS (SELECT 1 FROM events INDEXED BY pending_events WHERE signing = ?3 AND status = 'pending')"
+    " WHERE true ON CONFLICT (id) DO NOTHING"
+)
+_COLUMNS = "seq, id, type, signing, body, received_at, status, attempts, due, error, settled_at, owner, fence"
+_DUE = f"SELECT {_COLUMNS} FROM events WHERE ready AND due <= ? ORDER BY due, seq LIMIT ?"  # noqa: S608  # constants
+_CLAIM = "UPDATE events SET ready = 0, owner = ?, fence = fence + 1, attempts = attempts + 1 WHERE seq = ?"
+_SETTLE = "UPDATE events SET status = ?, error = ?, settled_at = ?, owner = NULL"
+_POSTPONE = "UPDATE events SET error = ?, due = ?, owner = NULL"
+_RELEASE = "UPDATE events SET attempts = attempts - 1, owner = NULL"
+_READY = (
+    "UPDATE events SET ready = 1 WHERE seq ="
+    " (SELECT seq FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
+)
+_READY_WITHOUT_SIGNING = "UPDATE events SET ready = 1 WHERE id = ? AND status = 'pending'"
+_FREE = "UPDATE events SET owner = NULL, due = ?, error = 'the process ended during the attempt' WHERE id = ?"
+_ALL_READY = (
+    "UPDATE events SET ready = owner IS NULL AND (signing IS NULL OR (NOT EXISTS"
+    " (SELECT 1 FROM events AS other INDEXED BY claimed_events"
+    " WHERE other.signing = events.signing AND other.owner IS NOT NULL)"
+    " AND seq = (SELECT min(seq) FROM events AS other INDEXED BY pending_events WHERE other.signing = events.signing"
+    " AND other.status = 'pending'))) WHERE status = 'pending'"
+)
+_REQUEUE = "UPDATE events SET status = 'pending', attempts = 0, due = ?, error = NULL, settled_at = NULL"
+_PURGE = (
+    "UPDATE events SET body = NULL WHERE seq IN (SELECT seq FROM events WHERE settled_at < ? AND body IS NOT NULL"
+    " AND status IN ('handled', 'dropped') LIMIT ?)"
+)
+
+_POLL = 0.05
+"""Seconds between two looks for events that another process added."""
+_PAGE = 500
+_SPREAD = 2.0
+"""Seconds, for each further attempt, over which the events of a dead process are spread.
+
+One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
+"""
+
+
+class SqliteEventStore:
+    """Keeps events in a SQLite file, shared by any number of receivers and workers on one machine.
+
+    An event is on disk when ``add`` returns (WAL, ``synchronous=FULL``); concurrent events are committed together. The
+    end of an attempt survives the death of the process, and is written to disk with the next event: after a power cut a
+    handler may run again. Each object holds a lock on a file beside the inbox: its claims are free as soon as its
+    process is dead, and never before.
+
+    The file must be on a local disk. ``timeout`` is how many seconds to wait while another program locks the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
+        self._commits = GroupCommit(path, _FORMAT, timeout=timeout)
+        self._waiting: set[Subscription] = set()
+
+    def __repr__(self) -> str:
+        return f"SqliteEventStore({str(self._commits.path)!r})"
+
+    def __del__(self) -> None:
+        commits = getattr(self, "_commits", None)  # the constructor may have raised
+        if commits is not None and commits.lock.is_held:
+            commits.lock.release()
+            warnings.warn(f"{self!r} was not closed: await aclose()", ResourceWarning, stacklevel=2)
+
+    async def add(self, event: Event, body: bytes) -> bool:
+        is_new = await self._commits.run(partial(_insert, event=event, body=body))
+        self._wake()
+        return is_new
+
+    def add_blocking(self, event: Event, body: bytes) -> bool:
+        is_new = self._commits.run_blocking(partial(_insert, event=event, body=body))
+        self._wake()
+        return is_new
+
+    async def claim(self, limit: int) -> list[EventClaim]:
+        return await self._commits.run(partial(self._claim, limit=limit), self._unclaim, durable=False)
+
+    async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+        return await self._commits.run(self._end(claim, _SETTLE, status, error, time.time()), durable=False)
+
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
+        return await self._commits.run(self._end(claim, _POSTPONE, error, time.time() + seconds), durable=False)
+
+    async def release(self, claim: EventClaim) -> None:
+        await self._commits.run(self._end(claim, _RELEASE), durable=False)
+
+    async def wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        arrival = Subscription(None, asyncio.get_running_loop())
+        self._waiting.add(arrival)
+        try:
+            while not await self._commits.run(_is_any_due, durable=False) and (left := deadline - time.monotonic()) > 0:
+                await arrival.wait(min(_POLL, left))
+        finally:
+            self._waiting.discard(arrival)
+
+    async def select(self, selection: EventFilter) -> AsyncIterator[StoredEvent]:
+        last = 0
+        while page := await self._commits.run(partial(_select, selection=selection, after=last), durable=False):
+            for seq, stored in page:
+                yield stored
+                last = seq
+
+    async def requeue(self, selection: EventFilter) -> int:
+        return await self._commits.run(partial(_requeue, selection=selection))
+
+    async def purge(self, settled_before: datetime) -> int:
+        purged = 0
+        while count := await self._commits.run(partial(_purge, before=settled_before.timestamp())):
+            purged += count
+        return purged
+
+    async def stats(self) -> InboxStats:
+        return await self._commits.run(_stats, durable=False)
+
+    async def aclose(self) -> None:
+        await self._commits.aclose()
+
+    def _wake(self) -> None:
+        for arrival in list(self._waiting):
+            arrival.wake()
+
+    # In the writer's thread
+
+    def _claim(self, connection: sqlite3.Connection, limit: int) -> list[EventClaim]:
+        mine = self._commits.lock.owner
+        owners = connection.execute("SELECT DISTINCT owner FROM events WHERE owner IS NOT NULL").fetchall()
+        for (owner,) in owners:
+            if owner != mine and not self._commits.lock.is_alive(owner):
+                _free(connection, owner)
+        rows = connection.execute(_DUE, (time.time(), limit)).fetchall()
+        connection.executemany(_CLAIM, [(mine, row[0]) for row in rows])
+        return [EventClaim(replace(_decode(row), attempts=row[7] + 1, due_at=None), row[-1] + 1) for row in rows]
+
+    def _end(self, claim: EventClaim, statement: str, *values: object) -> Work[bool]:
+        """Return work that ends a claim. A stale or ended claim matches no row."""
+        end_claim = f"{statement} WHERE id = ? AND fence = ? AND owner = ?"
+
+        def end(connection: sqlite3.Connection) -> bool:
+            stored = claim.stored
+            mine = self._commits.lock.owner
+            if not connection.execute(end_claim, (*values, stored.id, claim.fence, mine)).rowcount:
+                return False
+            _make_ready(connection, stored.id, stored.signing_id)
+            return True
+
+        return end
+
+    def _unclaim(self, claims: list[EventClaim]) -> Work[object]:
+        releases = [self._end(claim, _RELEASE) for claim in claims]
+        return lambda connection: [release(connection) for release in releases]
+
+
+def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:
+    values = (event.id, event.type, event.signing_id, event.received_at.timestamp(), time.time(), body)
+    return connection.execute(_ADD, values).rowcount == 1
+
+
+def _free(connection: sqlite3.Connection, owner: str) -> None:
+    claimed = connection.execute("SELECT id, signing, attempts FROM events WHERE owner = ?", (owner,)).fetchall()
+    for event_id, signing, attempts in claimed:
+        due = time.time() + random.uniform(0, _SPREAD * (attempts - 1))
+        connection.execute(_FREE, (due, event_id))
+        _make_ready(connection, event_id, signing)
+
+
+def _make_ready(connection: sqlite3.Connection, event_id: str, signing: str | None) -> None:
+    if signing is None:
+        connection.execute(_READY_WITHOUT_SIGNING, (event_id,))
+    else:
+        connection.execute(_READY, (signing,))
+
+
+def _is_any_due(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM events WHERE ready AND due <= ?", (time.time(),)).fetchone() is not None
+
+
+def _select(connection: sqlite3.Connection, selection: EventFilter, after: int) -> list[tuple[int, StoredEvent]]:
+    conditions, values = _where(selection)
+    query = f"SELECT {_COLUMNS} FROM events WHERE seq > ? AND {conditions} ORDER BY seq LIMIT ?"  # noqa: S608  # constants
+    return [(row[0], _decode(row)) for row in connection.execute(query, (after, *values, _PAGE))]
+
+
+def _requeue(connection: sqlite3.Connection, selection: EventFilter) -> int:
+    conditions, values = _where(selection)
+    statement = f"{_REQUEUE} WHERE owner IS NULL AND body IS NOT NULL AND {conditions}"
+    count = connection.execute(statement, (time.time(), *values)).rowcount
+    connection.execute(_ALL_READY)
+    return count
+
+
+def _purge(connection: sqlite3.Connection, before: float) -> int:
+    return connection.execute(_PURGE, (before, _PAGE)).rowcount
+
+
+def _stats(connection: sqlite3.Connection) -> InboxStats:
+    counts = connection.execute("SELECT status, count(*) FROM events GROUP BY status").fetchall()
+    (oldest,) = connection.execute("SELECT min(received_at) FROM events WHERE status = 'pending'").fetchone()
+    return InboxStats({EventStatus(status): count for status, count in counts}, _moment(oldest))
+
+
+def _where(selection: EventFilter) -> tuple[str, list[object]]:
+    """Return the conditions of a filter, and their values."""
+    parts: list[tuple[str, list[object]]] = []
+    if selection.ids is not None:
+        parts.append(("id IN (SELECT value FROM json_each(?))", [json.dumps(list(selection.ids))]))
+    if selection.status is not None:
+        parts.append(("status = ?", [selection.status]))
+    if selection.type is not None and selection.type.endswith("*"):
+        start = selection.type[:-1]
+        parts.append(("substr(type, 1, ?) = ?", [len(start), start]))
+    elif selection.type is not None:
+        parts.append(("type = ?", [selection.type]))
+    if selection.since is not None:
+        parts.append(("received_at >= ?", [selection.since.timestamp()]))
+    if selection.until is not None:
+        parts.append(("received_at < ?", [selection.until.timestamp()]))
+    conditions = " AND ".join(condition for condition, _ in parts) or "true"
+    return conditions, [value for _, values in parts for value in values]
+
+
+def _decode(row: Any) -> StoredEvent:
+    _, name, kind, signing, body, received, status, attempts, due, error, settled, owner, _ = row
+    return StoredEvent(
+        id=name,
+        type=kind,
+        signing_id=signing,
+        body=body or b"",
+        received_at=datetime.fromtimestamp(received, UTC),
+        status=EventStatus(status),
+        attempts=attempts,
+        due_at=_moment(due) if status == EventStatus.PENDING and attempts and owner is None else None,
+        error=error,
+        settled_at=_moment(settled),
+    )
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,257 @@
+"""The inbox in PostgreSQL: processes that share it, killed and paused ones, and outages while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from signing_async import ConfigurationError, InboxError
+from signing_async.postgres import PostgresInbox
+from signing_async.testing.event_stores import delivery
+from signing_async.webhooks import Event, Receiver, WebhookVerifier, aiohttp_handler
+from signing_async.webhooks.event_store import EventStatus
+from tests.postgres.server import PASSWORD, PostgresServer
+from tests.postgres.test_tokens import read_line, worker, write_line
+from tests.webhooks.deliveries import SECRET, event_body, signed
+from tests.webhooks.servers import PATH, serve
+
+
+@pytest.fixture
+async def dsn(postgres: PostgresServer) -> str:
+    """An empty schema."""
+    return await postgres.new_schema()
+
+
+@contextlib.asynccontextmanager
+async def opened(dsn: str, **settings: Any) -> AsyncIterator[PostgresInbox]:
+    """Open an inbox with short leases."""
+    async with PostgresInbox(dsn, **{"lease": 1.5, "timeout": 0.5, **settings}) as inbox:
+        yield inbox
+
+
+async def status(inbox: PostgresInbox, name: str) -> tuple[EventStatus, int]:
+    """Return the status of an event, and the number of its attempts."""
+    stored = await inbox.get(name)
+    assert stored is not None
+    return stored.status, stored.attempts
+
+
+async def until(inbox: PostgresInbox, number: int, wanted: EventStatus = EventStatus.HANDLED) -> None:
+    """Wait until this many events have the status."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(InboxError):
+                if (await inbox.stats()).counts[wanted] >= number:
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def next_line(process: subprocess.Popen[str], text: str) -> None:
+    """Wait until the process prints a line with the text."""
+    while text not in (line := await asyncio.to_thread(read_line, process)):
+        assert line, "the process has ended"
+
+
+# Processes
+
+
+async def test_event_of_a_killed_process_is_handled_by_another(dsn: str) -> None:
+    async with opened(dsn) as inbox:
+        handled = asyncio.Event()
+        inbox.on("*")(lambda event: handled.set())
+        with worker("handle", dsn) as process:
+            await inbox.add(*delivery("a", "s"))
+            await next_line(process, "started a")
+            process.kill()
+        async with inbox.running(), asyncio.timeout(60):
+            await until(inbox, 1)
+        assert await status(inbox, "a") == (EventStatus.HANDLED, 2)
+
+
+async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_takeover(dsn: str) -> None:
+    async with opened(dsn) as inbox:
+        taken, finish = asyncio.Event(), asyncio.Event()
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            taken.set()
+            await finish.wait()
+
+        with worker("handle", dsn) as process:
+            await inbox.add(*delivery("a", "s"))
+            await next_line(process, "started a")
+            process.send_signal(signal.SIGSTOP)
+            async with inbox.running(), asyncio.timeout(60):
+                await taken.wait()
+                process.send_signal(signal.SIGCONT)
+                write_line(process)
+                await next_line(process, "ended a")
+                await next_line(process, "the claim on event a was lost")
+                assert await status(inbox, "a") == (EventStatus.PENDING, 2)
+                finish.set()
+                await until(inbox, 1)
+
+
+async def test_processes_handle_each_event_once_and_the_events_of_a_signing_one_after_the_other(
+    dsn: str, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    async with opened(dsn) as inbox:
+        with worker("note", dsn, str(notes)) as one, worker("note", dsn, str(notes)) as two:
+            for process in (one, two):
+                await next_line(process, "ready")
+            for number in range(120):
+                await inbox.add(*delivery(f"{number % 6}-{number}", f"sig-{number % 6}"))
+            await until(inbox, 120)
+    lines = notes.read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 240
+    for signing in range(6):
+        expected = [f"{word} {signing}-{number}" for number in range(signing, 120, 6) for word in ("start", "end")]
+        assert [line for line in lines if f" {signing}-" in line] == expected
+
+
+# Outages
+
+
+@pytest.mark.parametrize("how", ["restarted", "connections terminated"])
+async def test_no_event_is_lost_or_handled_twice_when_the_server_fails(
+    how: str, postgres: PostgresServer, dsn: str
+) -> None:
+    handled: Counter[str] = Counter()
+    stored: set[str] = set()
+    async with opened(dsn, lease=60) as receiver, opened(dsn, lease=60) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            await asyncio.sleep(0.01)
+            handled[event.id] += 1
+
+        async def receive(number: int) -> None:
+            while f"e{number}" not in stored:
+                with contextlib.suppress(InboxError):
+                    await receiver.add(*delivery(f"e{number}", f"s{number % 20}"))
+                    stored.add(f"e{number}")
+
+        async def fail() -> None:
+            for share in (50, 150, 250):
+                while len(handled) < share:
+                    await asyncio.sleep(0.001)
+                if how == "restarted":
+                    await asyncio.to_thread(postgres.restart)
+                else:
+                    own = "pid <> pg_backend_pid() AND datname = current_database()"
+                    await postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {own}")
+
+        async with inbox.running(), asyncio.timeout(100):
+            failing = asyncio.create_task(fail())
+            for start in range(0, 400, 20):
+                await asyncio.gather(*(receive(number) for number in range(start, start + 20)))
+            await failing
+            await until(inbox, 400)
+    assert handled == Counter({f"e{number}": 1 for number in range(400)})
+
+
+# Receivers
+
+
+async def test_delivery_is_stored_before_its_202_and_refused_with_503_during_an_outage(
+    postgres: PostgresServer, dsn: str
+) -> None:
+    """A redelivery is a duplicate."""
+    async with opened(dsn) as inbox, opened(dsn) as other:
+        app = web.Application()
+        app.router.add_post(PATH, aiohttp_handler(Receiver(WebhookVerifier(SECRET), inbox)))
+        async with TestClient(TestServer(app)) as client:
+
+            async def deliver(name: str) -> int:
+                async with client.post(PATH, data=event_body(name), headers=signed(event_body(name))) as response:
+                    await response.read()
+                    return response.status
+
+            assert await deliver("a") == 202
+            assert await status(other, "a") == (EventStatus.PENDING, 0)
+            with postgres.down():
+                assert await deliver("a") == await deliver("b") == 503
+            assert await deliver("a") == await deliver("b") == 202
+        assert [stored.id async for stored in other.events()] == ["a", "b"]
+
+
+def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
+    def deliver(name: str) -> int:
+        body = event_body(name)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{PATH}", body, signed(body))
+        try:
+            with urllib.request.urlopen(request) as response:
+                found: int = response.status
+                return found
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    dsn = asyncio.run(postgres.new_schema())
+    inbox = PostgresInbox(dsn, timeout=0.5)
+
+    async def close() -> list[str]:
+        async with inbox:
+            return [stored.id async for stored in inbox.events()]
+
+    with serve("wsgi", Receiver(WebhookVerifier(SECRET), inbox)) as port:
+        assert deliver("a") == 202
+        with postgres.down():
+            assert deliver("b") == 503
+        assert [deliver(name) for name in ("a", "b")] == [202, 202]
+    assert asyncio.run(close()) == ["a", "b"]
+
+
+# Settings
+
+
+async def test_bodies_are_encrypted_with_a_key(postgres: PostgresServer, dsn: str) -> None:
+    key = bytes(range(32))
+    async with opened(dsn, key=key) as inbox:
+        assert await inbox.add(*delivery("a"))
+        (row,) = await postgres.execute(f"SELECT body FROM {dsn.rpartition('=')[2]}.signing_events")
+        assert b"signing.completed" not in row["body"]
+        stored = await inbox.get("a")
+        assert stored is not None
+        assert stored.event.id == "a"
+
+
+async def test_table_can_be_created_beforehand_and_any_pool_used(dsn: str) -> None:
+    async with asyncpg.create_pool(dsn, min_size=0, max_size=2) as pool:
+        async with PostgresInbox(pool, table="app_events") as inbox:
+            assert not await inbox.table_exists()
+            await asyncio.gather(*(inbox.create_table() for _ in range(4)))
+            assert await inbox.table_exists()
+            assert inbox.sql.startswith('CREATE TABLE IF NOT EXISTS "app_events" (')
+            assert repr(inbox) == "PostgresInbox('the given pool')"
+            await pool.execute(inbox.sql)  # a migration may run it again
+            assert await inbox.add(*delivery("a"))
+        assert await pool.fetchval("SELECT count(*) FROM app_events") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"postgres": f"postgresql://app:{PASSWORD}@host:x/app"}, "invalid DSN: invalid host or port"),
+        ({"lease": 1}, "lease: must be at least three times the timeout of 2 s, got 1"),
+        ({"retention": 0}, "retention: must be a number above 0, got 0"),
+    ],
+)
+def test_invalid_settings_are_rejected_without_showing_the_password(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{words}") as caught:
+        PostgresInbox(**{"postgres": "postgresql://db/app", **settings})
+    assert PASSWORD not in str(caught.value)

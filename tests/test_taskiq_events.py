@@ -1,0 +1,326 @@
+"""Events handled by Taskiq workers: real workers and a real inbox process, some of them killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from taskiq import InMemoryBroker
+
+from signing_async.postgres import PostgresInbox
+from signing_async.taskiq import event_task, redis_streams
+from signing_async.testing.event_stores import delivery
+from signing_async.webhooks import Drop, Event, EventStatus, HandlerRetryPolicy, Inbox, RetryLater, StoredEvent
+from tests.postgres.server import PostgresServer
+from tests.redis.server import RedisServer, running_redis
+from tests.test_taskiq import ROOT, workers, working
+
+EVENTS = "tests.taskiq_workers:events"
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """A Redis for all tests: each flushes it."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+async def environment(postgres: PostgresServer, redis: RedisServer, tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a worker; the queue is empty."""
+    async with Redis.from_url(redis.url) as direct:
+        await direct.flushall()
+    return {
+        "SIGNING_INBOX": await postgres.new_schema(),
+        "SIGNING_BROKER": f"{redis.url}/0",
+        "SIGNING_TEST_FOLDER": str(tmp_path),
+    }
+
+
+@contextlib.contextmanager
+def inbox_process(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run the inbox in a process of its own."""
+    command = [sys.executable, "-m", "tests.taskiq_workers"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def until_started(folder: Path, number: int) -> list[list[str]]:
+    """Wait for this many starts of the handler, and return the event and the process of each."""
+    async with asyncio.timeout(60):
+        while not (folder / "started").exists() or (folder / "started").read_text().count("\n") < number:
+            await asyncio.sleep(0.02)
+    return [line.split() for line in (folder / "started").read_text().splitlines()]
+
+
+async def one(inbox: Inbox, name: str = "a") -> StoredEvent:
+    """Return a stored event."""
+    stored = await inbox.get(name)
+    assert stored is not None
+    return stored
+
+
+async def until_settled(inbox: Inbox, name: str = "a") -> StoredEvent:
+    """Wait until the event is no longer pending."""
+    async with asyncio.timeout(60):
+        while (stored := await one(inbox, name)).status is EventStatus.PENDING:
+            await asyncio.sleep(0.02)
+    return stored
+
+
+# Processes
+
+
+async def test_event_is_handled_when_its_task_has_ended_and_the_next_of_its_signing_waits(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    async with (
+        workers(2, environment, tmp_path, EVENTS),
+        PostgresInbox(environment["SIGNING_INBOX"]) as inbox,
+    ):
+        with inbox_process(environment):
+            for name in ("a", "b"):
+                await inbox.add(*delivery(name, "s"))
+            await until_started(tmp_path, 1)
+            assert (await one(inbox)).status is EventStatus.PENDING
+            (tmp_path / "a").touch()
+            assert (await until_settled(inbox)).status is EventStatus.HANDLED
+            await until_started(tmp_path, 2)
+            (tmp_path / "b").touch()
+            await until_settled(inbox, "b")
+        assert [name for name, _ in await until_started(tmp_path, 2)] == ["a", "b"]
+
+
+async def test_task_of_a_killed_worker_is_run_by_another_in_the_same_attempt(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    async with (
+        workers(2, environment, tmp_path, EVENTS) as running,
+        PostgresInbox(environment["SIGNING_INBOX"]) as inbox,
+    ):
+        with inbox_process(environment):
+            await inbox.add(*delivery("a", "s"))
+            ((_, process),) = await until_started(tmp_path, 1)
+            (at_work,) = [each for each in running if each.is_at_work(f"host:{process}")]
+            at_work.close()
+            await until_started(tmp_path, 2)
+            (tmp_path / "a").touch()
+            stored = await until_settled(inbox)
+    assert (stored.status, stored.attempts) == (EventStatus.HANDLED, 1)
+
+
+async def test_event_of_a_killed_inbox_process_is_handled_and_the_next_of_its_signing_waits_for_it(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    async with (
+        workers(1, environment, tmp_path, EVENTS),
+        PostgresInbox(environment["SIGNING_INBOX"]) as inbox,
+    ):
+        with inbox_process(environment) as killed:
+            for name in ("a", "b"):
+                await inbox.add(*delivery(name, "s"))
+            await until_started(tmp_path, 1)
+            killed.kill()
+        with inbox_process(environment):
+            await until_started(tmp_path, 2)
+            for name in ("a", "b"):
+                (tmp_path / name).touch()
+            stored = await until_settled(inbox)
+            assert (stored.status, stored.attempts) == (EventStatus.HANDLED, 2)
+            assert (await until_settled(inbox, "b")).attempts == 1
+        assert [name for name, _ in await until_started(tmp_path, 3)] == ["a", "a", "b"]
+
+
+# A worker in this process
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, broker: Any, **settings: Any) -> AsyncIterator[Inbox]:
+    """Open an inbox and the broker."""
+    policy = HandlerRetryPolicy(max_attempts=3, base_delay=0.01)
+    async with Inbox(folder / "inbox.db", **{"retry": policy, **settings}) as inbox:
+        await broker.startup()
+        yield inbox
+        await broker.shutdown()
+
+
+async def test_what_the_handler_raises_is_recorded_as_in_the_process_of_the_inbox(tmp_path: Path) -> None:
+    """Sync and async handlers; a pattern for each."""
+    broker = InMemoryBroker()
+    async with opened(tmp_path, broker) as inbox:
+        calls: list[str] = []
+
+        @event_task(broker, inbox, "drop")
+        def drop(event: Event) -> None:
+            raise Drop("not mine")
+
+        @event_task(broker, inbox, "fail*")
+        async def fail(event: Event) -> None:
+            calls.append(event.type)
+            raise ValueError("no archive")
+
+        @event_task(broker, inbox, "later")
+        def later(event: Event) -> Any:
+            async def rest() -> None:
+                calls.append(event.type)
+                if calls.count("later") < 2:
+                    raise RetryLater(0, "not yet")
+
+            return rest()
+
+        for kind in ("drop", "fail.now", "later"):
+            await inbox.add(*delivery(kind, type=kind))
+        async with inbox.running():
+            ends = [await until_settled(inbox, name) for name in ("drop", "fail.now", "later")]
+        assert [(end.status, end.attempts) for end in ends] == [
+            (EventStatus.DROPPED, 1),
+            (EventStatus.DEAD, 3),
+            (EventStatus.HANDLED, 2),
+        ]
+        assert ends[0].error == "not mine"
+        assert ends[1].error is not None
+        assert ends[1].error.endswith("ValueError: no archive")
+        assert calls.count("fail.now") == 3
+
+
+async def test_message_of_an_attempt_that_is_over_is_dropped(redis: RedisServer, tmp_path: Path) -> None:
+    """While no worker runs, attempts time out. Their messages do not call the handler later."""
+    calls: list[str] = []
+    broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+    policy = HandlerRetryPolicy(max_attempts=30, base_delay=0.01, max_delay=0.01)
+    async with (
+        opened(tmp_path, broker, handler_timeout=0.5, retry=policy) as inbox,
+        Redis.from_url(redis.url) as direct,
+    ):
+        event_task(broker, inbox, "*")(lambda event: calls.append(event.id))
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            while (await one(inbox)).attempts < 3:
+                await asyncio.sleep(0.02)
+        async with working(broker):
+            while await direct.xlen(tmp_path.name):
+                await asyncio.sleep(0.02)
+            assert calls == []
+        async with Inbox(tmp_path / "inbox.db", retry=policy) as again:
+            worker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+            event_task(worker, again, "*")(lambda event: calls.append(event.id))
+            async with working(worker), again.running():
+                await until_settled(again)
+        assert calls == ["a"]
+
+
+async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> None:
+    broker = InMemoryBroker()
+    cancelled = asyncio.Event()
+    async with opened(tmp_path, broker, handler_timeout=0.2) as inbox:
+
+        @event_task(broker, inbox, "*")
+        async def hang(event: Event) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            stored = await until_settled(inbox)
+        assert cancelled.is_set()
+        assert stored.status is EventStatus.DEAD
+        assert "TimeoutError" in (stored.error or "")
+
+
+# Outages
+
+
+async def test_worker_that_cannot_read_the_inbox_leaves_the_message_for_redelivery(
+    environment: dict[str, str], postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = redis_streams(environment["SIGNING_BROKER"], queue=tmp_path.name, redeliver_after=0.4)
+    worker = redis_streams(environment["SIGNING_BROKER"], queue=tmp_path.name, redeliver_after=0.4)
+    calls: list[str] = []
+    async with (
+        PostgresInbox(environment["SIGNING_INBOX"], lease=60, timeout=0.5) as inbox,
+        PostgresInbox(environment["SIGNING_INBOX"], timeout=0.5) as of_worker,
+        Redis.from_url(environment["SIGNING_BROKER"]) as direct,
+    ):
+        event_task(broker, inbox, "*")(lambda event: None)
+        event_task(worker, of_worker, "*")(lambda event: calls.append(event.id))
+        await broker.startup()
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            while not await direct.xlen(tmp_path.name):
+                await asyncio.sleep(0.02)
+            with postgres.down():
+                receiving = contextlib.AsyncExitStack()
+                await receiving.enter_async_context(working(worker))
+                while "event a is handled later: PostgreSQL at" not in caplog.text:
+                    await asyncio.sleep(0.02)
+            stored = await until_settled(inbox)
+            await receiving.aclose()
+        await broker.shutdown()
+    assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a"])
+
+
+async def test_event_is_handled_again_if_its_end_could_not_be_reported(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+    broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+    save = broker.result_backend.set_result
+
+    async def fail_first(*arguments: Any) -> None:
+        if len(calls) < 2:
+            raise ConnectionError
+        await save(*arguments)
+
+    monkeypatch.setattr(broker.result_backend, "set_result", fail_first)
+    async with opened(tmp_path, broker) as inbox:
+        event_task(broker, inbox, "*")(lambda event: calls.append(event.id))
+        await inbox.add(*delivery("a"))
+        async with Inbox(tmp_path / "inbox.db") as watching, inbox.running(), working(broker):
+            stored = await until_settled(watching)
+    assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a", "a"])
+    assert "the end of event a could not be reported: it is handled again" in caplog.text
+
+
+async def test_inbox_waits_for_a_task_during_an_outage_of_the_broker_and_retries_to_enqueue_after_one(
+    environment: dict[str, str], redis: RedisServer, tmp_path: Path
+) -> None:
+    async with (
+        workers(1, environment, tmp_path, EVENTS),
+        PostgresInbox(environment["SIGNING_INBOX"], retry=HandlerRetryPolicy(base_delay=0.1)) as inbox,
+    ):
+        broker = redis_streams(environment["SIGNING_BROKER"], queue="signing-events")
+        event_task(broker, inbox, "*")(lambda event: None)
+        await broker.startup()
+        async with inbox.running():
+            await inbox.add(*delivery("a"))
+            await until_started(tmp_path, 1)
+            redis.stop()
+            await inbox.add(*delivery("b"))
+            while (await one(inbox, "b")).error is None:
+                await asyncio.sleep(0.02)
+            redis.wake()
+            for name in ("a", "b"):
+                (tmp_path / name).touch()
+            stored = [await until_settled(inbox, name) for name in ("a", "b")]
+        await broker.shutdown()
+    assert [each.status for each in stored] == [EventStatus.HANDLED] * 2
+    assert stored[0].attempts == 1
+    assert stored[1].attempts > 1

@@ -1,0 +1,147 @@
+"""An inbox is read, counted, retried, purged and encrypted; its settings are checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signing_async.errors import ConfigurationError, InboxError, InvalidRequest
+from signing_async.webhooks import (
+    Event,
+    EventFilter,
+    EventStatus,
+    Inbox,
+)
+from signing_async.webhooks.event import parse_event
+from signing_async.webhooks.sqlite_inbox import SqliteEventStore
+from tests.webhooks.inboxes import AT_ONCE, add, settled, stored
+
+LOGGER = "signing_async.webhooks"
+
+
+@pytest.fixture
+async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
+    """An inbox that retries at once."""
+    async with Inbox(tmp_path / "inbox.db", retry=AT_ONCE) as opened:
+        yield opened
+
+
+async def test_run_purges_handled_events_after_the_retention_and_still_knows_their_ids(tmp_path: Path) -> None:
+    async with Inbox(tmp_path / "inbox.db", retention=0.001) as inbox:
+        await add(inbox, "e1")
+        async with inbox.running():
+            await settled(inbox)
+        await asyncio.sleep(0.01)
+        async with inbox.running(), asyncio.timeout(30):
+            while (await stored(inbox, "e1")).body:
+                await asyncio.sleep(0.005)
+        event = parse_event(b'{"id": "e1"}', datetime.now(UTC))
+        assert not await inbox.add(event, b"{}")
+        assert await inbox.retry(EventFilter()) == 0
+
+
+async def test_failing_purge_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(SqliteEventStore):
+        async def purge(self, settled_before: datetime) -> int:
+            raise InboxError("locked")
+
+    async with Inbox(Failing(tmp_path / "inbox.db")) as inbox, inbox.running(), asyncio.timeout(30):
+        while "cannot purge events now: locked" not in caplog.text:
+            await asyncio.sleep(0.005)
+
+
+async def test_events_can_be_read_counted_retried_and_purged(inbox: Inbox) -> None:
+    calls: list[str] = []
+
+    @inbox.on("*")
+    async def handle(event: Event) -> None:
+        calls.append(event.id)
+        if len(calls) <= 3:
+            raise RuntimeError("down")
+
+    await add(inbox, "e1", kind="signing.sent")
+    async with inbox.running():
+        await settled(inbox)
+        await add(inbox, "e2")
+        await settled(inbox)
+        assert (await inbox.stats()).counts == {EventStatus.DEAD: 1, EventStatus.HANDLED: 1}
+        assert [event.id async for event in inbox.events(EventFilter(type="signing.s*"))] == ["e1"]
+        assert await inbox.retry(EventFilter(status=EventStatus.DEAD)) == 1
+        first, _ = await settled(inbox)
+    assert (first.status, first.attempts, first.error) == (EventStatus.HANDLED, 1, None)
+    assert calls == ["e1"] * 3 + ["e2", "e1"]
+    assert await inbox.purge(older_than=3600) == 0
+    assert await inbox.purge(older_than=0) == 2
+    assert (await stored(inbox, "e1")).body == b""
+    assert await inbox.get("e3") is None
+    with pytest.raises(ConfigurationError, match=r"^older_than: must be a number of at least 0, got -1$"):
+        await inbox.purge(older_than=-1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ids": "e1"}, "ids: must be a sequence of event ids, got the string 'e1'"),
+        ({"since": datetime(2031, 1, 1)}, r"since: must have a time zone, got datetime.datetime\(2031, 1, 1, 0, 0\)"),
+        ({"until": datetime(2031, 1, 1)}, "until: must have a time zone, got .*"),
+    ],
+)
+def test_invalid_filter_is_refused(settings: Any, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{words}$"):
+        EventFilter(**settings)
+
+
+async def test_key_encrypts_bodies_at_rest_and_can_be_rotated(tmp_path: Path) -> None:
+    old, new = b"o" * 32, b"n" * 32
+    path = tmp_path / "inbox.db"
+    async with Inbox(path, key=old) as inbox:
+        await add(inbox, "e1", "a very secret signing"[2:])
+    async with Inbox(path, key=[new, old]) as inbox:
+        await add(inbox, "e2", "another")
+        handled: list[str] = []
+        inbox.on("*")(lambda event: handled.append(event.id))
+        async with inbox.running():
+            first, second = await settled(inbox)
+    assert handled == ["e1", "e2"]
+    assert first.event.payload["signing"] == {"id": "very secret signing"}
+    assert second.event.id == "e2"
+    assert b'"signing"' not in path.read_bytes()
+    assert repr(Inbox(path, key=new)) == f"Inbox(SqliteEventStore({str(path)!r}))"
+
+
+async def test_event_that_cannot_be_decrypted_is_not_handled(tmp_path: Path) -> None:
+    """It is retried, so that there is time to add the key, and is a dead letter in the end."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(path, key=b"o" * 32) as inbox:
+        await add(inbox, "e1")
+    words = "the body of event e1 cannot be decrypted: "
+    for key, cause in ((b"n" * 32, "no key that was given opens it"), (None, "it is encrypted, and no key was given")):
+        async with Inbox(path, key=key, retry=AT_ONCE) as inbox:
+            handled: list[Event] = []
+            inbox.on("*")(handled.append)
+            await inbox.retry(EventFilter(ids=["e1"]))
+            with pytest.raises(InboxError, match=words + cause):
+                await inbox.get("e1")
+            async with inbox.running(), asyncio.timeout(30):
+                while not (await inbox.stats()).counts.get(EventStatus.DEAD):
+                    await asyncio.sleep(0.005)
+            [event] = [event async for event in inbox.store.select(EventFilter())]
+            assert event.error == f"InboxError: {words}{cause}"
+            assert handled == []
+
+
+async def test_type_that_a_database_cannot_hold_is_stored_and_reaches_the_handler_as_received(inbox: Inbox) -> None:
+    body = rb'{"event": {"id": "e1", "type": "odd \ud800 \u0000 type"}}'
+    event = parse_event(body, datetime.now(UTC))
+    types: list[str] = []
+    inbox.on("odd \ud800*")(lambda event: types.append(event.type))
+    assert await inbox.add(event, body)
+    async with inbox.running():
+        [kept] = await settled(inbox)
+    assert kept.type == r"odd \ud800 \0 type"
+    assert types == ["odd \ud800 \0 type"]

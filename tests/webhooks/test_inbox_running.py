@@ -1,0 +1,166 @@
+"""How the work of an inbox begins and ends, and what it does while its store fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from signing_async.errors import InboxError
+from signing_async.webhooks import (
+    Event,
+    EventStatus,
+    Inbox,
+    inbox_worker,
+)
+from signing_async.webhooks.sqlite_inbox import SqliteEventStore
+from tests.webhooks.inboxes import AT_ONCE, add, locked, settled, stored
+
+LOGGER = "signing_async.webhooks"
+
+
+@pytest.fixture
+async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
+    """An inbox that retries at once."""
+    async with Inbox(tmp_path / "inbox.db", retry=AT_ONCE) as opened:
+        yield opened
+
+
+async def test_cancelled_run_waits_for_running_handlers_and_starts_no_new_ones(inbox: Inbox) -> None:
+    started, proceed = asyncio.Event(), asyncio.Event()
+    handled: list[str] = []
+
+    @inbox.on("*")
+    async def handle(event: Event) -> None:
+        started.set()
+        await proceed.wait()
+        handled.append(event.id)
+
+    await add(inbox, "a1", "a")
+    await add(inbox, "a2", "a")
+    running = asyncio.create_task(inbox.run())
+    await started.wait()
+    running.cancel()
+    await asyncio.sleep(0.01)
+    assert not running.done()
+    proceed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert handled == ["a1"]
+    first, second = [event async for event in inbox.events()]
+    assert first.status is EventStatus.HANDLED
+    assert (second.status, second.attempts) == (EventStatus.PENDING, 0)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["after the timeout", "cancelled again"])
+async def test_handlers_that_do_not_end_are_cancelled_and_their_attempts_do_not_count(
+    inbox: Inbox, again: bool
+) -> None:
+    started = asyncio.Event()
+
+    @inbox.on("*")
+    async def handle(event: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await add(inbox, "e1")
+    running = asyncio.create_task(inbox.run(drain_timeout=3600 if again else 0.01))
+    await started.wait()
+    running.cancel()
+    if again:
+        await asyncio.sleep(0.01)
+        running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    event = await stored(inbox, "e1")
+    assert (event.status, event.attempts, event.due_at) == (EventStatus.PENDING, 0, None)
+
+
+async def test_drain_waits_for_a_plain_handler_however_long_it_takes(inbox: Inbox) -> None:
+    """Its thread cannot be stopped, and another worker must not handle the event meanwhile."""
+    started, proceed = threading.Event(), threading.Event()
+
+    @inbox.on("*")
+    def handle(event: Event) -> None:
+        started.set()
+        assert proceed.wait(30)
+
+    await add(inbox, "e1")
+    running = asyncio.create_task(inbox.run(drain_timeout=0))
+    await asyncio.to_thread(started.wait)
+    running.cancel()
+    await asyncio.sleep(0.02)
+    assert not running.done()
+    proceed.set()
+    await asyncio.wait([running])
+    assert (await stored(inbox, "e1")).status is EventStatus.HANDLED
+
+
+async def test_store_that_cannot_be_opened_is_an_inbox_error_of_run_and_running(tmp_path: Path) -> None:
+    async with Inbox(tmp_path / "nowhere" / "inbox.db") as inbox:
+        with pytest.raises(InboxError, match=r"the inbox .*nowhere/inbox\.db: No such file or directory"):
+            await inbox.run()
+        with pytest.raises(InboxError, match="No such file"):
+            async with inbox.running():
+                pytest.fail("it runs")
+
+
+async def test_store_that_fails_for_a_while_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a claim nor the record of a handled event is lost."""
+    monkeypatch.setattr(inbox_worker, "_PAUSE", 0.01)
+    path = tmp_path / "inbox.db"
+    calls = 0
+    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
+        lock = contextlib.ExitStack()
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            nonlocal calls
+            calls += 1
+            if event.id == "e1":
+                lock.enter_context(locked(path))
+
+        await add(inbox, "e1")
+        async with inbox.running(), asyncio.timeout(30):
+            while not ("cannot claim events now" in caplog.text and "cannot record the end of event e1" in caplog.text):
+                await asyncio.sleep(0.005)
+            lock.close()
+            await add(inbox, "e2")
+            events = await settled(inbox)
+    assert [(event.status, event.attempts) for event in events] == [(EventStatus.HANDLED, 1)] * 2
+    assert calls == 2
+
+
+async def test_lost_claim_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with Inbox(tmp_path / "inbox.db") as inbox, Inbox(tmp_path / "inbox.db") as other:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            for lock in tmp_path.glob("*.lock"):
+                lock.unlink()
+            assert await other.store.claim(1)
+
+        await add(inbox, "e1")
+        async with inbox.running(), asyncio.timeout(30):
+            while "the claim on event e1 was lost: another worker handles it again" not in caplog.text:
+                await asyncio.sleep(0.005)
+        assert (await stored(inbox, "e1")).status is EventStatus.PENDING
+
+
+async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised(tmp_path: Path) -> None:
+    """As from a store with a mistake in it."""
+
+    class Faulty(SqliteEventStore):
+        async def wait(self, timeout: float) -> None:
+            raise LookupError("a mistake")
+
+    async with Inbox(Faulty(tmp_path / "inbox.db")) as other:
+        with pytest.raises(LookupError, match="a mistake"):
+            async with other.running():
+                await asyncio.sleep(0.05)

@@ -1,0 +1,279 @@
+"""The SQLite file of an inbox: shared by processes, killed processes and forks; foreign, newer, unclosed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from signing_async.errors import InboxError
+from signing_async.webhooks import EventFilter, EventStatus, HandlerRetryPolicy, Inbox, Receiver, WebhookVerifier
+from signing_async.webhooks.sqlite_inbox import SqliteEventStore
+from tests.webhooks.deliveries import SECRET, event_body, signed
+from tests.webhooks.inboxes import add, settled
+
+WORK = """
+import asyncio, os, signal, sys
+from signing_async.webhooks import HandlerRetryPolicy, Inbox
+
+async def main():
+    inbox = Inbox(sys.argv[1], retry=HandlerRetryPolicy(max_attempts=4, base_delay=0))
+
+    @inbox.on("*")
+    async def handle(event):
+        print(event.id, flush=True)
+        if event.id == "poison":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if event.id == "hangs":
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.1 if event.id.startswith("slow") else 0.001)
+
+    task = asyncio.create_task(inbox.run(concurrency=int(sys.argv[2])))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await asyncio.gather(task, return_exceptions=True)
+    await inbox.aclose()
+
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def worker(path: Path, concurrency: int = 4) -> Iterator[subprocess.Popen[str]]:
+    """Another process that handles the inbox and prints the id of each event."""
+    command = [sys.executable, "-W", "error", "-c", WORK, str(path), str(concurrency)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def lines_of(process: subprocess.Popen[str]) -> list[str]:
+    """Return the rest of the output, after the end of the process."""
+    assert process.stdout is not None
+    return process.stdout.read().split()
+
+
+async def test_two_processes_share_the_work_and_handle_each_event_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox:
+        for number in range(300):
+            await add(inbox, f"{number % 20}-{number}", f"sig_{number % 20}")
+        with worker(path) as first, worker(path) as second:
+            events = await settled(inbox)
+            for process in (first, second):
+                process.send_signal(signal.SIGTERM)
+            handled = [await asyncio.to_thread(lines_of, process) for process in (first, second)]
+            assert [first.wait(), second.wait()] == [0, 0]
+    assert all(handled)
+    assert sorted(handled[0] + handled[1]) == sorted(event.id for event in events)
+    assert {event.attempts for event in events} == {1}
+    for lines in handled:
+        for signing in range(20):
+            of_signing = [int(name.partition("-")[2]) for name in lines if name.startswith(f"{signing}-")]
+            assert of_signing == sorted(of_signing)
+
+
+async def test_event_added_by_another_process_is_handled_soon(tmp_path: Path) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox:
+        with worker(path) as process:
+            assert process.stdout is not None
+            for number in range(3):
+                await add(inbox, f"e{number}")
+                assert await asyncio.to_thread(process.stdout.readline) == f"e{number}\n"
+
+
+async def test_event_of_a_killed_worker_is_handled_again_at_once_by_a_living_one(tmp_path: Path) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox:
+        await add(inbox, "hangs", "a")
+        await add(inbox, "next", "a")
+        with worker(path) as process:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "hangs\n"
+            handled: list[str] = []
+            inbox.on("*")(lambda event: handled.append(event.id))
+            async with inbox.running():
+                await add(inbox, "other", "b")
+                while "other" not in handled:
+                    await asyncio.sleep(0.005)
+                assert handled == ["other"]
+                process.kill()
+                first, *_ = await settled(inbox)
+    assert handled == ["other", "hangs", "next"]
+    assert (first.status, first.attempts, first.error) == (EventStatus.HANDLED, 2, None)
+
+
+async def test_event_that_kills_its_process_is_dead_after_its_attempts_and_takes_no_other_with_it(
+    tmp_path: Path,
+) -> None:
+    """Not even events that are always being handled when the process dies."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox:
+        for name in ("slow1", "slow2", "poison", "slow3"):
+            await add(inbox, name, name)
+        await add(inbox, "next", "poison")
+        codes: list[int] = []
+        settling = asyncio.create_task(settled(inbox))
+        while not settling.done():
+            with worker(path) as process:
+                ended = asyncio.create_task(asyncio.to_thread(process.wait))
+                await asyncio.wait([ended, settling], return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    codes.append(process.returncode)
+                else:
+                    process.kill()
+                    await ended
+        events = {event.id: (event.status, event.error) for event in settling.result()}
+    assert codes == [-signal.SIGKILL] * 4
+    assert events.pop("poison") == (EventStatus.DEAD, "the process ended during the attempt")
+    assert events == dict.fromkeys(("slow1", "slow2", "slow3", "next"), (EventStatus.HANDLED, None))
+
+
+async def test_events_survive_a_restart_in_every_status(tmp_path: Path) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox:
+        for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
+            await add(inbox, status)
+            (claim,) = await inbox.store.claim(1)
+            await inbox.store.settle(claim, status)
+        await add(inbox, "pending")
+        before = [event async for event in inbox.events()]
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
+    async with Inbox(path) as inbox:
+        assert [event async for event in inbox.events()] == before
+
+
+def _deliver_in_child(receiver: Receiver, pipe: Connection) -> None:
+    body = event_body("evt_child")
+    pipe.send(receiver.receive_blocking(signed(body), body).message)
+    os._exit(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+async def test_inbox_made_before_a_fork_works_in_the_child_and_one_that_was_used_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in gunicorn with --preload."""
+    context = multiprocessing.get_context("fork")
+    messages = []
+    async with Inbox(tmp_path / "inbox.db") as inbox:
+        receiver = Receiver(WebhookVerifier(SECRET), inbox)
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=_deliver_in_child, args=(receiver, theirs))
+            child.start()
+            messages.append(await asyncio.to_thread(ours.recv))
+            child.join()
+            assert await inbox.get("evt_child") is not None
+    assert messages == ["accepted", "cannot store events now"]
+
+
+async def test_database_of_another_program_or_a_newer_version_is_refused(tmp_path: Path) -> None:
+    foreign, newer = tmp_path / "foreign.db", tmp_path / "newer.db"
+    with contextlib.closing(sqlite3.connect(foreign)) as database:
+        database.execute("CREATE TABLE events (date)")
+    async with Inbox(newer) as inbox:
+        await inbox.stats()
+    with contextlib.closing(sqlite3.connect(newer)) as database:
+        database.execute("PRAGMA user_version = 2")
+    for path, words in (
+        (foreign, "is the database of another program; it was not changed"),
+        (newer, "was written by a newer version of signing-async; upgrade this one"),
+    ):
+        async with Inbox(path) as inbox:
+            with pytest.raises(InboxError, match=f"^the inbox {path} {words}$"):
+                await inbox.stats()
+
+
+async def test_stored_event_is_synced_to_disk_and_the_end_of_an_attempt_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: list[str] = []
+
+    class Watched(sqlite3.Connection):
+        def execute(self, *arguments: object) -> sqlite3.Cursor:
+            statement = str(arguments[0])
+            if statement == "COMMIT":
+                (mode,) = super().execute("PRAGMA synchronous").fetchone()
+                settings.append({1: "normal", 2: "full"}[mode])
+            return super().execute(*arguments)  # type: ignore[arg-type]  # passed on as they are
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *given, **named: connect(*given, **named, factory=Watched))
+    async with Inbox(tmp_path / "inbox.db") as inbox:
+        await add(inbox, "e1")
+        (claim,) = await inbox.store.claim(1)
+        await inbox.store.settle(claim, EventStatus.HANDLED)
+        await add(inbox, "e2")
+    assert settings == ["full", "normal", "normal", "full"]
+
+
+async def test_claims_do_not_slow_down_with_the_number_of_events(tmp_path: Path) -> None:
+    """Each statement of a claim and of an addition finds its rows by an index."""
+    path = tmp_path / "inbox.db"
+    statements: list[str] = []
+
+    async with Inbox(path) as inbox:
+        for number in range(3):
+            await add(inbox, f"e{number}", "sig_1" if number else None)
+        store = inbox.store
+        assert isinstance(store, SqliteEventStore)
+        connection = store._commits._database.connection
+        assert connection is not None
+        connection.set_trace_callback(statements.append)
+        await add(inbox, "e4", "sig_1")
+        for claim in await store.claim(2):
+            await store.settle(claim, EventStatus.HANDLED)
+        (claim,) = await store.claim(1)
+        await store.postpone(claim, 0, None)
+        (claim,) = await store.claim(1)
+        await store.release(claim)
+        connection.set_trace_callback(None)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        plans = [
+            row[3]
+            for statement in statements
+            if statement.startswith(("SELECT", "UPDATE", "INSERT"))
+            for row in database.execute(f"EXPLAIN QUERY PLAN {statement}")
+        ]
+    assert plans
+    assert not [plan for plan in plans if plan.startswith("SCAN events") and "claimed_events" not in plan]
+    assert not [plan for plan in plans if "events_by_status" in plan or "TEMP B-TREE FOR ORDER" in plan]
+
+
+async def test_unclosed_inbox_warns_when_collected_and_frees_its_claims(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path / "inbox.db")
+    await add(inbox, "e1")
+    assert await inbox.store.claim(1)
+    await asyncio.sleep(0.05)  # the writer's thread holds it for a moment longer
+    with pytest.warns(ResourceWarning, match=r"SqliteEventStore\(.*inbox\.db'\) was not closed: await aclose\(\)"):
+        del inbox
+    gc.collect()
+    async with Inbox(tmp_path / "inbox.db") as other:
+        assert await other.store.claim(1)
+
+
+async def test_backoff_of_many_events_does_not_hide_new_ones(tmp_path: Path) -> None:
+    async with Inbox(tmp_path / "inbox.db", retry=HandlerRetryPolicy(base_delay=3600)) as inbox:
+        for number in range(50):
+            await add(inbox, f"bad{number}")
+        for claim in await inbox.store.claim(50):
+            await inbox.store.postpone(claim, 3600, "down")
+        await add(inbox, "new")
+        assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["new"]
+        assert await inbox.retry(EventFilter(ids=["bad7"])) == 1
+        assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["bad7"]
