@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
 
-from .errors import CannotBeSent, RequestTimeout, SigningError
+from .errors import CannotBeSent, NotFound, RequestTimeout, SigningError
 from .models import Document, Signing, SigningState
 from .record_matching import Match, Record, Undecidable
 from .tracking import Collection, TrackedSigning, Tracker
@@ -26,6 +26,7 @@ __all__ = [
     "Found",
     "Listed",
     "Read",
+    "Recognized",
     "Reconciler",
     "Sent",
     "TrackedSigning",
@@ -327,3 +328,70 @@ class Creation(Generic[Record]):
 
     def note_unresolved(self) -> None:
         self._collection.unresolved[self._match.key] += 1
+
+
+# Any other request
+
+
+class Recognized(Generic[T]):
+    """The effect of a request to any endpoint, as the caller's own function ``recognize`` finds it.
+
+    The function gets what it reads the service with, and returns the effect or None. Its None counts only if it did
+    read, and if no reading failed: the service must have shown that there is no effect. ``identify`` returns the id of
+    an effect, if it has one.
+    """
+
+    adds_up: bool = True
+
+    def __init__(
+        self, reading: str, recognize: Callable[[Read], Awaitable[T | None]], identify: Callable[[T], object]
+    ) -> None:
+        self.ambiguities: Counter[bool] = Counter()
+        self.reading: str = reading
+        self._recognize = recognize
+        self._identify = identify
+
+    async def find(self, read: Read, since: float) -> Found[T] | None:
+        has_read = False
+        failure: SigningError | None = None
+
+        async def watched(operation: Any) -> Any:
+            nonlocal has_read, failure
+            try:
+                result = await read(operation)
+            except NotFound:
+                has_read = True
+                raise
+            except SigningError as error:
+                failure = error
+                raise
+            has_read = True
+            return result
+
+        try:
+            value = await self._recognize(watched)
+        except (SigningError, Undecidable):
+            raise
+        except Exception as error:
+            raise Undecidable(f"reconcile raised {type(error).__name__}") from error
+        if value is not None:
+            return Found(value)
+        if failure is not None:
+            raise failure
+        if not has_read:
+            raise Undecidable("reconcile returned None without reading the service")
+        return None
+
+    async def verify(self, read: Read, since: float, value: T) -> T:
+        found = await self.find(read, since)
+        if found is None:
+            raise Undecidable("reconcile does not find the effect", may_clear=True)
+        if len({self._identify(found.value), self._identify(value)} - {None}) > 1:
+            raise Undecidable("reconcile finds another record: an earlier attempt took effect late", [found.value])
+        return value
+
+    def may_cause(self, error: SigningError) -> bool:
+        return False
+
+    def note_unresolved(self) -> None:
+        """Nothing to track: nothing is known of other calls to the endpoint."""
