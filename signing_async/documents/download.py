@@ -70,13 +70,15 @@ async def checked_chunks(response: wire.Response, max_bytes: int) -> AsyncGenera
         raise Unreadable("the sealed file is truncated: no %%EOF at its end")
 
 
-async def stream(response: wire.Response, transport: Transport) -> AsyncGenerator[bytes, None]:
-    """Yield the chunks of a sealed PDF. Raise a `SigningError` if one cannot be read or does not arrive in time."""
+async def stream(
+    response: wire.Response, transport: Transport, received: AsyncGenerator[bytes, None], operation: str
+) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks received. Raise a `SigningError` if one cannot be read or does not arrive in time."""
     options = transport.options
     time_left = options.timeouts.transfer
     loop = asyncio.get_running_loop()
     try:
-        async with aclosing(checked_chunks(response, options.assumptions.max_sealed_bytes)) as chunks:
+        async with aclosing(received) as chunks:
             while True:
                 began = loop.time()
                 async with asyncio.timeout(time_left):
@@ -94,7 +96,7 @@ async def stream(response: wire.Response, transport: Transport) -> AsyncGenerato
         kind, problem = RequestTimeout, "the response did not arrive in time"
     found = request_id(response.headers, None, options.assumptions)
     redacted = None if found is None else transport.redacted(found)
-    raise kind(f"{DOWNLOAD}: {problem}", operation=DOWNLOAD, status=response.status, request_id=redacted)
+    raise kind(f"{operation}: {problem}", operation=operation, status=response.status, request_id=redacted)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
