@@ -87,6 +87,8 @@ async def stream(
                     return
                 time_left -= loop.time() - began
                 yield chunk
+                # Some tracebacks show variables.
+                del chunk
     except wire.BrokenResponse as broken:
         kind: type[TransportError | DecodeError] = TransportError
         problem = broken.failure.message

@@ -223,13 +223,18 @@ class Exchange(Generic[T]):
             return FailedAttempt(Outcome.LOST, error, transient=False)
         raise error
 
+    def _noted(self, content: bytes) -> bytes:
+        """Keep the body of an error for the hook. Without a hook, such as for a token request, no field holds it."""
+        if self._options.on_response is not None:
+            self._content = content
+        return content
+
     async def _error(self, response: wire.Response) -> errors.APIError | errors.AuthError:
         headers = response.headers
-        self._content = await response.read_start()
         error = error_from(
             response.status,
             headers,
-            self._content,
+            self._noted(await response.read_start()),
             reason=response.reason,
             operation=self._operation.name,
             not_found=self._operation.not_found,
