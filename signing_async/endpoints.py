@@ -31,7 +31,6 @@ from .transport import decode, wire
 from .transport.call import Operation, Timeouts, Transport
 from .transport.custom_records import hook_of
 from .transport.decode import Unreadable
-from .transport.error_response import request_id
 from .transport.response import Response
 from .transport.retry import Repeat
 
@@ -272,10 +271,9 @@ async def stream(
     )
     response = await transport.call(operation)
     try:
-        found = request_id(response.headers, None, transport.options.assumptions)
-        redacted = None if found is None else transport.redacted(found)
+        request_id = transport.shared.request_id(response.headers, None, transport.options.assumptions)
         async with aclosing(checked_stream(response, transport, response.chunks(), name)) as chunks:
-            yield ResponseStream(response.status, response.headers, redacted, chunks)
+            yield ResponseStream(response.status, response.headers, request_id, chunks)
     finally:
         response.close()
 

@@ -19,7 +19,6 @@ from ..errors import DecodeError, InvalidRequest, NotSound, RequestTimeout, Tran
 from ..transport import wire
 from ..transport.call import Transport
 from ..transport.decode import Unreadable
-from ..transport.error_response import request_id
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -96,9 +95,8 @@ async def stream(
         kind, problem = DecodeError, f"cannot decode the response: {unreadable}"
     except TimeoutError:
         kind, problem = RequestTimeout, "the response did not arrive in time"
-    found = request_id(response.headers, None, options.assumptions)
-    redacted = None if found is None else transport.redacted(found)
-    raise kind(f"{operation}: {problem}", operation=operation, status=response.status, request_id=redacted)
+    request_id = transport.shared.request_id(response.headers, None, options.assumptions)
+    raise kind(f"{operation}: {problem}", operation=operation, status=response.status, request_id=request_id)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from .. import errors
 from . import retry, wire
 from .decode import Unreadable, parse
-from .error_response import error_from, request_id
+from .error_response import error_from
 from .operation import Operation, Options, Shared
 from .redaction import redact_data
 from .response import Response
@@ -57,9 +57,7 @@ class Exchange(Generic[T]):
         if self._operation.respond is not None and self._content is not None:
             with contextlib.suppress(Unreadable):
                 data = parse(self._content)
-        found = request_id(self._headers, data, self._options.assumptions)
-        # A server may echo anything in it.
-        return self._error_id or (None if found is None else self._shared.redact(found))
+        return self._error_id or self._shared.request_id(self._headers, data, self._options.assumptions)
 
     @property
     def headers(self) -> Mapping[str, str]:

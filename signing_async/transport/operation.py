@@ -16,6 +16,7 @@ from ..models import Token
 from ..reconcile import Effect
 from . import wire
 from .decode import Unreadable, parse
+from .error_response import request_id
 from .rate_limit import LocalRateLimiter, RateLimiter, ResponseTimes
 from .redaction import redact, redact_data
 from .retry import Repeat, RetryBudget, RetryPolicy
@@ -209,6 +210,11 @@ class Shared:
     def redact(self, text: str) -> str:
         """Return the text without tokens and secrets."""
         return redact(text, self.auth.secrets())
+
+    def request_id(self, headers: Mapping[str, str], data: Any, assumptions: Assumptions) -> str | None:
+        """Return the request id of a response, without secrets: a server may echo anything in it."""
+        found = request_id(headers, data, assumptions)
+        return None if found is None else self.redact(found)
 
     def decode_error(
         self, operation: str, problem: str, status: int, request_id: str | None, content: bytes = b""

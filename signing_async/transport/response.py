@@ -14,7 +14,6 @@ from ..assumptions import Assumptions
 from ..errors import DecodeError
 from .custom_records import decode_to, hook_of, unwrap
 from .decode import Unreadable, parse
-from .error_response import request_id
 from .operation import Shared
 
 __all__ = ["Response"]
@@ -64,9 +63,7 @@ class Response:
         data = None
         with contextlib.suppress(Unreadable):
             data = parse(self.bytes)
-        found = request_id(self.headers, data, self._assumptions)
-        # A server may echo anything in it.
-        return None if found is None else self._shared.redact(found)
+        return self._shared.request_id(self.headers, data, self._assumptions)
 
     def json(self) -> Any:
         """Return the parsed body; raise `DecodeError` if it is not JSON."""
