@@ -27,9 +27,8 @@ from .request_arguments import (
     make_body,
     open_files,
 )
-from .transport import decode, wire
+from .transport import custom_records, wire
 from .transport.call import Operation, Timeouts, Transport
-from .transport.custom_records import hook_of
 from .transport.decode import Unreadable
 from .transport.response import Response
 from .transport.retry import Repeat
@@ -189,10 +188,8 @@ async def request(
     make = make_body(method, json, body)
     form = check_form(body, operation.headers)
     if into is not None:
-        if not decode.is_ready():
-            # In a thread: importing cattrs would block the event loop for too long.
-            await asyncio.to_thread(decode.converter)
-        hook_of(into)
+        await custom_records.prepare()
+        custom_records.hook_of(into)
     if reconcile is not None:
         operation.effect = _Effect(transport, name, reconcile).recognized
         if into is not None:

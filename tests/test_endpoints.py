@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +138,23 @@ async def test_timeout_is_that_of_the_call() -> None:
             with pytest.raises(RequestTimeout) as caught:
                 await client.request("POST", "/x", timeout=0.2, repeat=True)
         assert caught.value.effect == "none"
+
+
+def test_first_request_imports_nothing_on_the_event_loop() -> None:
+    """Nor does the class that the response is decoded to."""
+    # What measures the tests imports by itself.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.transport.first_request"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    imported = json.loads(done.stdout)
+    assert imported["on the loop"] == []
+    assert "cattrs" in imported["in threads"]
 
 
 # Responses

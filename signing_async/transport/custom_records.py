@@ -5,6 +5,7 @@ Values are decoded as strictly as those of the package's own records, whose hook
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
@@ -23,7 +24,7 @@ from .error_response import look_up
 if TYPE_CHECKING:
     import cattrs
 
-__all__ = ["decode_each", "decode_to", "hook_of", "unwrap"]
+__all__ = ["converter", "decode_each", "decode_to", "hook_of", "prepare", "unwrap"]
 
 T = TypeVar("T")
 
@@ -38,6 +39,12 @@ _SEQUENCES: dict[Any, Callable[[Any], Any]] = {
     AbstractSet: frozenset,
 }
 _MAPPINGS = frozenset({dict, Mapping, MutableMapping})
+
+
+async def prepare() -> None:
+    """Make the converter before the first request, in a thread: importing cattrs would block the event loop."""
+    if not converter.cache_info().currsize:
+        await asyncio.to_thread(converter)
 
 
 def hook_of(cls: object) -> Callable[[Any, Any], Any]:
@@ -87,11 +94,12 @@ def _fields(cls: Any) -> tuple[Any, ...]:
 
 @cache
 def _hook(cls: Any) -> Callable[[Any, Any], Any]:
-    return _converter().get_structure_hook(cls)
+    return converter().get_structure_hook(cls)
 
 
 @cache
-def _converter() -> cattrs.Converter:
+def converter() -> cattrs.Converter:
+    """Return the converter of `decode`, with the hooks of this module."""
     from cattrs.strategies import configure_union_passthrough
 
     made = decode.converter().copy(detailed_validation=True)
@@ -148,10 +156,10 @@ def _is_mapping(cls: Any) -> bool:
     return (get_origin(cls) or cls) in _MAPPINGS
 
 
-def _sequence_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+def _sequence_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any]:
     make = _SEQUENCES[get_origin(cls) or cls]
     item_class = (get_args(cls) or (Any,))[0]
-    item_hook = converter.get_structure_hook(item_class)
+    item_hook = made.get_structure_hook(item_class)
 
     def hook(data: Any, _: Any) -> Any:
         return make(decode.decode_all(data, lambda item, _: item_hook(item, item_class)))
@@ -159,9 +167,9 @@ def _sequence_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any]
     return hook
 
 
-def _mapping_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+def _mapping_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any]:
     key_class, value_class = get_args(cls) or (Any, Any)
-    key_hook, value_hook = converter.get_structure_hook(key_class), converter.get_structure_hook(value_class)
+    key_hook, value_hook = made.get_structure_hook(key_class), made.get_structure_hook(value_class)
 
     def hook(data: Any, _: Any) -> dict[Any, Any]:
         _checked(data, dict, "an object")
@@ -183,11 +191,11 @@ def _is_class(cls: Any) -> bool:
     return attrs.has(cls) or dataclasses.is_dataclass(cls)
 
 
-def _class_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+def _class_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any]:
     from cattrs.errors import ClassValidationError
     from cattrs.gen import make_dict_structure_fn
 
-    fill = make_dict_structure_fn(cls, converter)
+    fill = make_dict_structure_fn(cls, made)
     names = {field.name for field in _fields(cls)}
 
     def hook(data: Any, _: Any) -> Any:

@@ -33,7 +33,6 @@ __all__ = [
     "decode_all",
     "decode_record",
     "describe",
-    "is_ready",
     "parse",
     "timestamp",
 ]
@@ -151,10 +150,7 @@ def decode_record(data: Any, cls: type[T]) -> T:
 
 @cache
 def converter() -> cattrs.Converter:
-    """Return the converter with a hook for each record class.
-
-    It is made before the first request, in a thread: importing cattrs is slow.
-    """
+    """Return the converter with a hook for each record class. Importing cattrs is slow."""
     import cattrs
 
     made = cattrs.Converter(detailed_validation=False)
@@ -163,11 +159,6 @@ def converter() -> cattrs.Converter:
     made.register_structure_hook(Recipient, _decode_recipient)
     made.register_structure_hook(User, _decode_user)
     return made
-
-
-def is_ready() -> bool:
-    """Return whether the converter has been made."""
-    return converter.cache_info().currsize > 0
 
 
 @cache

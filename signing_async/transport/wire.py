@@ -28,7 +28,7 @@ from yarl import URL
 from .. import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
 from ..models import Token
-from . import decode
+from . import custom_records
 from .retry import Outcome
 
 __all__ = [
@@ -412,9 +412,7 @@ async def send(
 
     ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending.
     """
-    if not decode.is_ready():
-        # In a thread: importing cattrs would block the event loop for too long.
-        await asyncio.to_thread(decode.converter)
+    await custom_records.prepare()
     refused: ClientClosed | ConfigurationError | None = None
     session = sessions.get()
     url = request.url

@@ -185,6 +185,26 @@ async def test_success_after_an_ambiguous_attempt_is_verified(write: str) -> Non
             assert asyncio.get_running_loop().time() >= service.held[key].effects[0][0] + service.lag
 
 
+async def test_success_without_a_record_is_verified() -> None:
+    """A response without a body has no id to compare."""
+    deletions = 0
+
+    async def handle(request: web.Request) -> web.Response:
+        nonlocal deletions
+        deletions += request.method == "DELETE"
+        if request.method == "GET":
+            return web.json_response({"id": "t1", "deleted": deletions > 1})
+        return web.json_response({"code": "busy"}, status=503) if deletions == 1 else web.Response(status=204)
+
+    async def find(read: Reader) -> Response | None:
+        response = await read("/api/1.0/templates/t1")
+        return response if response.json()["deleted"] else None
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=POLICY) as client:
+        response = await client.request("DELETE", "/api/1.0/templates/t1", reconcile=find)
+    assert (response.status, deletions) == (204, 2)
+
+
 async def test_success_that_never_shows_is_an_unknown_outcome() -> None:
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
         service.scripts["s0"] += script("503", "ok")
