@@ -22,7 +22,8 @@ import orjson
 
 from signing_async import Signing
 from signing_async.transport import decode
-from signing_async.transport.decode import decode_records, parse
+from signing_async.transport.custom_records import decode_each
+from signing_async.transport.decode import parse
 
 from .charts import Chart
 from .measure import Run, Samples, comparison, in_process, interleaved, panel, peer, quick, ratio
@@ -126,7 +127,7 @@ class DroppingSigning:
 
 
 def ours(body: bytes) -> tuple[Signing, ...]:
-    return decode_records(parse(body), Signing)
+    return decode_each(parse(body), Signing)
 
 
 def _ours_without_orjson(body: bytes) -> tuple[Signing, ...]:

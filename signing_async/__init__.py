@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .documents.resource import UploadResult as UploadResult
     from .documents.source import PdfSource as PdfSource
     from .documents.source import Source as Source
+    from .endpoints import Reader as Reader
+    from .endpoints import ResponseStream as ResponseStream
     from .models import Document as Document
     from .models import Language as Language
     from .models import NewRecipient as NewRecipient
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from .transport.rate_limit import LocalGate as LocalGate
     from .transport.rate_limit import LocalRateLimiter as LocalRateLimiter
     from .transport.rate_limit import RateLimiter as RateLimiter
+    from .transport.response import Response as Response
     from .transport.retry import RetryPolicy as RetryPolicy
     from .worker_pool import Progress as Progress
     from .worker_pool import Results as Results
@@ -83,6 +86,8 @@ _NAMES = {
     "transport.rate_limit": ("Gate", "LocalGate", "LocalRateLimiter", "RateLimiter"),
     "auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
     "transport.call": ("Attempt", "Timeouts"),
+    "endpoints": ("Reader", "ResponseStream"),
+    "transport.response": ("Response",),
     "worker_pool": ("Progress", "Results"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import attrs
 
+from . import endpoints
 from .assumptions import Assumptions
 from .auth.oauth import OAuth, leave
 from .documents.resource import Documents
@@ -23,6 +24,7 @@ from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeout
 from .transport.decode import decode_record
 from .transport.error_response import record
 from .transport.rate_limit import Gate, RateLimiter, as_rate_limiter
+from .transport.response import Response
 from .transport.retry import Repeat, RetryPolicy
 
 if TYPE_CHECKING:
@@ -44,8 +46,9 @@ class SigningClient:
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
     number of clients may share and which the client never closes; by default the client makes one. ``timeout`` is
     `Timeouts`, or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called
-    after every attempt. By default each client has a ``rate_limiter`` of its own; if the service counts the requests of
-    several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisGate` for many machines. ::
+    after every attempt, ``on_response`` with every response but those of downloads. By default each client has a
+    ``rate_limiter`` of its own; if the service counts the requests of several clients together, give them one: a
+    `LocalRateLimiter`, or a `redis.RedisGate` for many machines. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -61,6 +64,7 @@ class SigningClient:
         timeout: float | Timeouts = _DEFAULT_TIMEOUTS,
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
         on_attempt: Callable[[Attempt], None] | None = None,
+        on_response: Callable[[Response], None] | None = None,
         rate_limiter: RateLimiter | Gate | None = None,
         gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
     ) -> None:
@@ -83,7 +87,7 @@ class SigningClient:
             raise ConfigurationError("gate: the old name of rate_limiter; give one of them")
         given = gate if rate_limiter is None else rate_limiter
         limiter = None if given is None else as_rate_limiter(given)
-        options = _options(retry, timeout, assumptions, on_attempt)
+        options = _options(retry, timeout, assumptions, on_attempt, on_response)
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):
             bearer.lend(sessions)
@@ -122,6 +126,7 @@ class SigningClient:
         timeout: float | Timeouts | None = None,
         assumptions: Assumptions | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
+        on_response: Callable[[Response], None] | None = None,
         rate_limiter: RateLimiter | Gate | None = None,
         gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
     ) -> Self:
@@ -146,6 +151,7 @@ class SigningClient:
             timeout=settings.timeouts if timeout is None else timeout,
             assumptions=settings.assumptions,
             on_attempt=on_attempt,
+            on_response=on_response,
             rate_limiter=rate_limiter,
             gate=gate,
         )
@@ -157,6 +163,7 @@ class SigningClient:
         retry: RetryPolicy | None = None,
         assumptions: Assumptions | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
+        on_response: Callable[[Response], None] | None = None,
     ) -> Self:
         """Return a view with other options on the same session, rate limiter and tokens; it need not be closed. ::
 
@@ -172,6 +179,7 @@ class SigningClient:
                 current.timeouts if timeout is None else timeout,
                 current.assumptions if assumptions is None else assumptions,
                 current.on_attempt if on_attempt is None else on_attempt,
+                current.on_response if on_response is None else on_response,
             ),
         )
         view._owns = False
@@ -184,6 +192,11 @@ class SigningClient:
             return decode_record(record(data, self._transport.options.assumptions), User)
 
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
+
+    # Requests to endpoints that have no method here.
+    request = endpoints.request
+    paginate = endpoints.paginate
+    stream = endpoints.stream
 
     async def dispatch(
         self,
@@ -274,12 +287,14 @@ def _options(
     timeout: float | Timeouts,
     assumptions: Assumptions,
     on_attempt: Callable[[Attempt], None] | None,
+    on_response: Callable[[Response], None] | None,
 ) -> Options:
     for name, value, kind in (("retry", retry, RetryPolicy), ("assumptions", assumptions, Assumptions)):
         if not isinstance(value, kind):
             raise ConfigurationError(f"{name}: must be {kind.__name__}, got {value!r}")
-    if on_attempt is not None and not callable(on_attempt):
-        raise ConfigurationError(f"on_attempt: must be callable, got {on_attempt!r}")
+    for name, hook in (("on_attempt", on_attempt), ("on_response", on_response)):
+        if hook is not None and not callable(hook):
+            raise ConfigurationError(f"{name}: must be callable, got {hook!r}")
     if not isinstance(timeout, Timeouts):
         timeout = attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
-    return Options(retry, timeout, assumptions, on_attempt)
+    return Options(retry, timeout, assumptions, on_attempt, on_response)

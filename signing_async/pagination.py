@@ -17,7 +17,8 @@ from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
 from .transport import wire
 from .transport.call import Operation, Transport
-from .transport.decode import Unreadable, decode_records
+from .transport.custom_records import decode_each
+from .transport.decode import Unreadable
 from .transport.error_response import look_up, request_id
 from .transport.retry import Repeat
 
@@ -171,14 +172,14 @@ class Pager(Generic[T]):
 
     def _decode(self, page: _RawPage) -> Page[T]:
         try:
-            return Page(decode_records(page.items, self._model), page.next_cursor)
+            return Page(decode_each(page.items, self._model), page.next_cursor)
         except Unreadable as error:
             problem = str(error.under(page.path))
         identity = None if page.request_id is None else self._transport.redacted(page.request_id)
         raise self._transport.shared.decode_error(self._name, problem, page.status, identity)
 
     def _is_url(self, cursor: str) -> bool:
-        return _URL.match(cursor) is not None or cursor.startswith(self._path)
+        return _URL.match(cursor) is not None or cursor.startswith(self._path.partition("?")[0])
 
     def _resolve(self, cursor: str) -> str | None:
         """Return the path and query of a next page's URL, or None if it is on another origin."""

@@ -8,17 +8,17 @@ recognizes what one call does: a draft that is sent, a document or a recipient t
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
 
-from .errors import CannotBeSent, RequestTimeout, SigningError
+from .errors import CannotBeSent, NotFound, RequestTimeout, SigningError
 from .models import Document, Signing, SigningState
-from .record_matching import Match, Record, Undecidable, stem
+from .record_matching import Match, Record, Undecidable
+from .tracking import Collection, TrackedSigning, Tracker
 
 __all__ = [
     "Creation",
@@ -26,6 +26,7 @@ __all__ = [
     "Found",
     "Listed",
     "Read",
+    "Recognized",
     "Reconciler",
     "Sent",
     "TrackedSigning",
@@ -40,7 +41,6 @@ Read = Callable[[Any], Awaitable[Any]]
 Listed = tuple[Document, ...] | None
 """The documents in a response; None if the response does not list them."""
 
-_MAX_SIGNINGS = 10_000
 _FIRST_PAUSE = 0.2
 _NEVER = -math.inf
 
@@ -176,146 +176,6 @@ class Reconciler(Generic[T]):
             self._effect.ambiguities[late] -= 1
 
 
-class _SharedReading(Generic[T]):
-    """A reading of the service that concurrent calls share."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._began_at = _NEVER
-        self._value: T | None = None
-        self._error: SigningError | None = None
-
-    async def since(self, moment: float, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the value of a reading that began after ``moment``: the latest one, or a new one.
-
-        The failure of a reading is shared as well, except a timeout, which is the reader's own.
-        """
-        async with self._lock:
-            if self._began_at <= moment:
-                began_at = asyncio.get_running_loop().time()
-                self._error = None
-                try:
-                    self._value = await read()
-                except SigningError as error:
-                    if isinstance(error, TimeoutError):
-                        raise
-                    self._error = error
-                self._began_at = began_at
-            if self._error is not None:
-                raise copy.copy(self._error)
-            return cast("T", self._value)
-
-    def forget(self) -> None:
-        self._began_at, self._value, self._error = _NEVER, None, None
-
-
-class _Collection:
-    """What this client knows of the documents, or the recipients, of one signing."""
-
-    def __init__(self, known: set[str] | None) -> None:
-        self.known: set[str] | None = known
-        """Ids that are not the effect of a pending call; None before the first reading."""
-        self.pending: Counter[str] = Counter()
-        self.unresolved: Counter[str] = Counter()
-        """Calls whose outcome is unknown; their records may still appear."""
-        self.started: int = 0
-        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.first_reading: asyncio.Lock = asyncio.Lock()
-        self.reading: _SharedReading[Any] = _SharedReading()
-
-    @property
-    def ids(self) -> set[str]:
-        """The known ids; a call is pending, so there was a first reading."""
-        assert self.known is not None
-        return self.known
-
-    def leave(self, key: str) -> None:
-        self.pending[key] -= 1
-        if not self.pending[key]:
-            del self.pending[key]
-            self.locks.pop(key, None)
-        if not self.pending:
-            self.reading.forget()
-
-
-class TrackedSigning:
-    """What this client knows of one signing."""
-
-    def __init__(self, documents: set[str] | None) -> None:
-        self.documents: _Collection = _Collection(documents)
-        self.recipients: _Collection = _Collection(set())
-        self.state: _SharedReading[Signing] = _SharedReading()
-        self.ambiguities: Counter[bool] = Counter()
-        """Ambiguous attempts to add to this signing whose effect was not found, by whether it may still show."""
-        self.ambiguous_sends: Counter[bool] = Counter()
-        """Ambiguous attempts to send it, likewise."""
-
-    @property
-    def may_change_late(self) -> bool:
-        """Whether a lost request may still add to it."""
-        return self.ambiguities[True] > 0
-
-    @property
-    def may_have_been_sent(self) -> bool:
-        """Whether an attempt to send it was ambiguous."""
-        return self.ambiguous_sends.total() > 0
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.documents.pending or self.recipients.pending)
-
-
-class Tracker:
-    """Tracks the documents and recipients this client has created, so that an ambiguous request can be reconciled.
-
-    Signings are known by their paths; the least recently used ones are forgotten first.
-    """
-
-    def __init__(self, max_signings: int = _MAX_SIGNINGS) -> None:
-        self._signings: OrderedDict[str, TrackedSigning] = OrderedDict()
-        self._max_signings = max_signings
-
-    def signing(self, path: str) -> TrackedSigning:
-        """Return the signing's entry."""
-        return self._entry(path, None)
-
-    def note_created(self, path: str) -> None:
-        """Note that a signing was just created, and has no documents."""
-        self._entry(path, set())
-
-    def observe(self, path: str) -> Callable[[Iterable[Document]], None]:
-        """Return a function that marks the documents of a reading that begins now as known.
-
-        If an upload is pending at any time during the reading, the function does nothing: the document of a pending
-        upload must not count as known.
-        """
-        signing = self._signings.get(path)
-        if signing is None or signing.documents.pending:
-            return lambda documents: None
-        collection = signing.documents
-        started = collection.started
-
-        def note(documents: Iterable[Document]) -> None:
-            if collection.started == started and collection.known is not None:
-                for document in documents:
-                    if document.id not in collection.known:
-                        collection.known.add(document.id)
-                        collection.unresolved -= Counter([stem(document.name)])
-
-        return note
-
-    def _entry(self, path: str, documents: set[str] | None) -> TrackedSigning:
-        signing = self._signings.get(path)
-        if signing is None:
-            signing = self._signings[path] = TrackedSigning(documents)
-        self._signings.move_to_end(path)
-        if len(self._signings) > self._max_signings:
-            idle = next((key for key, entry in self._signings.items() if not entry.is_busy), path)
-            if idle != path:
-                del self._signings[idle]
-        return signing
-
-
 # Sending
 
 
@@ -380,7 +240,7 @@ class Creation(Generic[Record]):
         reading: str,
         deadline: float,
         signing: TrackedSigning,
-        collection: _Collection,
+        collection: Collection,
         match: Match[Record],
         list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
         read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
@@ -468,3 +328,70 @@ class Creation(Generic[Record]):
 
     def note_unresolved(self) -> None:
         self._collection.unresolved[self._match.key] += 1
+
+
+# Any other request
+
+
+class Recognized(Generic[T]):
+    """The effect of a request to any endpoint, as the caller's own function ``recognize`` finds it.
+
+    The function gets what it reads the service with, and returns the effect or None. Its None counts only if it did
+    read, and if no reading failed: the service must have shown that there is no effect. ``identify`` returns the id of
+    an effect, if it has one.
+    """
+
+    adds_up: bool = True
+
+    def __init__(
+        self, reading: str, recognize: Callable[[Read], Awaitable[T | None]], identify: Callable[[T], object]
+    ) -> None:
+        self.ambiguities: Counter[bool] = Counter()
+        self.reading: str = reading
+        self._recognize = recognize
+        self._identify = identify
+
+    async def find(self, read: Read, since: float) -> Found[T] | None:
+        has_read = False
+        failure: SigningError | None = None
+
+        async def watched(operation: Any) -> Any:
+            nonlocal has_read, failure
+            try:
+                result = await read(operation)
+            except NotFound:
+                has_read = True
+                raise
+            except SigningError as error:
+                failure = error
+                raise
+            has_read = True
+            return result
+
+        try:
+            value = await self._recognize(watched)
+        except (SigningError, Undecidable):
+            raise
+        except Exception as error:
+            raise Undecidable(f"reconcile raised {type(error).__name__}") from error
+        if value is not None:
+            return Found(value)
+        if failure is not None:
+            raise failure
+        if not has_read:
+            raise Undecidable("reconcile returned None without reading the service")
+        return None
+
+    async def verify(self, read: Read, since: float, value: T) -> T:
+        found = await self.find(read, since)
+        if found is None:
+            raise Undecidable("reconcile does not find the effect", may_clear=True)
+        if len({self._identify(found.value), self._identify(value)} - {None}) > 1:
+            raise Undecidable("reconcile finds another record: an earlier attempt took effect late", [found.value])
+        return value
+
+    def may_cause(self, error: SigningError) -> bool:
+        return False
+
+    def note_unresolved(self) -> None:
+        """Nothing to track: nothing is known of other calls to the endpoint."""

@@ -41,6 +41,17 @@ async def serving(handler: Handler, *, ssl: SSLContext | None = None, host: str 
         await runner.cleanup()
 
 
+async def echo(request: web.Request) -> web.Response:
+    """Respond with what was received."""
+    told = {
+        "method": request.method,
+        "path": request.raw_path,
+        "headers": {name.lower(): value for name, value in request.headers.items()},
+        "body": (await request.read()).decode("latin-1"),
+    }
+    return web.json_response(told, headers={"X-Request-Id": "req_1", "X-RateLimit-Remaining": "7"})
+
+
 @asynccontextmanager
 async def answering(
     raw: bytes, *, then: Callable[[asyncio.StreamWriter], Awaitable[None]] | None = None

@@ -6,18 +6,20 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import attrs
 import pytest
 from taskiq import InMemoryBroker
 
-from signing_async import Assumptions, errors
+from signing_async import Assumptions, Signing, SigningClient, errors
 from signing_async.taskiq import add_dispatch
 from tests import guides
 from tests.guides import ROOT
 from tests.postgres.server import PostgresServer
 from tests.redis.server import running_redis
+from tests.template_service import template_service
 
 README = ROOT / "README.md"
 # These run with files of their own, in `tests/sealed` and in `tests/test_testing.py`.
@@ -61,7 +63,12 @@ async def test_code_of_the_guide_runs(
     if any("redis_url" in block for block in code):
         redis = request.getfixturevalue("redis_server")
         more["redis_url"] = redis.url
-    async with guides.namespace(tmp_path, **more) as names:
+    async with AsyncExitStack() as stack:
+        if any("/api/1.0/templates" in block for block in code):
+            server = await stack.enter_async_context(template_service())
+            more["client"] = await stack.enter_async_context(SigningClient(server.origin, "token"))
+            more["signing"] = Signing("s-1")
+        names = await stack.enter_async_context(guides.namespace(tmp_path, **more))
         if any("(broker)" in block for block in code):
             names["broker"] = add_dispatch(InMemoryBroker(), client=names["make_client"], journal=names["make_journal"])
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -31,12 +31,14 @@ from signing_async import (
     FileTokenStore,
     MemoryTokenStore,
     OAuth,
+    Response,
     RetryPolicy,
     SigningClient,
     SigningError,
     Timeouts,
     Token,
     TransportError,
+    User,
 )
 from signing_async.sandbox import Sandbox
 from tests.auth.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
@@ -57,6 +59,7 @@ class Watch:
     def __init__(self) -> None:
         self.log = io.StringIO()
         self.attempts: list[Attempt] = []
+        self.responses: list[Response] = []
         self.errors: list[BaseException] = []
 
     async def failing(self, call: Awaitable[object]) -> SigningError:
@@ -72,6 +75,9 @@ class Watch:
         hidden("log", self.log.getvalue())
         for attempt in self.attempts:
             hidden("attempt", repr(attempt))
+            hidden("headers of an attempt", repr(dict(attempt.headers)))
+        for response in self.responses:
+            hidden("response", f"{response!r} {response} {response.request_id}")
         for error in self.errors:
             check(error)
 
@@ -264,6 +270,13 @@ ANSWERS: dict[str, Any] = {
     "waits": waits,
 }
 
+
+async def _stream(client: SigningClient, oauth: OAuth) -> None:
+    async with client.stream("GET", "/x") as response:
+        async for _ in response:
+            pass
+
+
 OPERATIONS: dict[str, Calls] = {
     "exchange": lambda client, oauth: oauth.exchange(f"{REDIRECT}?code={quote(CODE, safe='')}&state=st4te", "st4te"),
     "exchange code": lambda client, oauth: oauth.exchange(CODE),
@@ -278,6 +291,13 @@ OPERATIONS: dict[str, Calls] = {
     "add": lambda client, oauth: client.recipients.add("s-1", email="a@b.example", first_name="A", last_name="B"),
     "recipients": lambda client, oauth: client.recipients.list("s-1"),
     "remind": lambda client, oauth: client.recipients.remind("s-1", "r-1"),
+    "request": lambda client, oauth: client.request("POST", "/x/{id}", path={"id": "x-1"}, json={"a": 1}),
+    "request a record": lambda client, oauth: client.request("GET", "/x", params={"a": "b"}, into=User),
+    "request, reconciled": lambda client, oauth: client.request(
+        "POST", "/x", json={"a": 1}, into=User, reconcile=lambda read: read("/x")
+    ),
+    "paginate": lambda client, oauth: client.paginate("/x", into=User),
+    "stream": _stream,
 }
 # With these some operations succeed: they ignore the body, or keep unknown fields.
 SUCCESSES = {"no JSON", "wrong shape", "wrong list", "request id of success", "breaks off"}
@@ -301,6 +321,7 @@ async def test_no_secret_appears_whatever_the_server_responds(name: str, watch: 
                 retry=retry,
                 timeout=Timeouts(call=0.15, transfer=0.15),
                 on_attempt=watch.attempts.append,
+                on_response=watch.responses.append,
             ) as client,
         ):
             await oauth.token()

@@ -19,7 +19,6 @@ from ..errors import DecodeError, InvalidRequest, NotSound, RequestTimeout, Tran
 from ..transport import wire
 from ..transport.call import Transport
 from ..transport.decode import Unreadable
-from ..transport.error_response import request_id
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -70,13 +69,15 @@ async def checked_chunks(response: wire.Response, max_bytes: int) -> AsyncGenera
         raise Unreadable("the sealed file is truncated: no %%EOF at its end")
 
 
-async def stream(response: wire.Response, transport: Transport) -> AsyncGenerator[bytes, None]:
-    """Yield the chunks of a sealed PDF. Raise a `SigningError` if one cannot be read or does not arrive in time."""
+async def stream(
+    response: wire.Response, transport: Transport, received: AsyncGenerator[bytes, None], operation: str
+) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks received. Raise a `SigningError` if one cannot be read or does not arrive in time."""
     options = transport.options
     time_left = options.timeouts.transfer
     loop = asyncio.get_running_loop()
     try:
-        async with aclosing(checked_chunks(response, options.assumptions.max_sealed_bytes)) as chunks:
+        async with aclosing(received) as chunks:
             while True:
                 began = loop.time()
                 async with asyncio.timeout(time_left):
@@ -85,6 +86,8 @@ async def stream(response: wire.Response, transport: Transport) -> AsyncGenerato
                     return
                 time_left -= loop.time() - began
                 yield chunk
+                # Some tracebacks show variables.
+                del chunk
     except wire.BrokenResponse as broken:
         kind: type[TransportError | DecodeError] = TransportError
         problem = broken.failure.message
@@ -92,9 +95,8 @@ async def stream(response: wire.Response, transport: Transport) -> AsyncGenerato
         kind, problem = DecodeError, f"cannot decode the response: {unreadable}"
     except TimeoutError:
         kind, problem = RequestTimeout, "the response did not arrive in time"
-    found = request_id(response.headers, None, options.assumptions)
-    redacted = None if found is None else transport.redacted(found)
-    raise kind(f"{DOWNLOAD}: {problem}", operation=DOWNLOAD, status=response.status, request_id=redacted)
+    request_id = transport.shared.request_id(response.headers, None, options.assumptions)
+    raise kind(f"{operation}: {problem}", operation=operation, status=response.status, request_id=request_id)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

@@ -250,7 +250,8 @@ class Documents:
 
         response = await self._transport.call(self._download(signing_id, document_id, receive))
         try:
-            async with aclosing(stream(response, self._transport)) as chunks:
+            received = checked_chunks(response, self._max_bytes)
+            async with aclosing(stream(response, self._transport, received, DOWNLOAD)) as chunks:
                 yield chunks
         finally:
             response.close()

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .pdf_syntax import Bytes, Read
     from .preflight import Verdict
 
-__all__ = ["OpenPdf", "PdfSource", "Source"]
+__all__ = ["OpenPdf", "PdfSource", "Source", "form_body"]
 
 # Files up to this size are read at once; streams are kept in memory up to this size.
 _BLOCK = 256 * 1024
@@ -227,26 +227,21 @@ class OpenPdf:
 
     def body(self, sent: Callable[[int], None]) -> wire.Body:
         """Return a form with this file as ``selected_file``, for one attempt; call ``sent`` with the bytes sent."""
-        boundary = secrets.token_hex(16)
-        head = (
-            f"--{boundary}\r\n"
-            f'Content-Disposition: form-data; name="selected_file"; filename="{_escape(self.filename)}"\r\n'
-            "Content-Type: application/pdf\r\n\r\n"
-        ).encode()
-        tail = f"\r\n--{boundary}--\r\n".encode()
+        return form_body({"selected_file": self}, sent)
 
-        async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
-            if isinstance(self._content, memoryview) and self.size <= _SINGLE_WRITE:
-                if self.sha256 is not None:
-                    self._check_sent(hashlib.sha256(self._content))
-                await write(b"".join((head, self._content, tail)))
-                sent(self.size)
-                return
-            await write(head)
-            await self._send(write, waiting, sent)
-            await write(tail)
-
-        return wire.Body(produce, len(head) + self.size + len(tail), f"multipart/form-data; boundary={boundary}")
+    async def write(
+        self, write: wire.Write, waiting: Callable[[], int], sent: Callable[[int], None], before: bytes, after: bytes
+    ) -> None:
+        """Write the content between the other bytes of a form."""
+        if isinstance(self._content, memoryview) and self.size <= _SINGLE_WRITE:
+            if self.sha256 is not None:
+                self._check_sent(hashlib.sha256(self._content))
+            await write(b"".join((before, self._content, after)))
+            sent(self.size)
+            return
+        await write(before)
+        await self._send(write, waiting, sent)
+        await write(after)
 
     async def _send(self, write: wire.Write, waiting: Callable[[], int], sent: Callable[[int], None]) -> None:
         digest = None if self.sha256 is None else hashlib.sha256()
@@ -301,6 +296,34 @@ class OpenPdf:
 
     def _changed(self) -> InvalidRequest:
         return InvalidRequest(f"source: {self.filename} changed while it was uploaded")
+
+
+def form_body(fields: Mapping[str, str | OpenPdf], sent: Callable[[int], None]) -> wire.Body:
+    """Return a form with these fields, for one attempt; call ``sent`` with the bytes sent of its files."""
+    boundary = secrets.token_hex(16)
+    # What comes before each file, and after the last one.
+    parts, files = [b""], []
+    for name, value in fields.items():
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_escape(name)}"'
+        if isinstance(value, str):
+            parts[-1] += f"{head}\r\n\r\n{value}\r\n".encode()
+            continue
+        parts[-1] += f'{head}; filename="{_escape(value.filename)}"\r\nContent-Type: application/pdf\r\n\r\n'.encode()
+        parts.append(b"\r\n")
+        files.append(value)
+    parts[-1] += f"--{boundary}--\r\n".encode()
+
+    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
+        *before, last = parts
+        for file, part in zip(files[:-1], before[:-1], strict=True):
+            await file.write(write, waiting, sent, part, b"")
+        if files:
+            await files[-1].write(write, waiting, sent, before[-1], last)
+        else:
+            await write(last)
+
+    size = sum(map(len, parts)) + sum(file.size for file in files)
+    return wire.Body(produce, size, f"multipart/form-data; boundary={boundary}")
 
 
 class _Spool:

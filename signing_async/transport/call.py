@@ -13,7 +13,7 @@ from ..reconcile import Found, Reconciler, Undecidable
 from . import retry
 from .deadlines import Deadline
 from .exchange import Exchange, TokenReplaced
-from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log, report
+from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, call_hook, log, report
 from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
 
 __all__ = [
@@ -272,6 +272,8 @@ class _Call(Generic[T]):
                 return await reading
         except Undecidable as error:
             unknown = self._unknown(f"{cause}{error}", known=(*known, *error.known))
+            # What the caller's own function raised.
+            unknown.__cause__ = error.__cause__
         except TimeoutError:  # also that of a reading: the readings share the time that is left
             text = f"{late}; the deadline passed before it could be reconciled"
             unknown = self._unknown(text, known=known, timed_out=True)
@@ -322,15 +324,21 @@ class _Call(Generic[T]):
         in_doubt: bool = False,
         level: int | None = None,
     ) -> None:
-        """Tell the log and the ``on_attempt`` hook about an attempt."""
-        hook = self.options.on_attempt
+        """Tell the log and the hooks about an attempt."""
+        options, exchange = self.options, self.exchange
         if level is None:
             level = logging.DEBUG if delay is None else logging.INFO
+        if options.on_response is not None and (response := exchange.response) is not None:
+            call_hook("on_response", options.on_response, response)
+        hook = options.on_attempt
         if hook is None and not log.isEnabledFor(level):
             return
-        seconds, status, request_id = time.perf_counter() - began, self.exchange.status, self.exchange.request_id
+        seconds, status, request_id = time.perf_counter() - began, exchange.status, exchange.request_id
         name, number = self.operation.name, self.retries.attempts
-        report(Attempt(name, number, status, seconds, request_id, delay, error, in_doubt), hook, level=level)
+        headers = {} if hook is None else exchange.headers
+        attempt = Attempt(name, number, status, seconds, request_id, delay, error, in_doubt, headers)
+        report(attempt, level=level)
+        call_hook("on_attempt", hook, attempt)
 
 
 def _complete(error: errors.SigningError, reason: str, attempts: int) -> errors.SigningError:

@@ -27,7 +27,15 @@ except ModuleNotFoundError:  # the extra `speed` is not installed
 if TYPE_CHECKING:
     import cattrs
 
-__all__ = ["Unreadable", "converter", "decode_record", "decode_records", "is_ready", "parse", "timestamp"]
+__all__ = [
+    "Unreadable",
+    "converter",
+    "decode_all",
+    "decode_record",
+    "describe",
+    "parse",
+    "timestamp",
+]
 
 T = TypeVar("T")
 
@@ -140,17 +148,9 @@ def decode_record(data: Any, cls: type[T]) -> T:
     return hook(data, cls)
 
 
-def decode_records(items: Any, cls: type[T]) -> tuple[T, ...]:
-    """Decode each object of a parsed list."""
-    return _decode_all(items, _hook(cls))  # type: ignore[arg-type]  # a class is hashable
-
-
 @cache
 def converter() -> cattrs.Converter:
-    """Return the converter with a hook for each record class.
-
-    It is made before the first request, in a thread: importing cattrs is slow.
-    """
+    """Return the converter with a hook for each record class. Importing cattrs is slow."""
     import cattrs
 
     made = cattrs.Converter(detailed_validation=False)
@@ -161,20 +161,16 @@ def converter() -> cattrs.Converter:
     return made
 
 
-def is_ready() -> bool:
-    """Return whether the converter has been made."""
-    return converter.cache_info().currsize > 0
-
-
 @cache
 def _hook(cls: Any) -> Callable[[Any, Any], Any]:
     return converter().get_structure_hook(cls)
 
 
-def _decode_all(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
+def decode_all(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
+    """Decode each item of a parsed list."""
     records: list[T] = []
     if not isinstance(items, list):
-        raise Unreadable(f"expected a list, got {_describe(items)}")
+        raise Unreadable(f"expected a list, got {describe(items)}")
     try:
         for item in items:
             records.append(hook(item, None))
@@ -195,7 +191,7 @@ _METHODS: dict[str, SigningMethod] = {each.value: each for each in SigningMethod
 
 def _decode_document(data: Any, _: Any) -> Document:
     if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {_describe(data)}")
+        raise Unreadable(f"expected an object, got {describe(data)}")
     take = data.pop
     document = _new(Document)
     fields = document.__dict__
@@ -215,7 +211,7 @@ def _decode_document(data: Any, _: Any) -> Document:
 
 def _decode_signing(data: Any, _: Any) -> Signing:
     if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {_describe(data)}")
+        raise Unreadable(f"expected an object, got {describe(data)}")
     take = data.pop
     signing = _new(Signing)
     fields = signing.__dict__
@@ -249,7 +245,7 @@ def _decode_signing(data: Any, _: Any) -> Signing:
 
 def _decode_recipient(data: Any, _: Any) -> Recipient:
     if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {_describe(data)}")
+        raise Unreadable(f"expected an object, got {describe(data)}")
     take = data.pop
     recipient = _new(Recipient)
     fields = recipient.__dict__
@@ -273,7 +269,7 @@ def _decode_recipient(data: Any, _: Any) -> Recipient:
 
 def _decode_user(data: Any, _: Any) -> User:
     if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {_describe(data)}")
+        raise Unreadable(f"expected an object, got {describe(data)}")
     take = data.pop
     user = _new(User)
     fields = user.__dict__
@@ -286,7 +282,7 @@ def _decode_user(data: Any, _: Any) -> User:
 
 def _decode_documents(value: Any) -> tuple[Document, ...]:
     try:
-        return _decode_all(value, _decode_document)
+        return decode_all(value, _decode_document)
     except Unreadable as error:
         raise error.under("documents") from None
 
@@ -327,10 +323,10 @@ def _decode_choice(name: str, value: Any, cls: type[Enum]) -> Any:
 
 
 def _unexpected(name: str, expected: str, value: Any) -> Unreadable:
-    return Unreadable(f"expected {expected}, got {_describe(value)}", name)
+    return Unreadable(f"expected {expected}, got {describe(value)}", name)
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return a value for an error message, or only its kind if it may be long."""
     if isinstance(value, str):
         # Whole or not at all: redaction does not recognize half of a secret.
@@ -395,7 +391,7 @@ def _parse_timestamp(value: Any) -> datetime | None:
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             moment = _from_epoch(float(value))
     if moment is None:
-        raise Unreadable(f"expected a timestamp, got {_describe(value)}")
+        raise Unreadable(f"expected a timestamp, got {describe(value)}")
     return moment
 
 

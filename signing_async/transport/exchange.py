@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
+from multidict import CIMultiDict
 
 from .. import errors
 from . import retry, wire
 from .decode import Unreadable, parse
-from .error_response import error_from, request_id
+from .error_response import error_from
 from .operation import Operation, Options, Shared
+from .redaction import redact_data
+from .response import Response
 from .retry import FailedAttempt, Outcome, Repeat
 
 __all__ = ["Exchange", "TokenReplaced"]
@@ -22,6 +26,7 @@ T = TypeVar("T")
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
+_READING = frozenset({"GET", "HEAD"})
 
 
 class TokenReplaced:
@@ -36,7 +41,7 @@ class Exchange(Generic[T]):
     sent_at: float = 0.0
     status: int | None = None
     _headers: Mapping[str, str] = {}
-    _content: bytes = b""
+    _content: bytes | None = None
     _data: Any = None
     _error_id: str | None = None
 
@@ -48,9 +53,29 @@ class Exchange(Generic[T]):
     @property
     def request_id(self) -> str | None:
         """The request id of the response, looked up only when it is needed."""
-        found = request_id(self._headers, self._data, self._options.assumptions)
-        # A server may echo anything in it.
-        return self._error_id or (None if found is None else self._shared.redact(found))
+        data = self._data
+        if self._operation.respond is not None and self._content is not None:
+            with contextlib.suppress(Unreadable):
+                data = parse(self._content)
+        return self._error_id or self._shared.request_id(self._headers, data, self._options.assumptions)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the response, without secrets."""
+        values = redact_data(list(self._headers.values()), self._shared.auth.secrets())
+        return CIMultiDict(zip(self._headers, values, strict=True))
+
+    @property
+    def response(self) -> Response | None:
+        """The response; None if its body was not read, or not to its end."""
+        status, content, operation = self.status, self._content, self._operation
+        if status is None or content is None:
+            return None
+        may_repeat = operation.repeat is Repeat.READ
+        assumptions = self._options.assumptions
+        return Response(
+            operation.name, status, self._headers, content, self._shared, assumptions, may_repeat=may_repeat
+        )
 
     async def send(self, limit: float, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
         """Send the request, and return what its response holds; ``limit`` is the loop time at which it is cancelled.
@@ -63,7 +88,13 @@ class Exchange(Generic[T]):
             self.body = operation.body()
         self.sent_at = loop.time()
         request = wire.Request(
-            operation.method, self._shared.origin, operation.path, operation.params, self.body, operation.accept
+            operation.method,
+            self._shared.origin,
+            operation.path,
+            operation.params,
+            self.body,
+            operation.accept,
+            operation.headers,
         )
         # While an upload is processed there is silence; it must not be taken for a lost response.
         silence = self._options.timeouts.call if operation.receive is not None else None
@@ -75,7 +106,7 @@ class Exchange(Generic[T]):
             try:
                 self.status = response.status
                 self._headers = response.headers
-                if response.status in _REDIRECTS and operation.method == "GET":
+                if response.status in _REDIRECTS and operation.method in _READING:
                     request = self._redirected(request, response)
                     self.status, self._headers = None, {}
                     continue
@@ -144,33 +175,36 @@ class Exchange(Generic[T]):
         operation = self._operation
         if not response.ok:
             return await self._fail(response)
-        if operation.decode is None and operation.receive is None:
-            # The status suffices: it does not matter if the body is cut off or hangs.
-            if not _is_html_page(await response.read_start(), response):
-                return cast("T", None)
-            page = self._shared.decode_error(operation.name, "it is a page of HTML", response.status, self.request_id)
-            return self._unreadable(page)
         try:
             if operation.receive is not None:
                 return await operation.receive(response)
-            assert operation.decode is not None
             # Not in local variables: some tracebacks show those. Decoding uses up the data, and an error needs it.
-            self._content = await response.read(self._options.assumptions.max_answer_bytes)
-            self._data = parse(self._content)
-            return operation.decode(self._data, response)
+            if operation.decode is not None:
+                self._content = await response.read(self._options.assumptions.max_answer_bytes)
+                self._data = parse(self._content)
+                return operation.decode(self._data, response)
+            if operation.respond is not None:
+                self._content = await response.read(self._options.assumptions.max_answer_bytes)
+            else:
+                # The status suffices: it does not matter if the body is cut off or hangs.
+                self._content = await response.read_start()
+            if _is_html_page(self._content, response) and "html" not in operation.headers.get("Accept", ""):
+                raise Unreadable("it is a page of HTML")
+            if operation.respond is None:
+                return cast("T", None)
+            return operation.respond(cast("Response", self.response))
         except Unreadable as error:
             problem = str(error)
-        unreadable = self._shared.decode_error(operation.name, problem, response.status, self.request_id, self._content)
+        unreadable = self._shared.decode_error(
+            operation.name, problem, response.status, self.request_id, self._content or b""
+        )
         if operation.repeat is Repeat.READ:
             raise unreadable
-        return self._unreadable(unreadable)
-
-    def _unreadable(self, error: errors.DecodeError) -> FailedAttempt:
-        """Return the failure of a write whose successful response cannot be decoded: it is reconciled if possible."""
-        error.effect = "unknown"
-        if self._operation.repeat is Repeat.CREATE:
-            raise error
-        return FailedAttempt(Outcome.LOST, error, transient=False)
+        # A write that succeeded is reconciled if possible.
+        unreadable.effect = "unknown"
+        if operation.repeat is Repeat.CREATE:
+            raise unreadable
+        return FailedAttempt(Outcome.LOST, unreadable, transient=False)
 
     async def _fail(self, response: wire.Response) -> FailedAttempt:
         """Return the failure that a response other than 2xx means; raise the error if a repeat cannot help."""
@@ -182,17 +216,23 @@ class Exchange(Generic[T]):
             # A 502 or 504, or a proxy's page, says nothing about the service behind it.
             own = status in (500, 503) and error.code is not None
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
-        if status < 400 and self._operation.method != "GET":
+        if status < 400 and self._operation.method not in _READING:
             # Some server took the request, and it is not known where the request went.
             return FailedAttempt(Outcome.LOST, error, transient=False)
         raise error
+
+    def _noted(self, content: bytes) -> bytes:
+        """Keep the body of an error for the hook. Without a hook, such as for a token request, no field holds it."""
+        if self._options.on_response is not None:
+            self._content = content
+        return content
 
     async def _error(self, response: wire.Response) -> errors.APIError | errors.AuthError:
         headers = response.headers
         error = error_from(
             response.status,
             headers,
-            await response.read_start(),
+            self._noted(await response.read_start()),
             reason=response.reason,
             operation=self._operation.name,
             not_found=self._operation.not_found,

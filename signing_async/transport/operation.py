@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -16,11 +16,27 @@ from ..models import Token
 from ..reconcile import Effect
 from . import wire
 from .decode import Unreadable, parse
+from .error_response import request_id
 from .rate_limit import LocalRateLimiter, RateLimiter, ResponseTimes
 from .redaction import redact, redact_data
 from .retry import Repeat, RetryBudget, RetryPolicy
 
-__all__ = ["Anonymous", "Attempt", "Auth", "Bearer", "Operation", "Options", "Shared", "Timeouts", "log", "report"]
+if TYPE_CHECKING:
+    from .response import Response
+
+__all__ = [
+    "Anonymous",
+    "Attempt",
+    "Auth",
+    "Bearer",
+    "Operation",
+    "Options",
+    "Shared",
+    "Timeouts",
+    "call_hook",
+    "log",
+    "report",
+]
 
 T = TypeVar("T")
 
@@ -62,10 +78,12 @@ class Attempt:
     """What failed, without secrets; None after a success."""
     in_doubt: bool = False
     """Whether the attempt failed and may have taken effect, now or later."""
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False, hash=False)
+    """The headers of the response, by names in any case and without secrets; none if there was no response."""
 
 
-def report(attempt: Attempt, hook: Callable[[Attempt], None] | None, *, level: int) -> None:
-    """Log an attempt, and pass it to the hook."""
+def report(attempt: Attempt, *, level: int) -> None:
+    """Log an attempt."""
     log.log(
         level,
         "%s attempt %d: %s in %.3f s%s%s%s",
@@ -77,11 +95,15 @@ def report(attempt: Attempt, hook: Callable[[Attempt], None] | None, *, level: i
         f": {attempt.error}" if attempt.error else "",
         f"; retry in {attempt.delay:.3f} s" if attempt.delay is not None else "",
     )
+
+
+def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
+    """Call a hook of the caller, if there is one; log what it raises."""
     if hook is not None:
         try:
-            hook(attempt)
+            hook(value)
         except Exception:
-            log.exception("the on_attempt hook failed")
+            log.exception("the %s hook failed", name)
 
 
 class Auth(Protocol):
@@ -137,8 +159,10 @@ class Operation(Generic[T]):
     repeat: Repeat
     decode: Callable[[Any, wire.Response], T] | None = None
     """Makes the result from the parsed response. Without it the status alone counts."""
+    respond: Callable[[Response], T] | None = None
+    """Makes the result from the whole response, whose body need not be JSON."""
     receive: Callable[[wire.Response], Awaitable[T]] | None = None
-    """Reads the response itself, if it is not JSON."""
+    """Reads the body itself: a file."""
     convert_error: Callable[[APIError, Mapping[str, str]], APIError | AuthError] | None = None
     """Converts the error of an error response; called with the error and the response's headers."""
     effect: Effect[T] | None = None
@@ -149,6 +173,8 @@ class Operation(Generic[T]):
     not_found: type[NotFound] = NotFound
     transfer: bool = False
     accept: str = wire.JSON
+    headers: Mapping[str, str] = attrs.field(default={}, repr=False)
+    """Further headers of the request, which replace those of the same name."""
 
     def error_from(self, error: APIError, headers: Mapping[str, str]) -> APIError | AuthError:
         """Return the error to raise for an error response."""
@@ -163,6 +189,7 @@ class Options:
     timeouts: Timeouts
     assumptions: Assumptions
     on_attempt: Callable[[Attempt], None] | None
+    on_response: Callable[[Response], None] | None = None
 
 
 class Shared:
@@ -183,6 +210,11 @@ class Shared:
     def redact(self, text: str) -> str:
         """Return the text without tokens and secrets."""
         return redact(text, self.auth.secrets())
+
+    def request_id(self, headers: Mapping[str, str], data: Any, assumptions: Assumptions) -> str | None:
+        """Return the request id of a response, without secrets: a server may echo anything in it."""
+        found = request_id(headers, data, assumptions)
+        return None if found is None else self.redact(found)
 
     def decode_error(
         self, operation: str, problem: str, status: int, request_id: str | None, content: bytes = b""

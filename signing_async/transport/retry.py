@@ -1,15 +1,16 @@
 """All retry decisions: what is retried, when, how often, and the runner that carries the decisions out.
 
-======================================  =======  ================  ========  ========  =============  =======
-outcome                                 reads    reconciled        create    remind    token request  probes
-======================================  =======  ================  ========  ========  =============  =======
-nothing was sent                        retry    retry             retry     retry     retry          raise
-429                                     retry    retry             retry     retry     retry          retry
-5xx                                     retry    reconcile, retry  retry     retry     retry          raise
-the response was lost after sending     retry    reconcile, retry  retry     unknown   retry once     raise
-======================================  =======  ================  ========  ========  =============  =======
+===================================  =====  ================  ======  =======  =======  =============  ======
+outcome                              reads  reconciled        create  remind   others   token request  probes
+===================================  =====  ================  ======  =======  =======  =============  ======
+nothing was sent                     retry  retry             retry   retry    retry    retry          raise
+429                                  retry  retry             retry   retry    retry    retry          retry
+5xx                                  retry  reconcile, retry  retry   retry    unknown  retry          raise
+the response was lost after sending  retry  reconcile, retry  retry   unknown  unknown  retry once     raise
+===================================  =====  ================  ======  =======  =======  =============  ======
 
 `send`, `upload` and `add` are reconciled: the service has no idempotency keys, so its state is read before a retry.
+"Others" are the writes of `request`, of which the package knows nothing.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ class Repeat(Enum):
     RECONCILED = "harm, so the service is read first"
     CREATE = "leave a spare draft"
     REMIND = "remind twice"
+    NEVER = "something that is not known"
     TOKEN = "use a refresh token twice"
     PROBE = "nothing, but a failure is a finding"
 
@@ -154,6 +156,8 @@ def step_after(outcome: Outcome, repeat: Repeat) -> Step:
     """Return the entry of the table above."""
     if repeat is Repeat.RECONCILED and outcome.is_ambiguous:
         return Step.RECONCILE
+    if outcome.is_ambiguous and repeat is Repeat.NEVER:
+        return Step.UNKNOWN
     if outcome in _NO_RESPONSE and repeat is Repeat.REMIND:
         return Step.UNKNOWN
     if outcome in _NO_RESPONSE and repeat is Repeat.TOKEN:

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import re
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
@@ -22,12 +22,13 @@ import attrs
 from aiohttp import hdrs
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_writer import StreamWriter
+from multidict import CIMultiDict
 from yarl import URL
 
 from .. import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
 from ..models import Token
-from . import decode
+from . import custom_records
 from .retry import Outcome
 
 __all__ = [
@@ -154,6 +155,9 @@ class Body(aiohttp.Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Write the body; aiohttp calls this with a connection, and sends the headers with the first chunk."""
+        if self.started:
+            # aiohttp repeats a PUT or DELETE by itself if an idle connection was closed.
+            raise ConnectionResetError("a body is sent once")
         self.started = True
         self.started_at = asyncio.get_running_loop().time()
         if self.idle_connections:
@@ -193,6 +197,7 @@ class Request:
     params: Mapping[str, str] = {}
     body: Body | None = None
     accept: str = JSON
+    headers: Mapping[str, str] = attrs.field(default={}, repr=False)
 
     @property
     def url(self) -> URL:
@@ -260,7 +265,7 @@ class Response:
                     body += chunk[: _START_BYTES - len(body)]
         return body
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives."""
         while chunk := await self._next():
             yield chunk
@@ -407,14 +412,15 @@ async def send(
 
     ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending.
     """
-    if not decode.is_ready():
-        # In a thread: importing cattrs would block the event loop for too long.
-        await asyncio.to_thread(decode.converter)
+    await custom_records.prepare()
     refused: ClientClosed | ConfigurationError | None = None
     session = sessions.get()
     url = request.url
     body = request.body
     headers, idle = sessions.prepare(session, url, request.accept)
+    if request.headers:
+        headers = CIMultiDict(headers)
+        headers.update(request.headers)
     if body is not None:
         body.idle_connections = idle
     loop = asyncio.get_running_loop()

@@ -35,7 +35,8 @@ from signing_async import (
 )
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.transport import decode
-from signing_async.transport.decode import Unreadable, decode_record, decode_records, parse, timestamp
+from signing_async.transport.custom_records import decode_each
+from signing_async.transport.decode import Unreadable, decode_record, parse, timestamp
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
@@ -310,12 +311,12 @@ def test_error_names_path_expected_type_and_value(data: Any, cls: type[Any], mes
 
 
 def test_error_in_a_list_names_the_index() -> None:
-    assert decode_records([{"id": "a"}, {"id": "b"}], Document) == (Document("a"), Document("b"))
-    assert decode_records([], Document) == ()
+    assert decode_each([{"id": "a"}, {"id": "b"}], Document) == (Document("a"), Document("b"))
+    assert decode_each([], Document) == ()
     with pytest.raises(Unreadable, match=r"^\[1\]\.id: missing$"):
-        decode_records([{"id": "a"}, {}], Document)
+        decode_each([{"id": "a"}, {}], Document)
     with pytest.raises(Unreadable, match=r"^expected a list, got 5$"):
-        decode_records(5, Document)
+        decode_each(5, Document)
 
 
 def test_hooks_are_registered_with_cattrs() -> None:

@@ -54,16 +54,30 @@ def _retries(
 @pytest.mark.parametrize(
     ("outcome", "row"),
     [
-        (Outcome.UNSENT, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
-        (Outcome.THROTTLED, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
-        (Outcome.FAILED, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
-        (Outcome.GATEWAY, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
-        (Outcome.CUT, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE]),
-        (Outcome.LOST, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE]),
+        (Outcome.UNSENT, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RAISE]),
+        (Outcome.THROTTLED, [Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY, Step.RETRY]),
+        (Outcome.FAILED, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.UNKNOWN, Step.RETRY, Step.RAISE]),
+        (Outcome.GATEWAY, [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.RETRY, Step.UNKNOWN, Step.RETRY, Step.RAISE]),
+        (
+            Outcome.CUT,
+            [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE],
+        ),
+        (
+            Outcome.LOST,
+            [Step.RETRY, Step.RECONCILE, Step.RETRY, Step.UNKNOWN, Step.UNKNOWN, Step.RETRY_ONCE, Step.RAISE],
+        ),
     ],
 )
 def test_step_after_each_outcome_is_that_of_the_table(outcome: Outcome, row: list[Step]) -> None:
-    kinds = [Repeat.READ, Repeat.RECONCILED, Repeat.CREATE, Repeat.REMIND, Repeat.TOKEN, Repeat.PROBE]
+    kinds = [
+        Repeat.READ,
+        Repeat.RECONCILED,
+        Repeat.CREATE,
+        Repeat.REMIND,
+        Repeat.NEVER,
+        Repeat.TOKEN,
+        Repeat.PROBE,
+    ]
     assert [step_after(outcome, kind) for kind in kinds] == row
 
 

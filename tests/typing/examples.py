@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, assert_type
 
 import aiohttp
+import attrs
 
 from signing_async import (
     APIError,
@@ -37,9 +38,12 @@ from signing_async import (
     PdfSource,
     RateLimited,
     RateLimiter,
+    Reader,
     Recipient,
     RemindResult,
     RequestTimeout,
+    Response,
+    ResponseStream,
     RetryPolicy,
     SealedFile,
     Signing,
@@ -133,6 +137,48 @@ async def files(client: SigningClient, signing: Signing) -> None:
     async with client.documents.stream_signed(signing, document) as chunks:
         async for chunk in chunks:
             assert_type(chunk, bytes)
+
+
+@attrs.frozen
+class Template:
+    """A class of the user's own."""
+
+    id: str
+    name: str = ""
+
+
+async def any_endpoint(client: SigningClient, signing: Signing) -> None:
+    """A response has the type that is asked for, also after a reconciliation."""
+
+    async def find(read: Reader) -> Template | None:
+        assert_type(await read("/api/1.0/x/{id}", path={"id": signing}, params={"a": 1}), Response)
+        templates = [template async for template in read.paginate("/api/1.0/templates", into=Template)]
+        assert_type(read.only(templates), Template | None)
+        return read.only(templates)
+
+    async def find_response(read: Reader) -> Response | None:
+        return await read("/api/1.0/x")
+
+    response = await client.request("POST", "/api/1.0/x/{id}", path={"id": signing}, json={"a": [1]}, timeout=5)
+    assert_type(response, Response)
+    assert_type(response.status, int)
+    assert_type(response.headers, Mapping[str, str])
+    assert_type(response.request_id, str | None)
+    assert_type(response.bytes, bytes)
+    assert_type(response.text, str)
+    assert_type(response.decode(Signing), Signing)
+    assert_type(response.decode(list[Template]), list[Template])
+    assert_type(await client.request("GET", "/api/1.0/x", into=Template), Template)
+    assert_type(await client.request("POST", "/api/1.0/x", into=Template, reconcile=find), Template)
+    assert_type(await client.request("POST", "/api/1.0/x", body=b"a", reconcile=find_response), Response)
+    assert_type(await client.request("PUT", "/x", body={"a": "b", "file": PdfSource("a.pdf")}, repeat=True), Response)
+    assert_type(client.paginate("/api/1.0/templates", into=Template, limit=5), Pager[Template])
+    async with client.stream("GET", "/api/1.0/exports", headers={"Accept": "text/csv"}) as stream:
+        assert_type(stream, ResponseStream)
+        async for chunk in stream:
+            assert_type(chunk, bytes)
+    seen: list[Response] = []
+    client.with_options(on_response=seen.append, on_attempt=lambda attempt: print(attempt.headers["X-Limit"]))
 
 
 async def tokens(path: Path) -> None:

@@ -1,0 +1,438 @@
+"""Requests with a ``reconcile`` of the caller: never two silent effects, and never a definite error for an effect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import attrs
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from signing_async import (
+    CannotBeSent,
+    DecodeError,
+    Forbidden,
+    InvalidRequest,
+    MemoryTokenStore,
+    NotFound,
+    OAuth,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
+    Reader,
+    Response,
+    RetryPolicy,
+    ServerError,
+    Signing,
+    SigningClient,
+    SigningError,
+    Token,
+)
+from tests.reconcile.late_service import OK, Fate, LateService, script
+from tests.reconcile.test_late_effects import (
+    FIRST,
+    FOLLOWING,
+    PATIENT,
+    POLICY,
+    SETTLE,
+    _hang_after,
+    _judge,
+    _outcome,
+    fates,
+)
+from tests.servers import serving
+
+WRITES = ["send", "add", "add into"]
+SEND, FOLDER = "/api/1.0/signings/{id}/send", "/api/1.0/signings/{id}/recipients"
+
+
+@attrs.frozen
+class Person:
+    """A class of the caller."""
+
+    id: str
+    email: str
+    extra: dict[str, Any] = attrs.field(factory=dict)
+
+
+def _send(client: SigningClient, signing: str, **options: Any) -> Awaitable[Response]:
+    async def find(read: Reader) -> Response | None:
+        response = await read("/api/1.0/signings/{id}", path={"id": signing})
+        return None if response.decode(Signing).is_draft else response
+
+    return client.request("POST", SEND, path={"id": signing}, reconcile=find, **options)
+
+
+def _add(client: SigningClient, email: str, **options: Any) -> Awaitable[Any]:
+    async def find(read: Reader) -> Person | None:
+        return read.only(
+            [each async for each in read.paginate(FOLDER, into=Person, path={"id": "s"}) if each.email == email]
+        )
+
+    return client.request("POST", FOLDER, path={"id": "s"}, json={"email": email}, reconcile=find, **options)
+
+
+def _call(client: SigningClient, write: str, number: int = 0) -> tuple[str, Awaitable[Any]]:
+    """A call, and the key of its script."""
+    if write == "send":
+        return f"s{number}", _send(client, f"s{number}")
+    email = f"{number}@example.com"
+    return email, _add(client, email, **({"into": Person} if write == "add into" else {}))
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("first", FIRST)
+async def test_effect_within_the_settle_time_is_the_result(write: str, first: str) -> None:
+    """What the function returned is what the call returns; the request is made once."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate(first, 0.02 if first == "drop" else 0.25), "ok")
+        result = await call
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
+        if write == "send":
+            assert isinstance(result, Response)
+            assert result.decode(Signing).is_draft is False
+        else:
+            assert result == Person(f"{key}-0", key)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize("first", ["504", "html"])
+async def test_effect_after_the_settle_time_is_never_silent(write: str, first: str, following: str) -> None:
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate(first, SETTLE + 0.1), following)
+        error, ended_at = await _outcome(call)
+        await service.calm()
+        _judge(service, key, error, ended_at)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_retry_after_a_wait_is_preceded_by_a_fresh_reading(write: str) -> None:
+    """The settle time has passed without an effect, and a 429 asks for patience: meanwhile the effect shows."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("504", SETTLE + 0.3), "1-s-429", "ok")
+        await call
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
+
+
+@pytest.mark.parametrize("write", ["add", "add into"])
+async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) -> None:
+    """The retry succeeds slowly, and meanwhile the first request takes effect."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        _make_another_of(service)
+        service.scripts[key] += script("504", "ok")
+        with pytest.raises(OutcomeUnknown, match="the service holds 2 such records") as caught:
+            await call
+        assert {f"{key}-0", "late"} <= {getattr(each, "id", None) for each in caught.value.known}
+
+
+@pytest.mark.parametrize("into", [None, Person, dict])
+async def test_record_other_than_the_requests_own_is_an_unknown_outcome(into: Any) -> None:
+    """A function that takes the first match does not see two effects; their ids differ."""
+
+    async def first(read: Reader) -> Any:
+        response = await read(FOLDER, path={"id": "s"})
+        return next(iter(response.json()), None)
+
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        _make_another_of(service, first=True)
+        service.scripts["0@example.com"] += script("504", "ok")
+        with pytest.raises(OutcomeUnknown, match="reconcile finds another record"):
+            await client.request(
+                "POST", FOLDER, path={"id": "s"}, json={"email": "0@example.com"}, reconcile=first, into=into
+            )
+
+
+def _make_another_of(service: LateService, *, first: bool = False) -> None:
+    """The backend of an earlier request gets done as a later one succeeds."""
+    respond = service._respond
+
+    def late_respond(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+        if fate is OK:
+            service.recipients["s"].insert(0 if first else 1, {**record, "id": "late"})
+        return respond(request, fate, record)
+
+    service._respond = late_respond  # type: ignore[method-assign]  # the race is arranged here
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_success_without_an_ambiguous_attempt_is_one_request(write: str) -> None:
+    """Nothing is read."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        result = await call
+        assert (service.held[key].requests, service.readings) == (1, 0)
+        assert isinstance(result, Person if write == "add into" else Response)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_success_after_an_ambiguous_attempt_is_verified(write: str) -> None:
+    """While the service does not show it, it is read again."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script("503", "ok")
+        service.lag = 0.3
+        await call
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
+        if write == "send":
+            assert asyncio.get_running_loop().time() >= service.held[key].effects[0][0] + service.lag
+
+
+async def test_success_without_a_record_is_verified() -> None:
+    """A response without a body has no id to compare."""
+    deletions = 0
+
+    async def handle(request: web.Request) -> web.Response:
+        nonlocal deletions
+        deletions += request.method == "DELETE"
+        if request.method == "GET":
+            return web.json_response({"id": "t1", "deleted": deletions > 1})
+        return web.json_response({"code": "busy"}, status=503) if deletions == 1 else web.Response(status=204)
+
+    async def find(read: Reader) -> Response | None:
+        response = await read("/api/1.0/templates/t1")
+        return response if response.json()["deleted"] else None
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=POLICY) as client:
+        response = await client.request("DELETE", "/api/1.0/templates/t1", reconcile=find)
+    assert (response.status, deletions) == (204, 2)
+
+
+async def test_success_that_never_shows_is_an_unknown_outcome() -> None:
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s0"] += script("503", "ok")
+        service.lag = 60.0
+        with pytest.raises(OutcomeUnknown, match="could not be verified: reconcile does not find the effect"):
+            await _send(client, "s0")
+
+
+async def test_refusal_after_an_ambiguous_attempt_is_compared_with_the_service() -> None:
+    """A refusal may be due to the earlier attempt, which took effect."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s0"] += script("503", Fate("cannot-be-sent", 0.0))
+        assert (await _send(client, "s0")).decode(Signing).is_draft is False
+        service.scripts["s1"] += script("504", "403")
+        with pytest.raises(Forbidden):
+            await _send(client, "s1")
+        with pytest.raises(CannotBeSent):
+            await _send(client, "s0")
+
+
+async def test_success_that_does_not_fit_the_class_is_reconciled() -> None:
+    """The service shows a record that does."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
+        service.scripts["0@example.com"] += [Fate("garbled", 0.25)]
+        assert await _add(client, "0@example.com", into=Person) == Person("0@example.com-0", "0@example.com")
+        service.scripts["1@example.com"] += script("garbled")
+        with pytest.raises(DecodeError) as caught:
+            await _add(client.with_options(retry=POLICY), "1@example.com", into=Person)
+        assert caught.value.effect == "unknown"
+        assert service.held["1@example.com"].requests == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", ["504", "ok"])
+async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(write: str, kind: str) -> None:
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client.with_options(timeout=2), write)
+        service.scripts[key] += script("504", "ok")
+        _hang_after(service, kind)
+        async with asyncio.timeout(20):
+            error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknownTimeout)
+        assert service.held[key].requests == (1 if kind == "504" else 2)
+
+
+async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome() -> None:
+    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
+        service.scripts["s0"] += script(Fate("504", 1.0))
+        with pytest.raises(OutcomeUnknownTimeout):
+            await _send(client, "s0", timeout=0.5)
+        await service.calm()
+        assert service.held["s0"].requests == 1
+
+
+# The caller's function
+
+
+async def _ambiguous(function: Any, *, policy: RetryPolicy = POLICY) -> tuple[SigningError | None, LateService]:
+    """A send that has no effect, and is reconciled by this function."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=policy) as client:
+        service.scripts["s0"] += script("503", "503", "503", "503")
+        error, _ = await _outcome(client.request("POST", SEND, path={"id": "s0"}, reconcile=function))
+        return error, service
+
+
+async def test_function_that_fails_is_the_cause_of_an_unknown_outcome() -> None:
+    async def broken(read: Reader) -> None:
+        raise KeyError("cancelled_at")
+
+    error, service = await _ambiguous(broken)
+    assert isinstance(error, OutcomeUnknown)
+    assert "reconcile raised KeyError" in str(error)
+    assert isinstance(error.__cause__, KeyError)
+    assert service.held["s0"].requests == 1
+
+
+async def test_timeout_of_the_functions_own_is_not_taken_for_the_deadline() -> None:
+    async def slow(read: Reader) -> None:
+        raise TimeoutError
+
+    error, _ = await _ambiguous(slow)
+    assert isinstance(error, OutcomeUnknown)
+    assert not isinstance(error, TimeoutError)
+
+
+async def test_none_without_a_reading_is_no_evidence() -> None:
+    """The request is not repeated."""
+
+    async def lazy(read: Reader) -> None:
+        return None
+
+    error, service = await _ambiguous(lazy)
+    assert isinstance(error, OutcomeUnknown)
+    assert "without reading the service" in str(error)
+    assert service.held["s0"].requests == 1
+
+
+async def test_failed_reading_that_the_function_swallows_is_no_evidence() -> None:
+    """None then means that nothing is known."""
+
+    async def swallowing(read: Reader) -> None:
+        try:
+            await read("/api/1.0/me")
+        except SigningError:
+            await read("/api/1.0/signings/s0")
+
+    error, service = await _ambiguous(swallowing)
+    assert isinstance(error, OutcomeUnknown)
+    assert "could not be read" in str(error)
+    assert service.held["s0"].requests == 1
+
+
+async def test_record_that_is_not_found_is_evidence() -> None:
+    """The request is repeated until the attempts are used up."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response({"code": "gone"}, status=404 if request.method == "GET" else 503)
+
+    async def find(read: Reader) -> Response | None:
+        try:
+            return await read("/api/1.0/templates/t1")
+        except NotFound:
+            return None
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=POLICY) as client:
+        with pytest.raises(ServerError):
+            await client.request("DELETE", "/api/1.0/templates/t1", reconcile=find)
+    assert [request.method for request in server.requests].count("DELETE") == POLICY.max_attempts
+
+
+async def test_transient_failure_of_a_reading_is_read_again() -> None:
+    """The function need not do anything about it, nor about the retries of each reading."""
+    readings = 0
+
+    async def handle(request: web.Request) -> web.Response:
+        nonlocal readings
+        if request.method == "POST":
+            return web.Response(status=504)
+        readings += 1
+        return web.Response(status=503) if readings < 6 else web.json_response({"id": "t1"})
+
+    async def find(read: Reader) -> dict[str, Any] | None:
+        response = await read("/api/1.0/templates/t1")
+        return response.decode(dict)
+
+    policy = RetryPolicy(max_attempts=2, base_delay=0.02, settle=10.0)
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=policy) as client:
+        found = await client.request("POST", "/api/1.0/templates", reconcile=find, into=dict)
+    assert (found, readings) == ({"id": "t1"}, 6)
+
+
+async def test_token_that_expires_during_the_reading_is_refreshed() -> None:
+    async with LateService().running() as service:
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
+            key, call = _call(client, "add into")
+            service.scripts[key] += script(Fate("504", SETTLE + 0.3), "401", "ok")
+            service.refresh_seconds = 0.6
+            assert await call == Person(f"{key}-0", key)
+        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
+
+
+async def test_ambiguous_failure_without_retries_is_an_unknown_outcome() -> None:
+    async with (
+        LateService().running() as service,
+        SigningClient(service.origin, "token", retry=RetryPolicy.none()) as client,
+    ):
+        for number, kind in enumerate(("503", "504", "drop")):
+            service.scripts[f"s{number}"] += script(kind)
+            with pytest.raises(OutcomeUnknown):
+                await _send(client, f"s{number}")
+        assert service.readings == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("GET", {}, "reconcile: a request that can be repeated without harm needs none"),
+        ("POST", {"repeat": True}, "reconcile: a request that can be repeated without harm needs none"),
+        ("POST", {"reconcile": 5}, "reconcile: must be an async function of a Reader, got 5"),
+    ],
+)
+async def test_useless_reconcile_is_refused(method: str, options: dict[str, Any], said: str) -> None:
+    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
+        arguments: dict[str, Any] = {"path": {"id": "s0"}, "reconcile": print, **options}
+        with pytest.raises(InvalidRequest, match=said):
+            await client.request(method, SEND, **arguments)
+        assert not service.held
+
+
+# Many at once
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_twenty_five_calls_with_different_histories(write: str) -> None:
+    """Effects before and after the settle time, or none, each followed by another outcome."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        calls = [_call(client, write, number) for number in range(25)]
+        for number, (key, _) in enumerate(calls):
+            delay = [0.0, 0.1, 0.3, SETTLE + 0.1, SETTLE + 0.3, None][number % 6]
+            first = Fate(["504", "502", "html"][number % 3], delay)
+            service.scripts[key] += script(first, FOLLOWING[number % len(FOLLOWING)])
+        outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+        await service.calm()
+        for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
+            _judge(service, key, error, ended_at)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    write=st.sampled_from(WRITES),
+    sequences=st.lists(st.lists(fates, max_size=4), min_size=1, max_size=8),
+    attempts=st.integers(1, 4),
+)
+def test_any_sequence_of_outcomes(write: str, sequences: list[list[Fate]], attempts: int) -> None:
+    """Several calls at once, each with a history of its own: the caller is never told what is not so."""
+
+    async def run() -> None:
+        settle = 0.6
+        policy = RetryPolicy(max_attempts=attempts, base_delay=0.005, settle=settle)
+        async with LateService().running() as service, SigningClient(service.origin, "token", retry=policy) as client:
+            calls = [_call(client, write, number) for number in range(len(sequences))]
+            for (key, _), sequence in zip(calls, sequences, strict=True):
+                service.scripts[key] += sequence
+            outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
+            await service.calm()
+            for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
+                _judge(service, key, error, ended_at, settle)
+
+    asyncio.run(run())

@@ -1,0 +1,719 @@
+"""`client.request`, ``paginate`` and ``stream``: any endpoint, with the guarantees of every call."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import attrs
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    APIError,
+    Attempt,
+    BadRequest,
+    CannotBeSent,
+    ClientClosed,
+    DecodeError,
+    DocumentRejected,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    OutcomeUnknownTimeout,
+    RateLimited,
+    Recipient,
+    RequestTimeout,
+    Response,
+    RetryPolicy,
+    ServerError,
+    Signing,
+    SigningClient,
+    Timeouts,
+    TransportError,
+    Unauthorized,
+)
+from signing_async.sandbox import Sandbox
+from tests.servers import answering, echo, serving, talking
+from tests.transport.apps import authorized
+
+QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, settle=0.1)
+WRITES = ["POST", "PUT", "PATCH", "DELETE"]
+READS = ["GET", "HEAD"]
+
+
+@attrs.frozen
+class Template:
+    """A record that the package does not know."""
+
+    id: str
+    name: str = ""
+    extra: dict[str, Any] = attrs.field(factory=dict)
+
+
+def _responding(*responses: Callable[[], web.StreamResponse]) -> Any:
+    """Give these responses in turn, and the last one from then on."""
+    left = list(responses)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return (left.pop(0) if len(left) > 1 else left[0])()
+
+    return handle
+
+
+def _status(status: int, **body: Any) -> Callable[[], web.Response]:
+    return lambda: web.json_response(body, status=status)
+
+
+# What is sent
+
+
+async def test_request_is_sent_as_it_was_given() -> None:
+    @attrs.frozen
+    class Record:
+        id: str
+
+    async with serving(echo) as server, SigningClient(server.origin, "token") as client:
+        response = await client.request(
+            "post",
+            "/api/1.0/signings/{id}/parts/{part}.{kind}",
+            path={"id": Record("a/b å"), "part": 7, "kind": "pdf"},
+            params={"q": "x&y", "n": 5, "on": True, "many": ["a", "b"], "none": None, "empty": ""},
+            headers={"X-Trace": "t", "accept": "application/xml"},
+            json={"name": "Öl"},
+        )
+    sent = response.json()
+    assert sent["method"] == "POST"
+    assert sent["path"] == ("/api/1.0/signings/a%2Fb%20%C3%A5/parts/7.pdf?q=x%26y&n=5&on=true&many=a&many=b&empty=")
+    assert sent["headers"]["authorization"] == "Bearer token"
+    assert sent["headers"]["accept"] == "application/xml"
+    assert sent["headers"]["x-trace"] == "t"
+    assert sent["headers"]["content-type"] == "application/json"
+    assert json.loads(sent["body"]) == {"name": "Öl"}
+
+
+@pytest.mark.parametrize(
+    ("options", "content_type", "body"),
+    [
+        ({}, None, ""),
+        ({"json": []}, "application/json", "[]"),
+        (
+            {"json": {}, "headers": {"Content-Type": "application/merge-patch+json"}},
+            "application/merge-patch+json",
+            "{}",
+        ),
+        ({"body": b"a,b"}, "application/octet-stream", "a,b"),
+        ({"body": bytearray(b"a,b"), "headers": {"content-type": "text/csv"}}, "text/csv", "a,b"),
+        ({"body": memoryview(b"")}, None, ""),
+    ],
+)
+@pytest.mark.parametrize("method", WRITES)
+async def test_body_and_its_type(method: str, options: dict[str, Any], content_type: str | None, body: str) -> None:
+    async with serving(echo) as server, SigningClient(server.origin, "token") as client:
+        sent = (await client.request(method, "/x", **options)).json()
+    assert (sent["headers"].get("content-type"), sent["body"]) == (content_type, body)
+    assert sent["headers"]["content-length"] == str(len(body))
+
+
+async def test_timeout_is_that_of_the_call() -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with serving(hang) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        async with asyncio.timeout(10):
+            with pytest.raises(RequestTimeout, match=r"GET /x: .* 0.2 s"):
+                await client.request("GET", "/x", timeout=0.2)
+            with pytest.raises(OutcomeUnknownTimeout):
+                await client.request("POST", "/x", timeout=Timeouts(call=0.2))
+            with pytest.raises(RequestTimeout) as caught:
+                await client.request("POST", "/x", timeout=0.2, repeat=True)
+        assert caught.value.effect == "none"
+
+
+def test_first_request_imports_nothing_on_the_event_loop() -> None:
+    """Nor does the class that the response is decoded to."""
+    # What measures the tests imports by itself.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.transport.first_request"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    imported = json.loads(done.stdout)
+    assert imported["on the loop"] == []
+    assert "cattrs" in imported["in threads"]
+
+
+# Responses
+
+
+async def test_response_shows_status_headers_request_id_and_body() -> None:
+    async with serving(echo) as server, SigningClient(server.origin, "token") as client:
+        response = await client.request("GET", "/api/1.0/limits")
+    assert isinstance(response, Response)
+    assert (response.status, response.request_id, response.operation) == (200, "req_1", "GET /api/1.0/limits")
+    assert response.headers["x-ratelimit-remaining"] == response.headers["X-RATELIMIT-REMAINING"] == "7"
+    assert json.loads(response.bytes) == json.loads(response.text) == response.json()
+    assert response.json() is not response.json()
+    assert repr(response) == f"<Response 200 to GET /api/1.0/limits, {len(response.bytes)} bytes>"
+
+
+async def test_response_is_decoded_to_records_and_classes(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await client.signings.create(name="Lease", language="EN")
+    response = await client.request("GET", "/api/1.0/signings/{id}", path={"id": signing})
+    assert response.decode(Signing) == response.decode(Signing)
+    assert response.decode(Signing).id == signing.id
+    template = response.decode(Template)
+    assert (template.id, template.name, template.extra["is_draft"]) == (signing.id, "Lease", True)
+    listed = await client.request("GET", "/api/1.0/signings")
+    assert listed.decode(list[Signing]) == list((await client.signings.list()).items)
+    created = await client.request("POST", "/api/1.0/signings", json={"name": "B", "language": "SV"}, into=Signing)
+    assert (await client.signings.get(created)).name == created.name == "B"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "text"),
+    [
+        ("Öl".encode(), "text/plain", "Öl"),
+        ("Öl".encode("latin-1"), 'text/plain; charset="ISO-8859-1"', "Öl"),
+        ("Öl".encode(), "text/plain; charset=klingon", "Öl"),
+        (b"\xff", "text/plain", "\ufffd"),
+        (b"", "text/plain", ""),
+    ],
+)
+async def test_text_is_decoded_in_the_charset_of_the_response(body: bytes, content_type: str, text: str) -> None:
+    handle = _responding(lambda: web.Response(body=body, headers={"Content-Type": content_type}))
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        response = await client.request("GET", "/x")
+    assert (response.text, response.bytes) == (text, body)
+
+
+@pytest.mark.parametrize("method", [*READS, *WRITES])
+async def test_empty_response_is_a_response(method: str) -> None:
+    """A 204, and a HEAD, whose length is that of the GET."""
+    handle = _responding(lambda: web.Response(status=204))
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        response = await client.request(method, "/x")
+        assert (response.status, response.bytes, response.text) == (204, b"", "")
+        with pytest.raises(DecodeError, match=f"{method} /x: the response cannot be read: empty"):
+            response.json()
+
+
+async def test_head_has_the_headers_of_a_get() -> None:
+    async with serving(echo) as server, SigningClient(server.origin, "token") as client:
+        response = await client.request("HEAD", "/x")
+        assert (response.status, response.bytes, response.headers["x-ratelimit-remaining"]) == (200, b"", "7")
+        await client.request("GET", "/x")
+        assert len({id(request.transport) for request in server.requests}) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "repeat", "effect"), [("GET", False, "none"), ("PUT", True, "none"), ("POST", False, "unknown")]
+)
+async def test_response_that_does_not_fit_is_a_decode_error(method: str, repeat: bool, effect: str) -> None:
+    """After a write, the effect has taken place: its error says so, and holds the body."""
+    handle = _responding(_status(201, id=5, request_id="req_2"))
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        response = await client.request(method, "/x", repeat=repeat)
+        with pytest.raises(DecodeError, match=r"id: expected a string, got 5 \(HTTP 201, request id req_2\)") as caught:
+            response.decode(Template)
+        assert (caught.value.effect, caught.value.body) == (effect, {"id": 5, "request_id": "req_2"})
+        with pytest.raises(DecodeError) as caught:
+            await client.request(method, "/x", repeat=repeat, into=Template)
+        assert caught.value.effect == effect
+        with pytest.raises(InvalidRequest, match="into: cannot decode JSON to"):
+            response.decode(object)
+
+
+def _page() -> web.Response:
+    return web.Response(text="<html>Sign in</html>", content_type="text/html")
+
+
+async def test_page_of_html_is_no_response_unless_it_is_asked_for() -> None:
+    """A proxy responded."""
+    async with serving(_responding(_page)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(DecodeError, match="a page of HTML"):
+            await client.request("GET", "/x")
+        with pytest.raises(OutcomeUnknown, match="a page of HTML"):
+            await client.request("POST", "/x")
+        with pytest.raises(DecodeError, match="a page of HTML"):
+            async with client.stream("GET", "/x"):
+                raise AssertionError
+        for method in ("GET", "POST"):
+            assert "Sign in" in (await client.request(method, "/x", headers={"Accept": "text/html"})).text
+        async with client.stream("GET", "/x", headers={"Accept": "text/html"}) as response:
+            assert b"".join([chunk async for chunk in response]) == b"<html>Sign in</html>"
+
+
+async def test_body_larger_than_allowed_is_refused(client: SigningClient) -> None:
+    assumptions = attrs.evolve(client._transport.options.assumptions, max_answer_bytes=10)
+    with pytest.raises(TransportError, match="larger than 10 bytes"):
+        await client.with_options(assumptions=assumptions).request("GET", "/api/1.0/me")
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (400, {"message": "bad"}, BadRequest),
+        (400, {"code": "cannot_be_sent"}, CannotBeSent),
+        (401, {}, Unauthorized),
+        (403, {}, Forbidden),
+        (404, {}, NotFound),
+        (409, {}, APIError),
+        (422, {}, DocumentRejected),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+async def test_error_response_is_the_exception_of_every_call(
+    method: str, status: int, body: dict[str, Any], kind: type[APIError]
+) -> None:
+    if method == "HEAD" and body.get("code"):
+        kind = BadRequest
+    async with serving(_responding(_status(status, **body))) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(APIError) as caught:
+            await client.request(method, "/api/1.0/x/{id}", path={"id": "secret-id"})
+    assert type(caught.value) is kind
+    assert f"HTTP {status} on {method} /api/1.0/x/{{id}}" in str(caught.value)
+    assert "secret-id" not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+async def test_rejected_token_is_refreshed(sandbox: Sandbox) -> None:
+    async with authorized(sandbox) as oauth, SigningClient(sandbox.base_url, oauth, retry=QUICK) as client:
+        sandbox.clock.advance(days=1)
+        response = await client.request("POST", "/api/1.0/signings", json={"name": "x", "language": "EN"})
+        assert response.status == 201
+    assert len(sandbox.signings) == 1
+
+
+async def test_closed_client_refuses_requests(client: SigningClient) -> None:
+    await client.aclose()
+    with pytest.raises(ClientClosed):
+        await client.request("GET", "/api/1.0/me")
+    with pytest.raises(ClientClosed):
+        await client.paginate("/api/1.0/signings", into=dict)
+    with pytest.raises(ClientClosed):
+        async with client.stream("GET", "/api/1.0/me"):
+            raise AssertionError
+
+
+@pytest.mark.parametrize("method", READS)
+async def test_reading_follows_redirects_to_its_own_origin_only(method: str) -> None:
+    target = "/there"
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/there":
+            return await echo(request)
+        return web.Response(status=302, headers={"Location": target})
+
+    async with serving(handle) as server, serving(echo) as other, SigningClient(server.origin, "t") as client:
+        assert (await client.request(method, "/here")).status == 200
+        target = f"{other.origin}/there"
+        with pytest.raises(APIError, match="a redirect to another origin is not followed"):
+            await client.request(method, "/here")
+        assert not other.requests
+
+
+# Repeating
+
+_DROP = "drop"
+
+
+def _failing(kind: str, then: int = 200) -> Any:
+    """The first request fails."""
+    count = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        await request.read()
+        count += 1
+        if count > 1:
+            return web.json_response({"id": "t1"}, status=then)
+        if kind == _DROP:
+            assert request.transport is not None
+            request.transport.close()
+        if kind == "truncated":
+            response = web.StreamResponse(headers={"Content-Length": "100"})
+            await response.prepare(request)
+            await response.write(b"x")
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        if kind == "429":
+            return web.Response(status=429, headers={"Retry-After": "0"})
+        if kind == "303":
+            return web.Response(status=303, headers={"Location": "/elsewhere"})
+        return web.json_response({"code": "busy"}, status=int(kind) if kind.isdecimal() else 200)
+
+    return handle
+
+
+AMBIGUOUS = ["500", "502", "503", "504", _DROP, "truncated"]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [*(("GET", kind) for kind in [*AMBIGUOUS, "429"]), *(("HEAD", kind) for kind in ["503", "504", _DROP, "429"])],
+)
+async def test_reading_is_repeated_after_every_transient_failure(method: str, kind: str) -> None:
+    async with serving(_failing(kind)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        assert (await client.request(method, "/x")).status == 200
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("kind", [*AMBIGUOUS, "303"])
+@pytest.mark.parametrize("method", WRITES)
+async def test_write_that_may_have_taken_effect_is_not_repeated(method: str, kind: str) -> None:
+    async with serving(_failing(kind)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(OutcomeUnknown, match=f"{method} /x: the outcome is unknown") as caught:
+            await client.request(method, "/x", json={"a": 1})
+    assert (caught.value.effect, caught.value.attempts, len(server.requests)) == ("unknown", 1, 1)
+
+
+@pytest.mark.parametrize("method", WRITES)
+async def test_write_is_repeated_after_a_429(method: str) -> None:
+    async with serving(_failing("429")) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        assert (await client.request(method, "/x", json={"a": 1})).status == 200
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("method", WRITES)
+async def test_write_is_repeated_if_nothing_was_sent(method: str, unused_tcp_port: int) -> None:
+    attempts: list[Attempt] = []
+    async with SigningClient(
+        f"http://127.0.0.1:{unused_tcp_port}", "token", retry=QUICK, on_attempt=attempts.append
+    ) as client:
+        with pytest.raises(TransportError, match="could not connect") as caught:
+            await client.request(method, "/x")
+    assert (caught.value.effect, len(attempts)) == ("none", 3)
+
+
+@pytest.mark.parametrize("kind", [*AMBIGUOUS, "429"])
+@pytest.mark.parametrize("method", WRITES)
+async def test_harmless_write_is_repeated_as_a_reading_is(method: str, kind: str) -> None:
+    async with serving(_failing(kind)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        assert (await client.request(method, "/x", body=b"abc", repeat=True)).status == 200
+    assert len(server.requests) == 2
+
+
+async def test_last_error_of_a_harmless_write_is_raised() -> None:
+    async with (
+        serving(_responding(_status(503, code="busy"))) as server,
+        SigningClient(server.origin, "token", retry=QUICK) as client,
+    ):
+        with pytest.raises(ServerError) as caught:
+            await client.request("PUT", "/x", repeat=True)
+    assert (caught.value.effect, len(server.requests)) == ("none", 3)
+
+
+@pytest.mark.parametrize("method", WRITES)
+async def test_write_on_a_connection_that_was_closed_is_not_repeated_behind_the_clients_back(method: str) -> None:
+    """aiohttp repeats a PUT or DELETE by itself: it may have been carried out."""
+    received: list[bytes] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            received.append(head.split()[0])
+            if received[-1] != b"GET":
+                return
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async with talking(talk) as origin, SigningClient(origin, "token", retry=QUICK) as client:
+        await client.request("GET", "/x")
+        with pytest.raises(OutcomeUnknown):
+            await client.request(method, "/x")
+    assert received == [b"GET", method.encode()]
+
+
+async def test_rate_limit_of_other_calls_holds_requests_back(sandbox: Sandbox, client: SigningClient) -> None:
+    sandbox.faults.add("me", "429", retry_after=5)
+    with pytest.raises(RateLimited):
+        await client.with_options(retry=RetryPolicy.none()).me()
+    with pytest.raises(RateLimited):
+        await client.request("GET", "/api/1.0/me", timeout=1)
+    assert len(sandbox.requests_of("me")) == 1
+
+
+def test_methods_are_shown_by_help() -> None:
+    for name in ("request", "paginate", "stream"):
+        method = getattr(SigningClient, name)
+        assert next(iter(inspect.signature(method).parameters)) == "client"
+        assert inspect.getdoc(method)
+    assert inspect.iscoroutinefunction(SigningClient.request)
+
+
+# Lists
+
+
+async def test_paginate_lists_any_endpoint(sandbox: Sandbox, client: SigningClient) -> None:
+    created = [(await client.signings.create(name=f"{number}", language="EN")).id for number in range(7)]
+    listed = [each async for each in client.paginate("/api/1.0/signings", into=Template, limit=3)]
+    assert sorted(each.id for each in listed) == sorted(created)
+    assert len(sandbox.requests_of("signings.list")) == 3
+    page = await client.paginate("/api/1.0/signings", into=dict, limit=3)
+    assert [each["id"] for each in page.items] == [each.id for each in listed[:3]]
+    rest = client.paginate("/api/1.0/signings", into=Signing, limit=3, cursor=page.next_cursor, prefetch=False)
+    assert [each.id async for each in rest] == [each.id for each in listed[3:]]
+
+
+async def test_paginate_keeps_path_and_params_on_every_page() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        number = int(request.query.get("cursor", "0"))
+        following = None if number == 2 else str(number + 1)
+        return web.json_response({"data": [{"id": f"{number}"}], "next_cursor": following})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        pager = client.paginate(
+            "/api/{id}/x", into=Template, path={"id": "a/b"}, params={"state": "new", "tag": ["a", "b"]}
+        )
+        assert [each.id async for each in pager] == ["0", "1", "2"]
+        assert {request.raw_path.partition("&cursor")[0] for request in server.requests} == {
+            "/api/a%2Fb/x?state=new&tag=a&tag=b"
+        }
+
+
+async def test_paginate_follows_the_address_of_a_next_page() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/api/templates/2":
+            return web.json_response({"data": [{"id": "2"}]})
+        return web.json_response({"data": [{"id": "1"}], "next": "/api/templates/2"})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        pager = client.paginate("/api/templates", into=Template, params={"state": "new"})
+        assert [each.id async for each in pager] == ["1", "2"]
+
+
+async def test_item_that_does_not_fit_is_a_decode_error() -> None:
+    handle = _responding(_status(200, items=[{"id": "1"}, {"name": "x"}]))
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(DecodeError, match=r"GET /x: the response cannot be read: items\[1\].id: missing"):
+            await client.paginate("/x", into=Template)
+        with pytest.raises(InvalidRequest, match="into: cannot decode JSON"):
+            await client.paginate("/x", into=object)
+        with pytest.raises(InvalidRequest, match="params: pass cursor as the argument cursor"):
+            client.paginate("/x", into=dict, params={"cursor": "a"})
+        with pytest.raises(InvalidRequest, match=r"path: no value for \{id\}"):
+            client.paginate("/{id}", into=dict)
+
+
+# Streams
+
+
+def _sending(data: bytes, *, pause: asyncio.Event | None = None) -> Any:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"X-Request-Id": "req_1", "Content-Type": "text/csv"})
+        await response.prepare(request)
+        for at in range(0, len(data), 65536):
+            await response.write(data[at : at + 65536])
+            if pause is not None:
+                await pause.wait()
+        return response
+
+    return handle
+
+
+async def _read_stream(client: SigningClient) -> bytes:
+    async with client.stream("GET", "/x") as response:
+        return b"".join([chunk async for chunk in response])
+
+
+async def test_stream_yields_the_body_in_chunks_with_status_and_headers() -> None:
+    data = bytes(range(256)) * 4000
+    async with serving(_sending(data)) as server, SigningClient(server.origin, "token") as client:
+        async with client.stream("get", "/exports/{id}", path={"id": "a b"}, params={"x": 1}) as response:
+            assert (response.status, response.request_id, response.headers["content-type"]) == (
+                200,
+                "req_1",
+                "text/csv",
+            )
+            assert repr(response) == "<ResponseStream 200>"
+            chunks = [chunk async for chunk in response]
+        assert b"".join(chunks) == data
+        assert len(chunks) > 1
+        assert server.requests[0].raw_path == "/exports/a%20b?x=1"
+        assert server.requests[0].headers["Accept"] == "*/*"
+
+
+async def test_stream_is_retried_until_it_begins() -> None:
+    async with serving(_failing("503")) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        async with client.stream("GET", "/x") as response:
+            assert [chunk async for chunk in response] == [b'{"id": "t1"}']
+        assert len(server.requests) == 2
+        assert response.request_id is None
+
+
+async def test_stream_of_an_error_is_the_exception_of_every_call(client: SigningClient) -> None:
+    with pytest.raises(NotFound):
+        async with client.stream("GET", "/api/1.0/signings/{id}", path={"id": "missing"}):
+            raise AssertionError
+
+
+async def test_stream_that_is_left_early_closes_its_connection() -> None:
+    async with serving(_sending(bytes(5_000_000))) as server, aiohttp.ClientSession() as session:
+        client = SigningClient(server.origin, "token", session=session)
+        assert isinstance(session.connector, aiohttp.TCPConnector)
+        for leave in ("before", "early", "error"):
+            try:
+                async with client.stream("GET", "/x") as response:
+                    if leave != "before":
+                        async for _ in response:
+                            if leave == "error":
+                                raise LookupError
+                            break
+            except LookupError:
+                assert leave == "error"
+            assert not session.connector._acquired
+            assert not session.connector._conns
+
+
+async def test_stream_that_is_cancelled_closes_its_connection() -> None:
+    held = asyncio.Event()
+    async with serving(_sending(bytes(200_000), pause=held)) as server, aiohttp.ClientSession() as session:
+        client = SigningClient(server.origin, "token", session=session)
+        began = asyncio.Event()
+
+        async def read() -> None:
+            async with client.stream("GET", "/x") as response:
+                async for _ in response:
+                    began.set()
+
+        task = asyncio.create_task(read())
+        await began.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert isinstance(session.connector, aiohttp.TCPConnector)
+        assert not session.connector._acquired
+        held.set()
+
+
+async def test_stream_whose_chunks_do_not_come_ends_at_its_timeout() -> None:
+    async with (
+        serving(_sending(bytes(200_000), pause=asyncio.Event())) as server,
+        SigningClient(server.origin, "token", retry=QUICK) as client,
+        asyncio.timeout(10),
+    ):
+        with pytest.raises(RequestTimeout, match="GET /x: the response did not arrive in time"):
+            await _read_stream(client.with_options(timeout=Timeouts(transfer=0.3)))
+
+
+async def test_stream_that_breaks_off_is_a_transport_error() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
+    async with answering(raw) as origin, SigningClient(origin, "token", retry=QUICK) as client:
+        with pytest.raises(TransportError, match="GET /x: the response was cut off"):
+            await _read_stream(client)
+
+
+async def test_only_a_get_can_be_streamed(client: SigningClient) -> None:
+    with pytest.raises(InvalidRequest, match="method: only a GET can be streamed, got 'POST'"):
+        async with client.stream("POST", "/x"):
+            raise AssertionError
+
+
+# Hooks
+
+
+async def test_on_attempt_gets_the_headers_of_each_response() -> None:
+    """Of errors too; none without a response."""
+    attempts: list[Attempt] = []
+
+    def limited() -> web.Response:
+        return web.Response(status=429, headers={"Retry-After": "0", "X-RateLimit-Reset": "9"})
+
+    async with (
+        serving(_responding(limited, _status(200, id="u1"))) as server,
+        SigningClient(server.origin, "token", retry=QUICK, on_attempt=attempts.append) as client,
+    ):
+        await client.me()
+    assert [attempt.headers.get("x-ratelimit-reset") for attempt in attempts] == ["9", None]
+    assert attempts[1].headers["content-type"].startswith("application/json")
+    assert "X-RateLimit-Reset" not in repr(attempts)
+    assert len({*attempts}) == 2
+
+
+async def test_on_attempt_gets_no_headers_without_a_response(unused_tcp_port: int) -> None:
+    attempts: list[Attempt] = []
+    origin = f"http://127.0.0.1:{unused_tcp_port}"
+    async with SigningClient(origin, "token", retry=RetryPolicy.none(), on_attempt=attempts.append) as client:
+        with pytest.raises(TransportError):
+            await client.me()
+    assert [dict(attempt.headers) for attempt in attempts] == [{}]
+
+
+async def test_on_response_gets_the_responses_of_typed_calls(sandbox: Sandbox, client: SigningClient) -> None:
+    responses: list[Response] = []
+    watched = client.with_options(on_response=responses.append)
+    signing = await watched.signings.create(name="Lease", language="EN")
+    assert responses[-1].decode(Signing) == signing
+    assert (responses[-1].status, responses[-1].operation) == (201, "signings.create")
+    recipient = await watched.recipients.add(signing, email="a@example.com", order=1)
+    assert responses[-1].decode(Recipient) == recipient
+    with pytest.raises(CannotBeSent):
+        await watched.signings.send(signing)
+    assert (responses[-1].status, responses[-1].json()["code"]) == (400, "cannot_be_sent")
+    sandbox.faults.add("me", "503")
+    await watched.me()
+    assert [response.status for response in responses[-2:]] == [503, 200]
+    count = len(responses)
+    await client.me()
+    assert len(responses) == count
+
+
+async def test_on_response_is_not_called_for_downloads_and_streams(sandbox: Sandbox, client: SigningClient) -> None:
+    """Their bodies are not kept; their errors are passed on."""
+    responses: list[Response] = []
+    watched = client.with_options(on_response=responses.append)
+    async with watched.stream("GET", "/api/1.0/me") as response:
+        assert [chunk async for chunk in response]
+    assert responses == []
+    with pytest.raises(NotFound):
+        async with watched.stream("GET", "/api/1.0/signings/missing"):
+            raise AssertionError
+    assert [response.status for response in responses] == [404]
+
+
+async def test_response_that_breaks_off_is_not_passed_on() -> None:
+    responses: list[Response] = []
+    async with (
+        serving(_failing("truncated")) as server,
+        SigningClient(server.origin, "token", retry=QUICK, on_response=responses.append) as client,
+    ):
+        await client.request("GET", "/x")
+    assert [response.bytes for response in responses] == [b'{"id": "t1"}']
+
+
+async def test_on_response_that_fails_is_logged_and_the_call_goes_on(
+    client: SigningClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(response: Response) -> None:
+        raise LookupError("the hook's own")
+
+    assert (await client.with_options(on_response=fail).me()).email
+    assert "the on_response hook failed" in caplog.text
+
+
+async def test_on_response_gets_no_token_response(sandbox: Sandbox) -> None:
+    responses: list[Response] = []
+    async with (
+        authorized(sandbox) as oauth,
+        SigningClient(sandbox.base_url, oauth, on_response=responses.append) as client,
+    ):
+        sandbox.clock.advance(days=1)
+        await client.me()
+    assert {response.operation for response in responses} == {"me"}
