@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .._sample_pdf import sample_pdf as sample_pdf
     from ..client import SigningClient
     from ..sandbox import Sandbox
+    from .archive_stores import ArchiveStoreConformance as ArchiveStoreConformance
+    from .archive_stores import ListedStoreConformance as ListedStoreConformance
     from .journals import FencedJournalConformance as FencedJournalConformance
     from .journals import JournalConformance as JournalConformance
     from .seen_events import SeenEventsConformance as SeenEventsConformance
@@ -44,9 +46,11 @@ except ModuleNotFoundError:  # without it there are no async fixtures, as pytest
     async_fixture = pytest.fixture  # type: ignore[assignment]  # used in the one way that both support
 
 _MODULES = {
+    "ArchiveStoreConformance": ".archive_stores",
     "FencedJournalConformance": ".journals",
     "FencedTokenStoreConformance": ".token_stores",
     "JournalConformance": ".journals",
+    "ListedStoreConformance": ".archive_stores",
     "SeenEventsConformance": ".seen_events",
     "TokenStoreConformance": ".token_stores",
     "sample_pdf": ".._sample_pdf",
