@@ -99,6 +99,11 @@ class SigningClient:
         self._recipients = Recipients(self._transport, tracker)
 
     @property
+    def base_url(self) -> str:
+        """The origin of the tenant."""
+        return self._shared.origin
+
+    @property
     def signings(self) -> Signings:
         """Create drafts, read and list signings, send them, and wait until they are completed."""
         return self._signings

@@ -1,0 +1,1 @@
+"""Archive the documents of one signing, under its claim."""
