@@ -22,8 +22,8 @@ from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
 from ..worker_pool import Deferred, FileProgress, Progress, ProgressReporter, Results
-from .entry import JournalEntry, journaled
-from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
+from .entry import JournalEntry, NoJournal, journaled, open_journal, release
+from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
 from .steps import Resources, Sending, Uploads
 
@@ -58,7 +58,7 @@ class Dispatcher:
         self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None, ordered: bool
     ) -> Signing:
         """Send one package. If another run is working on it, wait for that run."""
-        opened = _NoJournal() if journal is None else _open_journal(journal)
+        opened = NoJournal() if journal is None else open_journal(journal)
         reporter = ProgressReporter(None)
         run = _Run(self._resources, [package], opened, opened is not journal, _MAX_UPLOADS, ordered, reporter)
         async with run.opened():
@@ -82,32 +82,9 @@ class Dispatcher:
         if not isinstance(packages, Iterable | AsyncIterable):
             raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
         reporter = ProgressReporter(on_progress)
-        opened = _open_journal(journal)
+        opened = open_journal(journal)
         run = _Run(self._resources, packages, opened, opened is not journal, concurrency, ordered, reporter)
         return Results(run.jobs, run.work, concurrency, around=run.opened())
-
-
-def _open_journal(journal: Any) -> Journal:
-    """Return the journal; a new `SqliteJournal` if it is a path, which the run closes."""
-    if isinstance(journal, str | os.PathLike):
-        return SqliteJournal(journal)
-    if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
-        raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
-    callers: Journal = journal
-    return callers
-
-
-class _NoJournal:
-    """The journal of one call that has none: the state ends with the call."""
-
-    async def claim(self, key: str) -> Claim | None:
-        return Claim(key, None, 1)
-
-    async def write(self, claim: Claim, state: str) -> None: ...
-
-    async def release(self, claim: Claim) -> None: ...
-
-    async def aclose(self) -> None: ...
 
 
 class _Run:
@@ -220,7 +197,7 @@ class _Run:
         except Exception as error:
             return await self._note_failure(sending, job, error)
         finally:
-            await self._release(claim)
+            await release(self._journal, claim)
 
     async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
         try:
@@ -229,16 +206,6 @@ class _Run:
             log.warning("%s", lost)
             return None
         return DispatchResult(job.package, sending.known_signing(), error, sending.abandoned)
-
-    async def _release(self, claim: Claim) -> None:
-        """Release the claim, even if the run is cancelled or the journal has failed."""
-        releasing = asyncio.ensure_future(journaled(self._journal.release(claim)))
-        try:
-            await asyncio.shield(releasing)
-        except ClaimLost:
-            pass
-        except JournalError as error:
-            log.warning("%s", error)
 
 
 class _Job:
