@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +20,7 @@ from ..errors import InvalidRequest
 from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
-from ..worker_pool import Deferred, FileProgress, Progress, ProgressReporter, Results
+from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressReporter, Results
 from .entry import JournalEntry, NoJournal, journaled, open_journal, release
 from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
@@ -30,8 +29,6 @@ from .steps import Resources, Sending, Uploads
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
 _MAX_UPLOADS = 8
-_FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
-_TRIES_BEFORE_LOG = 4
 
 
 @attrs.frozen
@@ -217,16 +214,12 @@ class _Job:
         self.number = number
         self.package = package
         self.prepared: Prepared | None = None
-        self._deferrals = 0
+        self._deferrals = Deferrals()
 
     def defer(self) -> Deferred:
-        """Return a pause for the run that works on the package, longer each time."""
+        """Return a pause for the run that works on the package."""
         assert self.prepared is not None
-        delay = min(_FIRST_PAUSE * 2.0 ** min(self._deferrals, 20), _MAX_PAUSE) * random.uniform(0.5, 1.0)
-        self._deferrals += 1
-        if self._deferrals == _TRIES_BEFORE_LOG:
-            log.info("waiting for package %s: another run is working on it", self.prepared.label)
-        return Deferred(delay)
+        return self._deferrals.next(f"package {self.prepared.label}")
 
     def close(self) -> None:
         assert self.prepared is not None
