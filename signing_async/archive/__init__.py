@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .archive import Archive, ArchiveResult
+    from .archive import Archive
+    from .collector import ArchiveResult
     from .folder import FolderStore
     from .manifest import ArchivedDocument
     from .store import ArchiveStore, ListedStore
@@ -36,7 +37,7 @@ __all__ = [
 _MODULES = {
     "Archive": "archive",
     "ArchiveReport": "verify",
-    "ArchiveResult": "archive",
+    "ArchiveResult": "collector",
     "ArchiveStore": "store",
     "ArchivedDocument": "manifest",
     "Finding": "verify",

@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
-__all__ = ["FolderStore"]
+__all__ = ["FolderStore", "try_lock"]
 
 T = TypeVar("T")
 
@@ -98,6 +98,15 @@ class FolderStore:
             raise
         except OSError as error:
             raise ArchiveError(f"the archive {self.path}: {error.strerror}: {error.filename or ''}") from None
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock the file unless another process, or another descriptor, holds its lock; return whether that succeeded."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 # In threads, which may outlive a cancelled call
