@@ -1,1 +1,53 @@
-"""Collect the sealed PDF of every completed signing, each exactly once."""
+"""Collect the sealed PDF of every completed signing, each exactly once, in a folder or in another store.
+
+Example::
+
+    async with SigningClient(base_url, token) as client, Archive(client, "archive/", journal="archive.db") as archive:
+        async for result in archive.sweep():
+            print(result.error or result.entry.path)
+
+All names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .archive import Archive
+    from .collector import ArchiveResult
+    from .folder import FolderStore
+    from .manifest import ArchivedDocument
+    from .store import ArchiveStore, ListedStore
+    from .verify import ArchiveReport, Finding, verify_archive
+
+__all__ = [
+    "Archive",
+    "ArchiveReport",
+    "ArchiveResult",
+    "ArchiveStore",
+    "ArchivedDocument",
+    "Finding",
+    "FolderStore",
+    "ListedStore",
+    "verify_archive",
+]
+
+_MODULES = {
+    "Archive": "archive",
+    "ArchiveReport": "verify",
+    "ArchiveResult": "collector",
+    "ArchiveStore": "store",
+    "ArchivedDocument": "manifest",
+    "Finding": "verify",
+    "FolderStore": "folder",
+    "ListedStore": "store",
+    "verify_archive": "verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["ArchiveStore"]
+__all__ = ["ArchiveStore", "ListedStore"]
 
 
 class ArchiveStore(Protocol):
@@ -23,11 +23,24 @@ class ArchiveStore(Protocol):
         ``sha256`` is the file's hash in hexadecimal. The source may be moved.
         """
 
-    def read(self, name: str) -> AsyncIterator[bytes]:
-        """Yield the content of a file; raise `FileNotFoundError` if there is no such file."""
+    def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield the content of a file from ``offset`` on: nothing if the file is not longer.
+
+        Raises `FileNotFoundError` if there is no such file. What another writer has appended shows at once, and may
+        end with an incomplete line.
+        """
 
     async def append(self, name: str, offset: int, data: bytes) -> None:
-        """Append to a file of exactly ``offset`` bytes, durably; an offset of 0 creates it.
+        """Append whole lines to a file of exactly ``offset`` bytes, durably; an offset of 0 creates it.
 
-        Raises `ArchiveConflict` if the file has another length: another writer was first.
+        Raises `ArchiveConflict` if the file has another length: another writer was first. An incomplete line at the
+        end does not count, and is removed: its writer was interrupted.
         """
+
+
+@runtime_checkable
+class ListedStore(Protocol):
+    """A store that can list its files: only then does `verify_archive` find files that the manifest does not name."""
+
+    def names(self) -> AsyncIterator[str]:
+        """Yield the names of all files, in any order, without parts that begin with a dot."""
