@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .collector import ArchiveResult
     from .folder import FolderStore
     from .manifest import ArchivedDocument
+    from .s3 import S3Store
     from .store import ArchiveStore, ListedStore
     from .verify import ArchiveReport, Finding, verify_archive
 
@@ -31,6 +32,7 @@ __all__ = [
     "Finding",
     "FolderStore",
     "ListedStore",
+    "S3Store",
     "verify_archive",
 ]
 
@@ -43,6 +45,7 @@ _MODULES = {
     "Finding": "verify",
     "FolderStore": "folder",
     "ListedStore": "store",
+    "S3Store": "s3",
     "verify_archive": "verify",
 }
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from .._files import sync_folder
-from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
+from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
+from .store import check_lines, check_name
 
 try:
     import fcntl
@@ -71,8 +72,7 @@ class FolderStore:
 
     async def append(self, name: str, offset: int, data: bytes) -> None:
         path = self._path(name)
-        if not data.endswith(b"\n"):
-            raise InvalidRequest(f"data: must be whole lines, got {data[-20:]!r} at the end")
+        check_lines(data)
         await self._in_thread(partial(_append, self.path, path, offset, data))
 
     async def names(self) -> AsyncIterator[str]:
@@ -87,8 +87,7 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         """Return the path of a name. Raise `InvalidRequest` if it may lead out of the folder."""
-        if not isinstance(name, str) or "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise InvalidRequest(f"name: must be a relative path with parts separated by '/', got {name!r}")
+        check_name(name)
         return self.path.joinpath(*name.split("/"))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -169,7 +168,7 @@ def _read(path: Path, offset: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(_BLOCK)
-    except NotADirectoryError as error:
+    except (NotADirectoryError, IsADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, error.filename) from None
 
 

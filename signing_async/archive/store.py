@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-__all__ = ["ArchiveStore", "ListedStore"]
+from ..errors import InvalidRequest
+
+__all__ = ["ArchiveStore", "ListedStore", "check_lines", "check_name"]
 
 
 class ArchiveStore(Protocol):
@@ -44,3 +46,15 @@ class ListedStore(Protocol):
 
     def names(self) -> AsyncIterator[str]:
         """Yield the names of all files, in any order, without parts that begin with a dot."""
+
+
+def check_name(name: object) -> None:
+    """Raise `InvalidRequest` unless this is a name of a file: it may not lead out of the archive."""
+    if not isinstance(name, str) or "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise InvalidRequest(f"name: must be a relative path with parts separated by '/', got {name!r}")
+
+
+def check_lines(data: bytes) -> None:
+    """Raise `InvalidRequest` unless this is whole lines."""
+    if not data.endswith(b"\n"):
+        raise InvalidRequest(f"data: must be whole lines, got {data[-20:]!r} at the end")
