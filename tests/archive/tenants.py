@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import aiohttp
+from aiohttp import web
 
 from signing_async import Signing, SigningClient
 from signing_async.archive import FolderStore, verify_archive
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
+from tests.servers import serving
 
 
 async def sent(
@@ -36,6 +42,23 @@ async def completed(
     signing = await sent(client, name, documents)
     await sandbox.complete(signing.id)
     return signing
+
+
+@asynccontextmanager
+async def front_of(sandbox: Sandbox) -> AsyncIterator[tuple[str, set[str]]]:
+    """Yield the origin of a proxy, and a set: downloads of documents whose ids are in it get a 404."""
+    unsigned: set[str] = set()
+    async with aiohttp.ClientSession() as session:
+
+        async def forward(request: web.Request) -> web.Response:
+            if unsigned.intersection(request.path.split("/")):
+                return web.json_response({"code": "not_signed"}, status=404)
+            headers = {"Authorization": request.headers["Authorization"]}
+            async with session.request(request.method, sandbox.base_url + request.path_qs, headers=headers) as found:
+                return web.Response(body=await found.read(), status=found.status, content_type=found.content_type)
+
+        async with serving(forward) as proxy:
+            yield proxy.origin, unsigned
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
