@@ -6,14 +6,15 @@ therefore knows a file that lacks only its line in the manifest. That a document
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ..sealed import Trust
 
 __all__ = ["ArchiveResult", "Collector", "Judgement"]
+
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -156,8 +160,11 @@ class _OneSigning:
     async def _collect_one(self, document: Document) -> ArchiveResult | None:
         """Return the result of a document; None if an earlier run had archived it."""
         try:
-            entry = await self._finish_pending(document) or await self._fetch(document)
-            is_new = await self._archive.manifest.append(entry)
+            entry = await self._find_placed(document)
+            if entry is None:
+                entry, is_new = await self._fetch(document)
+            else:
+                is_new = await self._archive.manifest.append(entry)
         except Exception as error:
             _raise_if_fatal(error)
             level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
@@ -165,7 +172,7 @@ class _OneSigning:
             return ArchiveResult(self._signing, document, error=error)
         return ArchiveResult(self._signing, document, entry) if is_new else None
 
-    async def _finish_pending(self, document: Document) -> ArchivedDocument | None:
+    async def _find_placed(self, document: Document) -> ArchivedDocument | None:
         """Return the line of a file that a run placed and could not list; None if the file was not placed."""
         entry = self._pending.get(document.id)
         if entry is None:
@@ -178,11 +185,12 @@ class _OneSigning:
             return None
         return entry if found.hexdigest() == entry.sha256 else None
 
-    async def _fetch(self, document: Document) -> ArchivedDocument:
-        """Download a document and place its file."""
-        archive, path = self._archive, await self._archive.incoming.new_path()
-        judgement = archive.judgement
+    async def _fetch(self, document: Document) -> tuple[ArchivedDocument, bool]:
+        """Download a document, place its file and append its line; return whether the line is new."""
+        archive, judgement = self._archive, self._archive.judgement
+        path: Path | None = None
         try:
+            path = await archive.incoming.new_path()
             sealed = await archive.client.documents.download_signed(
                 self._signing, document, path, verify=judgement.verify, trust=judgement.roots
             )
@@ -198,13 +206,18 @@ class _OneSigning:
                 fetched_at=datetime.now(UTC).replace(microsecond=0),
                 verdict=judgement.verdict,
             )
-            return await self._place(document, entry, sealed.path)
+            return await _to_its_end(self._keep(document, entry, sealed.path))
         except OSError as error:
             if isinstance(error, SigningError):
                 raise
-            raise ArchiveError(f"cannot keep a download in {path.parent}: {error.strerror}") from None
+            raise ArchiveError(f"cannot keep a download: {error.strerror}: {error.filename or path}") from None
         finally:
-            path.unlink(missing_ok=True)
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    async def _keep(self, document: Document, entry: ArchivedDocument, source: Path) -> tuple[ArchivedDocument, bool]:
+        entry = await self._place(document, entry, source)
+        return entry, await self._archive.manifest.append(entry)
 
     async def _place(self, document: Document, entry: ArchivedDocument, source: Path) -> ArchivedDocument:
         """Give the file its name, which the journal knows by then."""
@@ -236,6 +249,16 @@ class _OneSigning:
         pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
         text = json.dumps({"pending": pending, "complete": self._complete})
         await journaled(self._archive.journal.write(self._claim, text))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work that a cancellation does not interrupt: a file that gets its name gets its line too."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _raise_if_fatal(error: Exception) -> None:

@@ -35,17 +35,14 @@ class Incoming:
         return self._folder / f"{secrets.token_hex(8)}.pdf"
 
     async def aclose(self) -> None:
-        """Remove the folder."""
-        if self._folder is not None:
-            await asyncio.to_thread(self._close, self._folder)
-            self._folder = None
+        """Remove the folder, and those of dead processes."""
+        await asyncio.to_thread(self._close)
 
     def _open(self) -> Path:
         if self._parent is None:
             return Path(tempfile.mkdtemp(prefix="signing-archive-"))
         self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for lock in self._parent.glob("*.lock"):
-            _remove_if_dead(lock)
+        self._remove_dead()
         while True:
             folder = self._parent / secrets.token_hex(8)
             lock = _lock_of(folder)
@@ -56,12 +53,19 @@ class Incoming:
                 return folder
             os.close(self._lock)
 
-    def _close(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        if self._lock is not None:
+    def _close(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None and self._lock is not None:
             _lock_of(folder).unlink(missing_ok=True)
             os.close(self._lock)
-            self._lock = None
+        self._remove_dead()
+
+    def _remove_dead(self) -> None:
+        if self._parent is not None:
+            for lock in self._parent.glob("*.lock"):
+                _remove_if_dead(lock)
 
 
 def _lock_of(folder: Path) -> Path:

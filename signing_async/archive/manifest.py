@@ -197,7 +197,7 @@ class Manifest:
             try:
                 async with self._lock:
                     appended = await self._write([document for document, _ in batch])
-            except Exception as error:
+            except BaseException as error:
                 for _, waiter in batch:
                     if not waiter.done():
                         # One copy for each: a shared exception would collect the tracebacks of all that raise it.

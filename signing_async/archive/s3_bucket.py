@@ -20,6 +20,7 @@ from ..worker_pool import log
 try:
     import aiobotocore.session  # type: ignore[import-untyped]  # neither package has a py.typed marker
     import aiohttp
+    import botocore.loaders  # type: ignore[import-untyped]
     from botocore.exceptions import (  # type: ignore[import-untyped]
         BotoCoreError,
         ClientError,
@@ -42,6 +43,7 @@ _TRANSIENT_CODES = (
     *("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"),
     *("ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded"),
 )
+_LOADER = botocore.loaders.create_loader()  # it keeps the models: a second client opens in 0.03 s instead of 0.16 s
 _MISSING = ("NoSuchKey", "404")
 _SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
 
@@ -115,8 +117,7 @@ class Bucket:
         await self._exits.aclose()
 
     async def _create_in_parts(self, source: Path, key: str, metadata: dict[str, str]) -> bool:
-        attributes = {"ChecksumAlgorithm": "SHA256", **self._attributes(key, metadata)}
-        started = await self._call("create_multipart_upload", Key=key, **attributes)
+        started = await self._call("create_multipart_upload", Key=key, **self._attributes(key, metadata))
         upload = {"Key": key, "UploadId": started["UploadId"]}
         completed = None
         try:
@@ -150,7 +151,7 @@ class Bucket:
 
     def _attributes(self, key: str, metadata: dict[str, str]) -> dict[str, Any]:
         kind = mimetypes.guess_type(key)[0] or "application/octet-stream"
-        attributes: dict[str, Any] = {"Metadata": metadata, "ContentType": kind}
+        attributes: dict[str, Any] = {"ChecksumAlgorithm": "SHA256", "ContentType": kind, "Metadata": metadata}
         if self._object_lock is not None:
             mode, days = self._object_lock
             attributes["ObjectLockMode"] = mode
@@ -179,8 +180,9 @@ class Bucket:
             if self._client is not None:
                 return
             try:
-                context = aiobotocore.session.get_session().create_client("s3", **self._options)
-                self._client = await self._exits.enter_async_context(context)
+                session = aiobotocore.session.get_session()
+                session.register_component("data_loader", _LOADER)
+                self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
                 return
             except ValueError:
                 problem = "invalid endpoint URL"  # it may hold a password

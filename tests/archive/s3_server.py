@@ -26,6 +26,7 @@ CREDENTIALS = {
     "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+_AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=AKIA/20310101/eu-north-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
 class S3Server:
@@ -52,7 +53,8 @@ class S3Server:
 
     def request(self, method: str, path: str, data: bytes | None = None, headers: dict[str, str] | None = None) -> Any:
         """Send a request, and return the body of the response with its headers."""
-        request = urllib.request.Request(f"{self.url}/{path}", data, headers or {}, method=method)
+        headers = {"Authorization": _AUTHORIZATION, "Content-Type": "binary/octet-stream", **(headers or {})}
+        request = urllib.request.Request(f"{self.url}/{path}", data, headers, method=method)
         with urllib.request.urlopen(request) as response:
             return response.read(), dict(response.headers)
 
@@ -60,13 +62,14 @@ class S3Server:
 class Proxy:
     """What came through the proxy, and what it does with a request instead of forwarding it.
 
-    ``fail`` gets each request; it returns what to do with it: ``"forward"``, ``"lose request"``, ``"lose response"``
-    or a status to respond with.
+    ``fail`` gets each request; it returns what to do with it: ``"forward"``, ``"lose request"``, ``"lose response"``,
+    ``"cut off"`` (the response) or a status to respond with. ``page_size`` is the most that a list returns.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.seen: list[str] = []
+        self.page_size: int | None = None
         self.fail: Callable[[web.Request], str | int] = lambda request: "forward"
 
 
@@ -86,12 +89,14 @@ async def failing(target: str) -> AsyncIterator[Proxy]:
             return web.Response()
         headers = {name: value for name, value in request.headers.items() if name.lower() != "expect"}
         url = target + request.raw_path
-        async with session.request(request.method, _encoded(url), data=body, headers=headers) as response:
+        if proxy.page_size is not None and "list-type" in request.query:
+            url += f"&max-keys={proxy.page_size}"
+        async with session.request(request.method, _encoded(url), data=BytesIO(body), headers=headers) as response:
             content = await response.read()
         if todo == "lose response":
             request.transport.abort()
         elif todo == "cut off":
-            kept = web.Response(status=response.status, headers=_plain(response.headers))
+            kept = web.StreamResponse(status=response.status, headers=_plain(response.headers))
             kept.content_length = len(content)
             await kept.prepare(request)
             await kept.write(content[: len(content) // 2])
