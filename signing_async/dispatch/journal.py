@@ -12,12 +12,13 @@ import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Protocol, Self, runtime_checkable
 from weakref import WeakSet
 
 import attrs
@@ -32,7 +33,7 @@ try:
 except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
-__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "SqliteJournal"]
+__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "JournalRecord", "ListedJournal", "SqliteJournal"]
 
 _Work = Callable[[sqlite3.Connection], object]
 
@@ -89,6 +90,23 @@ class Journal(Protocol):
 
     async def aclose(self) -> None:
         """Release all claims."""
+
+
+@attrs.frozen
+class JournalRecord:
+    """A package's text, as a journal lists it."""
+
+    key: str
+    state: str
+    updated_at: datetime
+
+
+@runtime_checkable
+class ListedJournal(Protocol):
+    """A journal that can list its texts: only then does `archive_status` find dispatches without an outcome."""
+
+    def records(self) -> AsyncIterator[JournalRecord]:
+        """Yield what was written, in the order of the keys, claimed or not. Keys without a text are left out."""
 
 
 class SqliteJournal:
@@ -159,6 +177,12 @@ class SqliteJournal:
 
     async def release(self, claim: Claim) -> None:
         await self._request(self._change(claim, "owner = NULL"))
+
+    async def records(self) -> AsyncIterator[JournalRecord]:
+        key = ""
+        while rows := await self._request(partial(_select_page, after=key)):
+            for key, state, updated_at in rows:
+                yield JournalRecord(key, state, datetime.fromtimestamp(updated_at, UTC))
 
     async def aclose(self) -> None:
         """Finish what was requested, close the file, and release all claims."""
@@ -331,6 +355,11 @@ class _Operation:
     def loop(self) -> asyncio.AbstractEventLoop:
         assert self.waiter is not None
         return self.waiter.get_loop()
+
+
+def _select_page(connection: sqlite3.Connection, after: str) -> list[tuple[str, str, float]]:
+    statement = "SELECT key, state, updated_at FROM packages WHERE key > ? AND state IS NOT NULL ORDER BY key LIMIT 500"
+    return connection.execute(statement, (after,)).fetchall()
 
 
 def _check_text(name: str, value: str) -> None:

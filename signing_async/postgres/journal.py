@@ -9,12 +9,13 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from .. import _checks
-from ..dispatch.journal import Claim, ClaimLost, JournalError
+from ..dispatch.journal import Claim, ClaimLost, JournalError, JournalRecord
 from ..errors import ConfigurationError
 from .database import Database, Pool
 
@@ -58,6 +59,8 @@ _RELEASE = """\
 UPDATE {table} SET leased_until = NULL
 WHERE key = $1 AND fence = $2 AND owner = $3 RETURNING true"""
 _RELEASE_ALL = "UPDATE {table} SET leased_until = NULL WHERE owner = $1 AND leased_until IS NOT NULL"
+_SELECT_PAGE = """\
+SELECT key, state, updated_at FROM {table} WHERE key > $1 AND state IS NOT NULL ORDER BY key LIMIT 500"""
 _RENEW = """\
 UPDATE {table} AS row SET leased_until = clock_timestamp() + $4
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
@@ -128,6 +131,12 @@ class PostgresJournal:
         del self._claimed[claim.key]
         await self._update(_RELEASE, claim)
 
+    async def records(self) -> AsyncIterator[JournalRecord]:
+        key = ""
+        while rows := await self._database.run(partial(self._select_page, after=key)):
+            for key, state, updated_at in rows:
+                yield JournalRecord(key, state, updated_at)
+
     async def aclose(self) -> None:
         """Release all claims and close the connections, except a given pool."""
         if self._renewing is not None:
@@ -168,6 +177,9 @@ class PostgresJournal:
             self._claimed[key] = claim.fence
             self._keep_renewing()
         return claim
+
+    async def _select_page(self, connection: Any, after: str) -> Any:
+        return await connection.fetch(self._database.render(_SELECT_PAGE), after)
 
     def _release_unwanted(self, claiming: asyncio.Task[Claim | None]) -> None:
         """Release a claim whose caller was cancelled."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .archive_stores import ListedStoreConformance as ListedStoreConformance
     from .journals import FencedJournalConformance as FencedJournalConformance
     from .journals import JournalConformance as JournalConformance
+    from .journals import ListedJournalConformance as ListedJournalConformance
     from .seen_events import SeenEventsConformance as SeenEventsConformance
     from .token_stores import FencedTokenStoreConformance as FencedTokenStoreConformance
     from .token_stores import TokenStoreConformance as TokenStoreConformance
@@ -50,6 +51,7 @@ _MODULES = {
     "FencedJournalConformance": ".journals",
     "FencedTokenStoreConformance": ".token_stores",
     "JournalConformance": ".journals",
+    "ListedJournalConformance": ".journals",
     "ListedStoreConformance": ".archive_stores",
     "SeenEventsConformance": ".seen_events",
     "TokenStoreConformance": ".token_stores",

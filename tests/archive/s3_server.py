@@ -26,7 +26,7 @@ CREDENTIALS = {
     "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-_AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=AKIA/20310101/eu-north-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+_AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=AKIA/20310101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
 class S3Server:
