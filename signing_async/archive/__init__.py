@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .folder import FolderStore
     from .manifest import ArchivedDocument
     from .s3 import S3Store
+    from .status import ArchiveStatus, OpenDispatch, StuckSigning, archive_status
     from .store import ArchiveStore, ListedStore
     from .verify import ArchiveReport, Finding, verify_archive
 
@@ -27,12 +28,16 @@ __all__ = [
     "Archive",
     "ArchiveReport",
     "ArchiveResult",
+    "ArchiveStatus",
     "ArchiveStore",
     "ArchivedDocument",
     "Finding",
     "FolderStore",
     "ListedStore",
+    "OpenDispatch",
     "S3Store",
+    "StuckSigning",
+    "archive_status",
     "verify_archive",
 ]
 
@@ -40,12 +45,16 @@ _MODULES = {
     "Archive": "archive",
     "ArchiveReport": "verify",
     "ArchiveResult": "collector",
+    "ArchiveStatus": "status",
     "ArchiveStore": "store",
     "ArchivedDocument": "manifest",
     "Finding": "verify",
     "FolderStore": "folder",
     "ListedStore": "store",
+    "OpenDispatch": "status",
     "S3Store": "s3",
+    "StuckSigning": "status",
+    "archive_status": "status",
     "verify_archive": "verify",
 }
 
