@@ -28,9 +28,12 @@ from .transport.response import Response
 from .transport.retry import Repeat, RetryPolicy
 
 if TYPE_CHECKING:
+    from .archive.manifest import ArchivedDocument
+    from .archive.store import ArchiveStore
     from .dispatch.journal import Journal
     from .dispatch.package import SigningPackage
     from .dispatch.run import Dispatcher, DispatchResult
+    from .sealed import Trust
     from .worker_pool import Progress, Results
 
 __all__ = ["SigningClient"]
@@ -101,6 +104,11 @@ class SigningClient:
         self._signings = Signings(self._transport, tracker)
         self._documents = Documents(self._transport, tracker)
         self._recipients = Recipients(self._transport, tracker)
+
+    @property
+    def base_url(self) -> str:
+        """The origin of the tenant."""
+        return self._shared.origin
 
     @property
     def signings(self) -> Signings:
@@ -239,6 +247,37 @@ class SigningClient:
                 print(result.package.name, result.error or result.signing.id)
         """
         return self._dispatcher().many(packages, journal, concurrency, on_progress, ordered)
+
+    async def archive(
+        self,
+        signing: str | Signing,
+        to: ArchiveStore | str | os.PathLike[str],
+        journal: Journal | str | os.PathLike[str] | None = None,
+        *,
+        template: str | None = None,
+        verify: bool = False,
+        trust: Trust | Iterable[Trust] | None = None,
+    ) -> tuple[ArchivedDocument, ...]:
+        """Download the sealed documents of one signing into an archive; return them all, also those of earlier calls.
+
+        ``to`` is a folder or an `ArchiveStore`. There are no documents until the signing is completed. The call can be
+        repeated whatever ended it: each document has one file and one line in the manifest. With a journal, which is a
+        path or a `Journal`, runs that share it don't download the same document twice. `signing_async.archive.Archive`
+        archives all signings, and describes the other arguments. ::
+
+            for document in await client.archive(signing, "archive/"):
+                print(document.path, document.sha256)
+        """
+        from .archive.archive import Archive
+        from .archive.names import DEFAULT_TEMPLATE
+        from .dispatch.entry import NoJournal
+
+        given = NoJournal() if journal is None else journal
+        named = DEFAULT_TEMPLATE if template is None else template
+        async with Archive(self, to, journal=given, template=named, verify=verify, trust=trust) as archive:
+            await archive.collect(signing)
+            wanted = (self.base_url, signing.id if isinstance(signing, Signing) else signing)
+            return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
 
     def _dispatcher(self) -> Dispatcher:
         # Imported on first use: the import takes a tenth of the package's import time, and needs SQLite.

@@ -126,9 +126,7 @@ class Recipients:
     async def remind_pending(self, signing_id: str | Signing) -> builtins.list[RemindResult]:
         """Remind all recipients who have not finished, one after another. A failure does not stop the others."""
         results = []
-        async for recipient in self.list(signing_id):
-            if self._is_done(recipient):
-                continue
+        for recipient in await self.pending(signing_id):
             try:
                 await self.remind(signing_id, recipient)
             except SigningError as error:
@@ -136,6 +134,10 @@ class Recipients:
             else:
                 results.append(RemindResult(recipient))
         return results
+
+    async def pending(self, signing_id: str | Signing) -> builtins.list[Recipient]:
+        """Return the recipients who have not finished."""
+        return [recipient async for recipient in self.list(signing_id) if not self._is_done(recipient)]
 
     def list(self, signing_id: str | Signing, *, prefetch: bool = True) -> Pager[Recipient]:
         """List the recipients of a signing; see `Pager`."""

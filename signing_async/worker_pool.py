@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator
+import random
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Generic, Self, TypeVar
 
@@ -13,12 +14,15 @@ import attrs
 from . import _checks
 from .errors import InvalidRequest
 
-__all__ = ["Deferred", "FileProgress", "Progress", "ProgressReporter", "Results"]
+__all__ = ["Deferrals", "Deferred", "FileProgress", "Progress", "ProgressReporter", "Results", "Several"]
 
 S = TypeVar("S")
 R = TypeVar("R")
 
 log: logging.Logger = logging.getLogger("signing_async")
+
+_FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
+_TRIES_BEFORE_LOG = 4
 
 
 @attrs.frozen
@@ -105,6 +109,28 @@ class Deferred:
     delay: float
 
 
+class Deferrals:
+    """The pauses of one item that another run is working on, longer each time."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def next(self, item: str) -> Deferred:
+        """Return the next pause. ``item`` names the item in the log."""
+        delay = min(_FIRST_PAUSE * 2.0 ** min(self._count, 20), _MAX_PAUSE) * random.uniform(0.5, 1.0)
+        self._count += 1
+        if self._count == _TRIES_BEFORE_LOG:
+            log.info("waiting for %s: another run is working on it", item)
+        return Deferred(delay)
+
+
+@attrs.frozen
+class Several(Generic[R]):
+    """Returned by ``work`` instead of a result: any number of results of one item."""
+
+    results: Sequence[R]
+
+
 class Results(Generic[R]):
     """The results of ``work`` on each of ``items``, in completion order: an async iterator and a context manager.
 
@@ -115,7 +141,7 @@ class Results(Generic[R]):
     ``work`` returns errors of single items as results. If it raises, or ``items`` does, no more items are pulled; the
     work in progress is finished, its results are returned, and then the exception is raised. If ``work`` returns
     `Deferred`, its worker is free for another item until the delay is over. Up to ``4 * concurrency`` items wait in
-    this way; they are dropped if ``work`` raises.
+    this way; they are dropped if ``work`` raises. If ``work`` returns `Several`, these results are returned one by one.
 
     The work is cancelled by `aclose`, at the end of ``async with``, when the object is dropped (as by ``break`` in
     ``async for result in make_results()``), and when the task that takes the results is cancelled or fails. After a
@@ -129,7 +155,7 @@ class Results(Generic[R]):
     def __init__(
         self,
         items: Iterable[S] | AsyncIterable[S],
-        work: Callable[[S], Awaitable[R | Deferred]],
+        work: Callable[[S], Awaitable[R | Deferred | Several[R]]],
         concurrency: int,
         *,
         around: AbstractAsyncContextManager[object] | None = None,
@@ -176,7 +202,7 @@ class _WorkerPool(Generic[S, R]):
     def __init__(
         self,
         items: Iterable[S] | AsyncIterable[S],
-        work: Callable[[S], Awaitable[R | Deferred]],
+        work: Callable[[S], Awaitable[R | Deferred | Several[R]]],
         concurrency: int,
         around: AbstractAsyncContextManager[object],
     ) -> None:
@@ -193,8 +219,8 @@ class _WorkerPool(Generic[S, R]):
         self._idle: set[asyncio.Task[Any]] = set()
         """The children that wait and do not work: a failure cancels them."""
         self._consumer: asyncio.Task[Any] | None = None
-        self._outbox: asyncio.Queue[tuple[R] | None] = asyncio.Queue()
-        """Results; None marks the end."""
+        self._outbox: asyncio.Queue[tuple[R, bool] | None] = asyncio.Queue()
+        """Results, and whether each is the last of its item; None marks the end."""
         self._unfinished = 0
         """The items that were pulled and whose results were not taken."""
         self._failure: BaseException | None = None
@@ -207,12 +233,12 @@ class _WorkerPool(Generic[S, R]):
             self._task.add_done_callback(self._ended)
         if self._is_running:
             self._watch(asyncio.current_task())
-        result = await self._outbox.get()
-        if result is not None and not self._closed:
-            self._unfinished -= 1
-            self._room.release()
-            self._pulled.release()
-            return result[0]
+        taken = await self._outbox.get()
+        if taken is not None and not self._closed:
+            result, is_last = taken
+            if is_last:
+                self._finish_item()
+            return result
         self._outbox.put_nowait(None)
         failure, self._failure = self._failure, None
         if self._closed:
@@ -223,6 +249,12 @@ class _WorkerPool(Generic[S, R]):
                 f" items without a result: {self._unfinished}"
             )
         raise failure or StopAsyncIteration
+
+    def _finish_item(self) -> None:
+        """Make room for another item: the results of one were taken."""
+        self._unfinished -= 1
+        self._room.release()
+        self._pulled.release()
 
     @property
     def _is_running(self) -> bool:
@@ -347,7 +379,11 @@ class _WorkerPool(Generic[S, R]):
                 if self._stopped:
                     return
                 await self._wait_deferred(result.delay)
-            self._outbox.put_nowait((result,))
+            results = result.results if isinstance(result, Several) else (result,)
+            for number, one in enumerate(results, start=1):
+                self._outbox.put_nowait((one, number == len(results)))
+            if not results:
+                self._finish_item()
             self._workers.release()
 
     async def _wait_deferred(self, delay: float) -> None:

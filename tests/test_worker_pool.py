@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from signing_async import InvalidRequest, Progress
-from signing_async.worker_pool import Deferred, FileProgress, ProgressReporter, Results
+from signing_async.worker_pool import Deferred, FileProgress, ProgressReporter, Results, Several
 
 
 class Source:
@@ -723,3 +723,35 @@ def test_on_progress_that_raises_is_logged_and_not_called_again(caplog: pytest.L
 def test_on_progress_that_is_not_callable_is_rejected(on_progress: Any) -> None:
     with pytest.raises(InvalidRequest, match="on_progress: must be callable, got "):
         ProgressReporter(on_progress)
+
+
+# Several results of one item
+
+
+async def as_many(item: int) -> Several[tuple[int, int]]:
+    return Several([(item, number) for number in range(item)])
+
+
+async def test_item_may_have_any_number_of_results() -> None:
+    results = [result async for result in Results(range(4), as_many, 2)]
+    assert sorted(results) == [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]
+
+
+async def test_items_without_results_make_room_for_the_next() -> None:
+    async def nothing(item: int) -> Several[int]:
+        return Several([])
+
+    assert [result async for result in Results(range(100), nothing, 2)] == []
+
+
+async def test_no_more_items_are_pulled_while_some_results_of_an_item_were_not_taken() -> None:
+    source = Source()
+
+    async def three(item: int) -> Several[int]:
+        return Several([item] * 3)
+
+    async with Results(source.plain(), three, 1) as results:
+        assert [await anext(results) for _ in range(5)] == [1, 1, 1, 2, 2]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert source.pulled <= 4

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["ArchiveStore"]
+from ..errors import InvalidRequest
+
+__all__ = ["ArchiveStore", "ListedStore", "check_lines", "check_name"]
 
 
 class ArchiveStore(Protocol):
@@ -23,11 +25,36 @@ class ArchiveStore(Protocol):
         ``sha256`` is the file's hash in hexadecimal. The source may be moved.
         """
 
-    def read(self, name: str) -> AsyncIterator[bytes]:
-        """Yield the content of a file; raise `FileNotFoundError` if there is no such file."""
+    def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield the content of a file from ``offset`` on: nothing if the file is not longer.
+
+        Raises `FileNotFoundError` if there is no such file. What another writer has appended shows at once, and may
+        end with an incomplete line.
+        """
 
     async def append(self, name: str, offset: int, data: bytes) -> None:
-        """Append to a file of exactly ``offset`` bytes, durably; an offset of 0 creates it.
+        """Append whole lines to a file of exactly ``offset`` bytes, durably; an offset of 0 creates it.
 
-        Raises `ArchiveConflict` if the file has another length: another writer was first.
+        Raises `ArchiveConflict` if the file has another length: another writer was first. An incomplete line at the
+        end does not count, and is removed: its writer was interrupted.
         """
+
+
+@runtime_checkable
+class ListedStore(Protocol):
+    """A store that can list its files: only then does `verify_archive` find files that the manifest does not name."""
+
+    def names(self) -> AsyncIterator[str]:
+        """Yield the names of all files, in any order, without parts that begin with a dot."""
+
+
+def check_name(name: object) -> None:
+    """Raise `InvalidRequest` unless this is a name of a file: it may not lead out of the archive."""
+    if not isinstance(name, str) or "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise InvalidRequest(f"name: must be a relative path with parts separated by '/', got {name!r}")
+
+
+def check_lines(data: bytes) -> None:
+    """Raise `InvalidRequest` unless this is whole lines."""
+    if not data.endswith(b"\n"):
+        raise InvalidRequest(f"data: must be whole lines, got {data[-20:]!r} at the end")

@@ -1,20 +1,35 @@
-"""The journal entry of one package: what is known of its draft, saved before each step begins and after it ends."""
+"""The journal entry of one package: what is known of its draft, saved before each step begins and after it ends.
+
+Also the ways to open a journal, to call it and to release a claim, which an archive uses too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 from attrs import validators
 
-from ..errors import OutcomeUnknown
-from .journal import Claim, ClaimLost, Journal, JournalError
+from ..errors import InvalidRequest, OutcomeUnknown
+from ..worker_pool import log
+from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
 
-__all__ = ["DRAFT", "SENDING", "SENT", "JournalEntry", "PackageState", "journaled"]
+__all__ = [
+    "DRAFT",
+    "SENDING",
+    "SENT",
+    "JournalEntry",
+    "NoJournal",
+    "PackageState",
+    "journaled",
+    "open_journal",
+    "release",
+]
 
 T = TypeVar("T")
 
@@ -35,6 +50,40 @@ async def journaled(operation: Awaitable[T]) -> T:
         raise
     except Exception as error:
         raise JournalError(f"the journal failed: {type(error).__name__}: {error}") from error
+
+
+async def release(journal: Journal, claim: Claim) -> None:
+    """Release the claim, even if the run is cancelled or the journal has failed."""
+    releasing = asyncio.ensure_future(journaled(journal.release(claim)))
+    try:
+        await asyncio.shield(releasing)
+    except ClaimLost:
+        pass
+    except JournalError as error:
+        log.warning("%s", error)
+
+
+def open_journal(journal: Any) -> Journal:
+    """Return the journal; a new `SqliteJournal` if it is a path, which the run closes."""
+    if isinstance(journal, str | os.PathLike):
+        return SqliteJournal(journal)
+    if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
+        raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
+    callers: Journal = journal
+    return callers
+
+
+class NoJournal:
+    """The journal of one call that has none: the state ends with the call."""
+
+    async def claim(self, key: str) -> Claim | None:
+        return Claim(key, None, 1)
+
+    async def write(self, claim: Claim, state: str) -> None: ...
+
+    async def release(self, claim: Claim) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 @attrs.define

@@ -6,9 +6,12 @@ import os
 import sqlite3
 import time
 import warnings
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
@@ -16,7 +19,7 @@ from .. import _checks
 from .._group_commit import FileFormat, GroupCommit, Work
 from ..errors import InvalidRequest, JournalError
 
-__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "SqliteJournal"]
+__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "JournalRecord", "ListedJournal", "SqliteJournal"]
 
 _TABLE = (
     "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
@@ -72,6 +75,23 @@ class Journal(Protocol):
         """Release all claims."""
 
 
+@attrs.frozen
+class JournalRecord:
+    """A package's text, as a journal lists it."""
+
+    key: str
+    state: str
+    updated_at: datetime
+
+
+@runtime_checkable
+class ListedJournal(Protocol):
+    """A journal that can list its texts: only then does `archive_status` find dispatches without an outcome."""
+
+    def records(self) -> AsyncIterator[JournalRecord]:
+        """Yield what was written, in the order of the keys, claimed or not. Keys without a text are left out."""
+
+
 class SqliteJournal:
     """A journal in a SQLite file, shared by any number of runs and processes on one machine.
 
@@ -111,6 +131,12 @@ class SqliteJournal:
     async def release(self, claim: Claim) -> None:
         await self._commits.run(self._change(claim, "owner = NULL"))
 
+    async def records(self) -> AsyncIterator[JournalRecord]:
+        key = ""
+        while rows := await self._commits.run(partial(_select_page, after=key)):
+            for key, state, updated_at in rows:
+                yield JournalRecord(key, state, datetime.fromtimestamp(updated_at, UTC))
+
     async def aclose(self) -> None:
         """Finish what was requested, close the file, and release all claims."""
         await self._commits.aclose()
@@ -147,6 +173,11 @@ class SqliteJournal:
             (key, state, self._commits.lock.owner, fence + 1, time.time()),
         )
         return Claim(key, state, fence + 1)
+
+
+def _select_page(connection: sqlite3.Connection, after: str) -> list[tuple[str, str, float]]:
+    statement = "SELECT key, state, updated_at FROM packages WHERE key > ? AND state IS NOT NULL ORDER BY key LIMIT 500"
+    return connection.execute(statement, (after,)).fetchall()
 
 
 def _check_text(name: str, value: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,17 +20,15 @@ from ..errors import InvalidRequest
 from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
-from ..worker_pool import Deferred, FileProgress, Progress, ProgressReporter, Results
-from .entry import JournalEntry, journaled
-from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
+from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressReporter, Results
+from .entry import JournalEntry, NoJournal, journaled, open_journal, release
+from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
 from .steps import Resources, Sending, Uploads
 
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
 _MAX_UPLOADS = 8
-_FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
-_TRIES_BEFORE_LOG = 4
 
 
 @attrs.frozen
@@ -58,7 +55,7 @@ class Dispatcher:
         self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None, ordered: bool
     ) -> Signing:
         """Send one package. If another run is working on it, wait for that run."""
-        opened = _NoJournal() if journal is None else _open_journal(journal)
+        opened = NoJournal() if journal is None else open_journal(journal)
         reporter = ProgressReporter(None)
         run = _Run(self._resources, [package], opened, opened is not journal, _MAX_UPLOADS, ordered, reporter)
         async with run.opened():
@@ -82,32 +79,9 @@ class Dispatcher:
         if not isinstance(packages, Iterable | AsyncIterable):
             raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
         reporter = ProgressReporter(on_progress)
-        opened = _open_journal(journal)
+        opened = open_journal(journal)
         run = _Run(self._resources, packages, opened, opened is not journal, concurrency, ordered, reporter)
         return Results(run.jobs, run.work, concurrency, around=run.opened())
-
-
-def _open_journal(journal: Any) -> Journal:
-    """Return the journal; a new `SqliteJournal` if it is a path, which the run closes."""
-    if isinstance(journal, str | os.PathLike):
-        return SqliteJournal(journal)
-    if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
-        raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
-    callers: Journal = journal
-    return callers
-
-
-class _NoJournal:
-    """The journal of one call that has none: the state ends with the call."""
-
-    async def claim(self, key: str) -> Claim | None:
-        return Claim(key, None, 1)
-
-    async def write(self, claim: Claim, state: str) -> None: ...
-
-    async def release(self, claim: Claim) -> None: ...
-
-    async def aclose(self) -> None: ...
 
 
 class _Run:
@@ -220,7 +194,7 @@ class _Run:
         except Exception as error:
             return await self._note_failure(sending, job, error)
         finally:
-            await self._release(claim)
+            await release(self._journal, claim)
 
     async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
         try:
@@ -229,16 +203,6 @@ class _Run:
             log.warning("%s", lost)
             return None
         return DispatchResult(job.package, sending.known_signing(), error, sending.abandoned)
-
-    async def _release(self, claim: Claim) -> None:
-        """Release the claim, even if the run is cancelled or the journal has failed."""
-        releasing = asyncio.ensure_future(journaled(self._journal.release(claim)))
-        try:
-            await asyncio.shield(releasing)
-        except ClaimLost:
-            pass
-        except JournalError as error:
-            log.warning("%s", error)
 
 
 class _Job:
@@ -250,16 +214,12 @@ class _Job:
         self.number = number
         self.package = package
         self.prepared: Prepared | None = None
-        self._deferrals = 0
+        self._deferrals = Deferrals()
 
     def defer(self) -> Deferred:
-        """Return a pause for the run that works on the package, longer each time."""
+        """Return a pause for the run that works on the package."""
         assert self.prepared is not None
-        delay = min(_FIRST_PAUSE * 2.0 ** min(self._deferrals, 20), _MAX_PAUSE) * random.uniform(0.5, 1.0)
-        self._deferrals += 1
-        if self._deferrals == _TRIES_BEFORE_LOG:
-            log.info("waiting for package %s: another run is working on it", self.prepared.label)
-        return Deferred(delay)
+        return self._deferrals.next(f"package {self.prepared.label}")
 
     def close(self) -> None:
         assert self.prepared is not None

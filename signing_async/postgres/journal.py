@@ -7,9 +7,11 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Self
 
-from ..dispatch.journal import Claim, ClaimLost, JournalError
+from ..dispatch.journal import Claim, ClaimLost, JournalError, JournalRecord
 from .database import Database, Pool
 from .leases import Leases
 
@@ -51,6 +53,8 @@ _RELEASE = """\
 UPDATE {table} SET leased_until = NULL
 WHERE key = $1 AND fence = $2 AND owner = $3 RETURNING true"""
 _RELEASE_ALL = "UPDATE {table} SET leased_until = NULL WHERE owner = $1 AND leased_until IS NOT NULL"
+_SELECT_PAGE = """\
+SELECT key, state, updated_at FROM {table} WHERE key > $1 AND state IS NOT NULL ORDER BY key LIMIT 500"""
 _RENEW = """\
 UPDATE {table} AS row SET leased_until = clock_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
@@ -109,6 +113,12 @@ class PostgresJournal:
         del self._leases.held[claim.key]
         await self._update(_RELEASE, claim)
 
+    async def records(self) -> AsyncIterator[JournalRecord]:
+        key = ""
+        while rows := await self._database.run(partial(self._select_page, after=key)):
+            for key, state, updated_at in rows:
+                yield JournalRecord(key, state, updated_at)
+
     async def aclose(self) -> None:
         """Release all claims and close the connections, except a given pool."""
         await self._leases.stop()
@@ -143,6 +153,9 @@ class PostgresJournal:
         if claim is not None:
             self._leases.add(key, claim.fence)
         return claim
+
+    async def _select_page(self, connection: Any, after: str) -> Any:
+        return await connection.fetch(self._database.render(_SELECT_PAGE), after)
 
     async def _release_unwanted(self, claim: Claim | None) -> None:
         """Release a claim whose caller was cancelled."""

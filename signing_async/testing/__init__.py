@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from .._sample_pdf import sample_pdf as sample_pdf
     from ..client import SigningClient
     from ..sandbox import Sandbox
+    from .archive_stores import ArchiveStoreConformance as ArchiveStoreConformance
+    from .archive_stores import ListedStoreConformance as ListedStoreConformance
     from .event_stores import EventStoreConformance as EventStoreConformance
     from .event_stores import FencedEventStoreConformance as FencedEventStoreConformance
     from .journals import FencedJournalConformance as FencedJournalConformance
     from .journals import JournalConformance as JournalConformance
+    from .journals import ListedJournalConformance as ListedJournalConformance
     from .seen_events import SeenEventsConformance as SeenEventsConformance
     from .token_stores import FencedTokenStoreConformance as FencedTokenStoreConformance
     from .token_stores import TokenStoreConformance as TokenStoreConformance
@@ -48,9 +51,12 @@ except ModuleNotFoundError:  # without it there are no async fixtures, as pytest
 _MODULES = {
     "EventStoreConformance": ".event_stores",
     "FencedEventStoreConformance": ".event_stores",
+    "ArchiveStoreConformance": ".archive_stores",
     "FencedJournalConformance": ".journals",
     "FencedTokenStoreConformance": ".token_stores",
     "JournalConformance": ".journals",
+    "ListedJournalConformance": ".journals",
+    "ListedStoreConformance": ".archive_stores",
     "SeenEventsConformance": ".seen_events",
     "TokenStoreConformance": ".token_stores",
     "sample_pdf": ".._sample_pdf",

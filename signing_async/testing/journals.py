@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from ..dispatch.journal import Claim, ClaimLost, Journal, JournalError
 
-__all__ = ["FencedJournalConformance", "JournalConformance", "OpenJournal"]
+__all__ = ["FencedJournalConformance", "JournalConformance", "ListedJournalConformance", "OpenJournal"]
 
 OpenJournal = Callable[[], Journal]
 """Opens the same journal again, as another run would: a new object each time."""
@@ -165,6 +167,28 @@ class JournalConformance:
         with pytest.raises(JournalError, match="closed"):
             await journal.claim("m")
         await journal.aclose()
+
+
+class ListedJournalConformance:
+    """Tests the listing of a `ListedJournal`, with the fixture of `JournalConformance`."""
+
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
+
+    async def test_last_written_states_are_listed_by_key(self, open_journal: Callable[[], Any]) -> None:
+        """Each once, claimed or not, also those of other runs; a key that has no text is left out."""
+        journal, other = open_journal(), open_journal()
+        assert [record async for record in journal.records()] == []
+        began = datetime.now(UTC) - timedelta(minutes=1)
+        keys = [f"k{number:04}" for number in range(1100)]
+        claims = await asyncio.gather(*(claimed(other, key) for key in keys))
+        await asyncio.gather(*(other.write(claim, "earlier") for claim in claims[:20]))
+        await asyncio.gather(*(other.write(claim, f"of {claim.key}") for claim in claims))
+        await asyncio.gather(*(other.release(claim) for claim in claims[:10]))
+        await claimed(journal, "without a text")
+        for each in (journal, other):
+            records = [record async for record in each.records()]
+            assert [(record.key, record.state) for record in records] == [(key, f"of {key}") for key in keys]
+            assert all(began < record.updated_at for record in records)
 
 
 class FencedJournalConformance:

@@ -22,8 +22,8 @@ class Wakeups:
             while not (signing := await client.signings.get(signing_id)).is_completed:
                 await subscription.wait(timeout=30)
 
-    If the payload mentions the subject of a subscription, only the subscriptions it mentions wake up. Otherwise all
-    wake up, because a payload need not name its signing.
+    If the payload mentions the subject of a subscription, only the subscriptions it mentions wake up, and those without
+    a subject. Otherwise all wake up, because a payload need not name its signing.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,10 @@ class Wakeups:
         with self._lock:
             everyone = list(self._subscriptions)
         texts = _texts(event.payload)
-        mentioned = [subscription for subscription in everyone if subscription.subject in texts]
-        for subscription in mentioned or everyone:
-            subscription.wake()
+        is_mentioned = any(subscription.subject in texts for subscription in everyone)
+        for subscription in everyone:
+            if not is_mentioned or subscription.subject is None or subscription.subject in texts:
+                subscription.wake(event.signing_id)
 
     @contextmanager
     def subscribe(self, subject: str | None = None) -> Iterator[Subscription]:
@@ -62,13 +63,20 @@ class Subscription:
 
     def __init__(self, subject: str | None, loop: asyncio.AbstractEventLoop) -> None:
         self.subject = subject
+        self.signings: frozenset[str | None] = frozenset()
+        """The signing ids of the events that ended the last wait; None stands for an event without one."""
+        self._events: set[str | None] = set()
         self._loop = loop
         self._woken = asyncio.Event()
 
-    def wake(self) -> None:
+    def wake(self, signing_id: str | None = None) -> None:
         """End the current wait, or the next one at once; from any thread."""
         with suppress(RuntimeError):  # the loop is closed: nobody is waiting
-            self._loop.call_soon_threadsafe(self._woken.set)
+            self._loop.call_soon_threadsafe(self._wake, signing_id)
+
+    def _wake(self, signing_id: str | None) -> None:
+        self._events.add(signing_id)
+        self._woken.set()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Return True once there was a wake-up since the last wait, or False after ``timeout`` seconds."""
@@ -78,6 +86,8 @@ class Subscription:
         except TimeoutError:
             return False
         self._woken.clear()
+        self.signings = frozenset(self._events)
+        self._events.clear()
         return True
 
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -48,11 +49,12 @@ class Outcome:
 
 
 class Worker:
-    """A process that dispatches all packages, restarted until a run has sent them all."""
+    """A process that dispatches all packages, or does other work, restarted until a run has finished it."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, target: Callable[..., None] = work) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.dispatch.victim"])
+        self._context.set_forkserver_preload([target.__module__])
+        self._target = target
         self._arguments = arguments
         self._process: BaseProcess | None = None
         self.done = False
@@ -60,7 +62,7 @@ class Worker:
         self.failures: list[int] = []
 
     def is_running(self) -> bool:
-        """Return whether the process runs; restart it if it ended before all packages were sent."""
+        """Return whether the process runs; restart it if it ended before its work was finished."""
         process = self._process
         if process is not None and process.is_alive():
             return True
@@ -70,7 +72,7 @@ class Worker:
                 self.failures.append(process.exitcode or 0)
         if self.done or self.failures:
             return False
-        self._process = self._context.Process(target=work, args=self._arguments)
+        self._process = self._context.Process(target=self._target, args=self._arguments)
         self._process.start()
         self.runs += 1
         return True

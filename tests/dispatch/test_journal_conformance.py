@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signing_async.dispatch.journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
+from signing_async.dispatch.journal import Claim, ClaimLost, Journal, JournalError, JournalRecord, SqliteJournal
 from signing_async.postgres import PostgresJournal
-from signing_async.testing import FencedJournalConformance, JournalConformance, journals
+from signing_async.testing import FencedJournalConformance, JournalConformance, ListedJournalConformance, journals
 from tests.postgres.server import PostgresServer
 
 OpenJournal = Callable[[], Journal]
 
 
-class TestSqliteJournal(JournalConformance, FencedJournalConformance):
+class TestSqliteJournal(JournalConformance, FencedJournalConformance, ListedJournalConformance):
     """In a file, for one machine."""
 
     @pytest.fixture
@@ -36,7 +37,7 @@ class TestSqliteJournal(JournalConformance, FencedJournalConformance):
         return lapse
 
 
-class TestPostgresJournal(JournalConformance, FencedJournalConformance):
+class TestPostgresJournal(JournalConformance, FencedJournalConformance, ListedJournalConformance):
     """In a table, for many machines."""
 
     @pytest.fixture
@@ -103,6 +104,13 @@ class Careless:
         if self.fault == "emptied":
             row[0] = None
 
+    async def records(self) -> AsyncIterator[JournalRecord]:
+        for key in sorted(self.packages)[: 500 if self.fault == "lists half" else None]:
+            state, owner, _ = self.packages[key]
+            is_listed = owner is not None if self.fault == "lists claimed only" else state is not None
+            if is_listed or self.fault == "lists without a text":
+                yield JournalRecord(key, state, datetime.now(UTC))
+
     def _row(self, claim: Claim) -> Any:
         row = self.packages[self._name(claim.key)]
         if (row[1], row[2]) != (self, claim.fence) and self.fault != "no check":
@@ -150,6 +158,14 @@ async def test_suite_detects_each_fault(fault: str, monkeypatch: pytest.MonkeyPa
             failed.append(name)
     assert set(FAULTS[fault]) <= set(failed)
     assert bool(failed) == bool(fault)
+
+
+@pytest.mark.parametrize("fault", ["", "lists claimed only", "lists without a text", "lists half"])
+async def test_suite_detects_a_wrong_list(fault: str) -> None:
+    packages: dict[str, Any] = {}
+    finds = pytest.raises(AssertionError) if fault else contextlib.nullcontext()
+    with finds:
+        await ListedJournalConformance().test_last_written_states_are_listed_by_key(partial(Careless, packages, fault))
 
 
 @pytest.mark.parametrize("fault", ["", "short states"])

@@ -50,6 +50,18 @@ async def test_event_wakes_only_the_subjects_it_mentions_and_otherwise_all() -> 
         assert await second.wait(30)
 
 
+async def test_subscription_without_a_subject_is_woken_by_every_event_and_knows_its_signings() -> None:
+    wakeups = Wakeups()
+    with wakeups.subscribe("sig_1"), wakeups.subscribe() as follower:
+        wakeups.publish(event(signing_id="sig_1"))
+        wakeups.publish(event())
+        assert await follower.wait(30)
+        assert follower.signings == {"sig_1", None}
+        wakeups.publish(event(signing_id="sig_2"))
+        assert await follower.wait(30)
+        assert follower.signings == {"sig_2"}
+
+
 async def test_publish_wakes_the_loop_from_another_thread() -> None:
     wakeups = Wakeups()
     with wakeups.subscribe() as woken:

@@ -1,0 +1,227 @@
+"""The archive of a tenant: sweep over all signings, follow their events, collect one."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from .. import _checks
+from ..dispatch.entry import open_journal
+from ..dispatch.journal import Journal
+from ..errors import ConfigurationError, InvalidRequest, SigningError
+from ..models import Signing
+from ..worker_pool import Deferrals, Progress, ProgressReporter, Results, log
+from .collector import ArchiveResult, Collector, Judgement
+from .manifest import MANIFEST, ArchivedDocument, decode_line, whole_lines
+from .names import DEFAULT_TEMPLATE, Template
+from .store import ArchiveStore
+from .sweep import Sweep
+from .verify import as_store
+
+if TYPE_CHECKING:
+    from ..client import SigningClient
+    from ..sealed import Trust
+    from ..webhooks import Wakeups
+    from ..webhooks.wakeups import Subscription
+
+__all__ = ["Archive"]
+
+
+class Archive:
+    """An archive of the sealed PDFs of a tenant: each document of a completed signing, whoever created it, once.
+
+    ``to`` is a folder or an `ArchiveStore`; ``journal`` is a path or a `Journal`, as for ``client.dispatch_many``. Any
+    number of processes may share both. ``template`` names the files. Only signings are archived whose name matches the
+    pattern ``name`` (``*``, ``?``, ``[...]``), that were updated at ``since`` or later (or within this timedelta), and
+    for which ``where`` returns true; it receives the signing as listed, perhaps without its documents. ``verify`` and
+    ``trust`` are as for ``client.documents.download_signed``. ``concurrency`` is the number of signings at a time. ::
+
+        async with Archive(client, "archive/", journal="archive.db") as archive:
+            async for result in archive.sweep():
+                print(result.error or result.entry.path)
+    """
+
+    def __init__(
+        self,
+        client: SigningClient,
+        to: ArchiveStore | str | os.PathLike[str],
+        *,
+        journal: Journal | str | os.PathLike[str],
+        template: str = DEFAULT_TEMPLATE,
+        name: str | None = None,
+        since: datetime | timedelta | None = None,
+        where: Callable[[Signing], bool] | None = None,
+        verify: bool = False,
+        trust: Trust | Iterable[Trust] | None = None,
+        concurrency: int = 8,
+    ) -> None:
+        _checks.integer("concurrency", concurrency)
+        self._matches = _Filter(name, since, where)
+        judgement = Judgement.by(verify, trust)
+        self.store: ArchiveStore = as_store(to)
+        self._concurrency = concurrency
+        named = Template(template)
+        opened = open_journal(journal)
+        self._own_journal = opened if opened is not journal else None
+        self._collector = Collector(client, self.store, opened, named, judgement)
+
+    def __repr__(self) -> str:
+        return f"Archive({self.store!r})"
+
+    def sweep(self, on_progress: Callable[[Progress], None] | None = None) -> Results[ArchiveResult]:
+        """Archive what is missing, over all signings; return an async iterator of results in completion order.
+
+        Signings come in the order of the service's list, after the rest of a sweep that was interrupted. What was
+        archived before yields nothing. A document that fails is a result with an error, and the others go on; the next
+        sweep tries again. If the store or the journal fails, the sweep stops with an `ArchiveError` or a
+        `JournalError`. ``on_progress`` receives the documents and bytes archived so far; their totals are not known.
+        """
+        sweep = Sweep(self._collector, self._matches, ProgressReporter(on_progress))
+        return Results(sweep.jobs, sweep.work, self._concurrency, around=sweep.opened())
+
+    async def collect(self, signing: str | Signing) -> tuple[ArchivedDocument, ...]:
+        """Archive what is missing of one signing, and return the documents that were added.
+
+        There are none if the signing is not completed, if it does not match the archive's filters, or if all were
+        archived before. The first error is raised after all documents were tried, so that an inbox delivers the event
+        again. If another run is working on the signing, the call waits for that run.
+        """
+        await self._collector.manifest.refresh()
+        deferrals, results = Deferrals(), await self._collect(signing)
+        while results is None:
+            await asyncio.sleep(deferrals.next(f"signing {_id(signing)}").delay)
+            results = await self._collect(signing)
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return tuple(result.entry for result in results if result.entry is not None)
+
+    async def follow(
+        self,
+        wakeups: Wakeups | None = None,
+        every: float = 300,
+        on_result: Callable[[ArchiveResult], None] | None = None,
+    ) -> None:
+        """Keep archiving until the task is cancelled: sweep every ``every`` seconds, and collect what events name.
+
+        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once; a missed event costs
+        no more than the time until the next sweep. ``on_result`` is called with each result. A sweep that fails with a
+        transient error is logged, and the next one tries again; any other error is raised. ::
+
+            wakeups = Wakeups()
+            receiver = Receiver(WebhookVerifier(secret), wakeups.publish)
+            await archive.follow(wakeups)
+        """
+        _checks.number("every", every, above=0, error=InvalidRequest)
+        report = on_result or _ignore
+        loop = asyncio.get_running_loop()
+        with _subscribed(wakeups) as subscription:
+            while True:
+                due = loop.time() + every
+                with _transient_errors_logged():
+                    async with self.sweep() as results:
+                        async for result in results:
+                            report(result)
+                while subscription is not None and await subscription.wait(max(0.0, due - loop.time())):
+                    if None in subscription.signings:
+                        break
+                    for signing in subscription.signings:
+                        with _transient_errors_logged():
+                            for result in await self._collect(str(signing)) or ():
+                                report(result)
+                else:
+                    await asyncio.sleep(due - loop.time())
+
+    async def entries(self) -> AsyncIterator[ArchivedDocument]:
+        """Iterate over the archived documents, in the order of the manifest; lines that were changed are left out."""
+        with suppress(FileNotFoundError):
+            async for line in whole_lines(self.store.read(MANIFEST)):
+                with suppress(ValueError):
+                    yield decode_line(line)[0]
+
+    async def aclose(self) -> None:
+        """Finish the manifest, remove incomplete downloads, and close the journal unless it is the caller's."""
+        try:
+            await self._collector.aclose()
+        finally:
+            if self._own_journal is not None:
+                await self._own_journal.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _collect(self, signing: str | Signing) -> list[ArchiveResult] | None:
+        """Archive what is missing of a signing if it matches; return None if another run is working on it."""
+        if isinstance(signing, str):
+            signing = Signing(signing)
+        if self._collector.has_all(signing):
+            return []
+        return await self._collector.collect(signing, self._matches)
+
+
+class _Filter:
+    """Which signings an archive holds."""
+
+    def __init__(
+        self, name: str | None, since: datetime | timedelta | None, where: Callable[[Signing], bool] | None
+    ) -> None:
+        if name is not None and not isinstance(name, str):
+            raise ConfigurationError(f"name: must be a pattern such as 'Lease *', got {name!r}")
+        if since is not None and not isinstance(since, timedelta) and not _is_aware(since):
+            raise ConfigurationError(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
+        if where is not None and not callable(where):
+            raise ConfigurationError(f"where: must be callable, got {where!r}")
+        self._name = None if name is None else re.compile(fnmatch.translate(name))
+        self._since = since
+        self._where = where
+
+    def __call__(self, signing: Signing) -> bool:
+        if self._name is not None and self._name.match(signing.name) is None:
+            return False
+        since = datetime.now(UTC) - self._since if isinstance(self._since, timedelta) else self._since
+        # A signing whose date is unknown is archived rather than missed.
+        if since is not None and signing.updated_at is not None and signing.updated_at < since:
+            return False
+        return self._where is None or bool(self._where(signing))
+
+
+def _is_aware(value: Any) -> bool:
+    return isinstance(value, datetime) and value.utcoffset() is not None
+
+
+def _id(signing: str | Signing) -> str:
+    return signing.id if isinstance(signing, Signing) else signing
+
+
+def _ignore(_: ArchiveResult) -> None: ...
+
+
+@contextmanager
+def _subscribed(wakeups: Wakeups | None) -> Iterator[Subscription | None]:
+    if wakeups is None:
+        yield None
+        return
+    with wakeups.subscribe() as subscription:
+        yield subscription
+
+
+@contextmanager
+def _transient_errors_logged() -> Iterator[None]:
+    try:
+        yield
+    except SigningError as error:
+        if not error.transient:
+            raise
+        log.warning("the archive is followed on after: %s", error)

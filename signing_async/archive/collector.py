@@ -1,0 +1,271 @@
+"""Archive the documents of one signing, under its claim.
+
+The journal says which file is about to be placed before it gets its name. A later run, after a crash at any moment,
+therefore knows a file that lacks only its line in the manifest. That a document is archived is known from the manifest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from ..dispatch.entry import journaled, release
+from ..dispatch.journal import Claim, ClaimLost, Journal
+from ..documents.download import load_verifier
+from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, JournalError, NotYetSigned, SigningError
+from ..models import Document, Signing, SigningState
+from ..worker_pool import log
+from .incoming import Incoming
+from .manifest import ArchivedDocument, Manifest, Verdict
+from .names import Template
+from .store import ArchiveStore
+
+if TYPE_CHECKING:
+    from ..client import SigningClient
+    from ..sealed import Trust
+
+__all__ = ["ArchiveResult", "Collector", "Judgement"]
+
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class ArchiveResult:
+    """The result of one document. ``entry`` is its line in the manifest; with an error it is None.
+
+    If the signing itself can't be read, ``document`` is None. A `NotYetSigned` error is reported until the service has
+    the sealed file: each sweep tries again.
+    """
+
+    signing: Signing
+    document: Document | None = None
+    entry: ArchivedDocument | None = None
+    error: Exception | None = None
+
+
+@attrs.frozen
+class Judgement:
+    """How the seals of downloads are judged."""
+
+    verify: bool
+    roots: list[bytes] | None
+    verdict: Verdict
+
+    @classmethod
+    def by(cls, verify: bool, trust: Trust | Iterable[Trust] | None) -> Judgement:
+        """Return what ``verify`` and ``trust`` ask for. A missing extra or an unreadable root raises here."""
+        if not verify and trust is None:
+            return cls(False, None, "complete")
+        from .._verify.roots import load_roots
+
+        load_verifier(None, 1)
+        return cls(True, None, "sound") if trust is None else cls(True, load_roots(trust), "trusted")
+
+
+class Collector:
+    """Fetches, places and lists the sealed documents of signings, each signing under its claim."""
+
+    def __init__(
+        self, client: SigningClient, store: ArchiveStore, journal: Journal, template: Template, judgement: Judgement
+    ) -> None:
+        self.client = client
+        self.store = store
+        self.journal = journal
+        self.template = template
+        self.judgement = judgement
+        self.service: str = client.base_url
+        self.manifest: Manifest = Manifest(store)
+        self.incoming: Incoming = Incoming(store)
+
+    def has_all(self, signing: Signing) -> bool:
+        """Return whether all documents of the signing are in the manifest, as far as it was read."""
+        return self.manifest.is_complete(self.service, signing.id)
+
+    async def collect(
+        self, signing: Signing, matches: Callable[[Signing], bool] | None = None
+    ) -> list[ArchiveResult] | None:
+        """Archive what is missing of a signing; return None if another run is working on it.
+
+        ``matches`` is asked once the signing was read; without it the signing counts as a match.
+        """
+        claim = await journaled(self.journal.claim(f"archive:{self.service}:{signing.id}"))
+        if claim is None:
+            return None
+        try:
+            return await _OneSigning(self, claim, signing).collect(matches)
+        except ClaimLost as error:
+            log.warning("%s", error)
+            return None
+        finally:
+            await release(self.journal, claim)
+
+    async def aclose(self) -> None:
+        """Wait until the manifest is written, and remove incomplete downloads."""
+        await self.manifest.aclose()
+        await self.incoming.aclose()
+
+
+class _OneSigning:
+    """The work on one claimed signing. Its journal entry holds the lines of files that were about to be placed."""
+
+    def __init__(self, archive: Collector, claim: Claim, signing: Signing) -> None:
+        self._archive = archive
+        self._claim = claim
+        self._signing = signing
+        self._names: dict[str, str] = {}
+        self._pending: dict[str, ArchivedDocument] = {}
+        self._complete: list[str] = []
+        """The ids of all documents, once they were archived."""
+        with suppress(KeyError, TypeError, ValueError, RecursionError, AttributeError):
+            # An entry that cannot be decoded costs a download.
+            self._load(json.loads(claim.state or "{}"))
+
+    async def collect(self, matches: Callable[[Signing], bool] | None) -> list[ArchiveResult]:
+        if self._complete or self._pending:
+            # Another run may have listed them since the manifest was read.
+            await self._archive.manifest.refresh()
+        if self._complete and all(map(self._has, self._complete)):
+            return []
+        try:
+            await self._read_signing()
+        except Exception as error:
+            _raise_if_fatal(error)
+            log.warning("signing %s was not archived: %s", self._signing.id, error)
+            return [ArchiveResult(self._signing, error=error)]
+        if self._signing.state is not SigningState.COMPLETED or (matches is not None and not matches(self._signing)):
+            return []
+        self._names = self._archive.template.names(self._archive.service, self._signing)
+        documents = [document for document in self._signing.documents if not self._has(document.id)]
+        found = [await self._collect_one(document) for document in documents]
+        if self._names and all(map(self._has, self._names)):
+            self._complete, self._pending = list(self._names), {}
+            await self._save()
+        return [result for result in found if result is not None]
+
+    async def _read_signing(self) -> None:
+        # A list need not embed the documents.
+        if self._signing.state is not SigningState.COMPLETED or not self._signing.documents:
+            self._signing = await self._archive.client.signings.get(self._signing.id)
+
+    async def _collect_one(self, document: Document) -> ArchiveResult | None:
+        """Return the result of a document; None if an earlier run had archived it."""
+        try:
+            entry = await self._find_placed(document)
+            if entry is None:
+                entry, is_new = await self._fetch(document)
+            else:
+                is_new = await self._archive.manifest.append(entry)
+        except Exception as error:
+            _raise_if_fatal(error)
+            level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
+            log.log(level, "document %s of signing %s was not archived: %s", document.id, self._signing.id, error)
+            return ArchiveResult(self._signing, document, error=error)
+        return ArchiveResult(self._signing, document, entry) if is_new else None
+
+    async def _find_placed(self, document: Document) -> ArchivedDocument | None:
+        """Return the line of a file that a run placed and could not list; None if the file was not placed."""
+        entry = self._pending.get(document.id)
+        if entry is None:
+            return None
+        found = hashlib.sha256()
+        try:
+            async for chunk in self._archive.store.read(entry.path):
+                found.update(chunk)
+        except FileNotFoundError:
+            return None
+        return entry if found.hexdigest() == entry.sha256 else None
+
+    async def _fetch(self, document: Document) -> tuple[ArchivedDocument, bool]:
+        """Download a document, place its file and append its line; return whether the line is new."""
+        archive, judgement = self._archive, self._archive.judgement
+        path: Path | None = None
+        try:
+            path = await archive.incoming.new_path()
+            sealed = await archive.client.documents.download_signed(
+                self._signing, document, path, verify=judgement.verify, trust=judgement.roots
+            )
+            entry = ArchivedDocument(
+                service=archive.service,
+                signing=self._signing.id,
+                document=document.id,
+                documents=len(self._names),
+                path=self._names[document.id],
+                size=sealed.size,
+                sha256=sealed.sha256,
+                completed_at=document.completed_at,
+                fetched_at=datetime.now(UTC).replace(microsecond=0),
+                verdict=judgement.verdict,
+            )
+            return await _to_its_end(self._keep(document, entry, sealed.path))
+        except OSError as error:
+            if isinstance(error, SigningError):
+                raise
+            raise ArchiveError(f"cannot keep a download: {error.strerror}: {error.filename or path}") from None
+        finally:
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    async def _keep(self, document: Document, entry: ArchivedDocument, source: Path) -> tuple[ArchivedDocument, bool]:
+        entry = await self._place(document, entry, source)
+        return entry, await self._archive.manifest.append(entry)
+
+    async def _place(self, document: Document, entry: ArchivedDocument, source: Path) -> ArchivedDocument:
+        """Give the file its name, which the journal knows by then."""
+        try:
+            await self._put(document, entry, source)
+            return entry
+        except ArchiveConflict:
+            name = self._archive.template.unique_name(self._archive.service, self._signing, document)
+            if name == entry.path:
+                raise
+        # A file that is not this document's has the name.
+        entry = attrs.evolve(entry, path=name)
+        await self._put(document, entry, source)
+        return entry
+
+    async def _put(self, document: Document, entry: ArchivedDocument, source: Path) -> None:
+        self._pending[document.id] = entry
+        await self._save()
+        await self._archive.store.put(entry.path, source, entry.sha256)
+
+    def _has(self, document_id: str) -> bool:
+        return (self._archive.service, self._signing.id, document_id) in self._archive.manifest
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._pending = {id_: ArchivedDocument.from_dict(fields) for id_, fields in state["pending"].items()}
+        self._complete = [str(id_) for id_ in state["complete"]]
+
+    async def _save(self) -> None:
+        pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
+        text = json.dumps({"pending": pending, "complete": self._complete})
+        await journaled(self._archive.journal.write(self._claim, text))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work that a cancellation does not interrupt: a file that gets its name gets its line too."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _raise_if_fatal(error: Exception) -> None:
+    """Raise an error that other signings would have too."""
+    if isinstance(error, ArchiveConflict):
+        return
+    if isinstance(error, ClaimLost | JournalError | ArchiveError | ConfigurationError):
+        raise error
+    if isinstance(error, SigningError) and error.client_wide and not error.transient:
+        raise error

@@ -1,0 +1,234 @@
+"""An archive in a local folder."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from .._files import sync_folder
+from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
+from .store import check_lines, check_name
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
+
+__all__ = ["FolderStore", "try_lock"]
+
+T = TypeVar("T")
+
+_BLOCK = 1024 * 1024
+_TAIL = 4096
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class FolderStore:
+    """An archive in a folder, which any number of processes may share. The folder is created with its first file.
+
+    Names that begin with a dot are not part of the archive: incoming files, and whatever else is kept there, such as a
+    journal. The file system must support ``flock``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if fcntl is None:
+            raise ConfigurationError("FolderStore needs POSIX file locks, which this system does not have")
+        if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+            raise ConfigurationError(f"path: must be a path, got {path!r}")
+        self.path: Path = Path(path).expanduser().absolute()
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigurationError(f"path: {str(self.path)!r} is not a folder")
+
+    def __repr__(self) -> str:
+        return f"FolderStore({str(self.path)!r})"
+
+    @property
+    def incoming(self) -> Path:
+        """The folder of downloads that are not complete: on the file system of the archive."""
+        return self.path / ".incoming"
+
+    async def put(self, name: str, source: Path, sha256: str) -> None:
+        target = self._path(name)
+        await self._in_thread(partial(_put, self.path, target, source, sha256))
+
+    async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
+        path = self._path(name)
+        while True:
+            block = await self._in_thread(partial(_read, path, offset))
+            if block:
+                yield block
+            if len(block) < _BLOCK:
+                return
+            offset += len(block)
+
+    async def append(self, name: str, offset: int, data: bytes) -> None:
+        path = self._path(name)
+        check_lines(data)
+        await self._in_thread(partial(_append, self.path, path, offset, data))
+
+    async def names(self) -> AsyncIterator[str]:
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            for name, is_folder in await self._in_thread(partial(_list, self.path / folder)):
+                if is_folder:
+                    folders.append(f"{folder}{name}/")
+                else:
+                    yield f"{folder}{name}"
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a name. Raise `InvalidRequest` if it may lead out of the folder."""
+        check_name(name)
+        return self.path.joinpath(*name.split("/"))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ArchiveError(f"the archive {self.path}: {error.strerror}: {error.filename or ''}") from None
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock the file unless another process, or another descriptor, holds its lock; return whether that succeeded."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# In threads, which may outlive a cancelled call
+
+
+def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
+    _make_folders(target.parent, root)
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    if not _place(source, target) and (target.is_symlink() or _hash(target) != sha256):
+        raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
+    # The run that placed the file may have been killed before this.
+    sync_folder(target.parent)
+
+
+def _make_folders(folder: Path, root: Path) -> None:
+    if folder.is_dir():
+        return
+    if folder == root:
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        _make_folders(folder.parent, root)
+        folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def _place(source: Path, target: Path) -> bool:
+    """Give the file its name; return False if the name is taken."""
+    try:
+        target.hardlink_to(source)
+        # Otherwise who writes to the source would write to the archive.
+        source.unlink()
+        return True
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    # Another file system, or one without hard links. Here two writers of one name could replace each other's file; they
+    # hold the claim of the same signing, one after the other.
+    if os.path.lexists(target):
+        return False
+    part = target.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with source.open("rb") as reading, part.open("xb") as writing:
+            shutil.copyfileobj(reading, writing, _BLOCK)
+            writing.flush()
+            os.fsync(writing.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return True
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(_BLOCK)
+    except (NotADirectoryError, IsADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, error.filename) from None
+
+
+def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
+    if offset == 0:
+        _make_folders(path.parent, root)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if offset else os.O_CREAT), 0o666)
+    except FileNotFoundError:
+        raise ArchiveConflict(f"the archive {root}: {path.name} does not exist") from None
+    with _closing(descriptor):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        end = _remove_torn_line(descriptor)
+        if end != offset:
+            raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")
+        try:
+            _write(descriptor, data, offset)
+        except OSError:
+            os.ftruncate(descriptor, offset)
+            raise
+    if offset == 0:
+        sync_folder(path.parent)
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_torn_line(descriptor: int) -> int:
+    """Remove what follows the last newline, and return the length of the file."""
+    size = end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - _TAIL)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(descriptor, end)
+    return end
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[count:], offset + count
+    os.fsync(descriptor)
+
+
+def _list(folder: Path) -> list[tuple[str, bool]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [(one.name, one.is_dir()) for one in entries if not one.name.startswith(".")]
+    except FileNotFoundError:
+        return []

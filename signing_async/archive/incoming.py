@@ -1,0 +1,85 @@
+"""Where downloads are kept until they are complete: a folder for each process, removed after the process is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+from .folder import FolderStore, try_lock
+from .store import ArchiveStore
+
+__all__ = ["Incoming"]
+
+
+class Incoming:
+    """The folder of one archive object: on the file system of a `FolderStore`, else among the temporary files.
+
+    A lock on a file beside the folder lasts as long as the process: the next run removes what a killed one left.
+    """
+
+    def __init__(self, store: ArchiveStore) -> None:
+        self._parent = store.incoming if isinstance(store, FolderStore) else None
+        self._opening = asyncio.Lock()
+        self._folder: Path | None = None
+        self._lock: int | None = None
+
+    async def new_path(self) -> Path:
+        """Return a free path."""
+        async with self._opening:
+            if self._folder is None:
+                self._folder = await asyncio.to_thread(self._open)
+        return self._folder / f"{secrets.token_hex(8)}.pdf"
+
+    async def aclose(self) -> None:
+        """Remove the folder, and those of dead processes."""
+        await asyncio.to_thread(self._close)
+
+    def _open(self) -> Path:
+        if self._parent is None:
+            return Path(tempfile.mkdtemp(prefix="signing-archive-"))
+        self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._remove_dead()
+        while True:
+            folder = self._parent / secrets.token_hex(8)
+            lock = _lock_of(folder)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            # Before it was locked, another process may have taken it for a dead one's and removed it.
+            if try_lock(self._lock) and os.fstat(self._lock).st_nlink:
+                folder.mkdir(mode=0o700)
+                return folder
+            os.close(self._lock)
+
+    def _close(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None and self._lock is not None:
+            _lock_of(folder).unlink(missing_ok=True)
+            os.close(self._lock)
+        self._remove_dead()
+
+    def _remove_dead(self) -> None:
+        if self._parent is not None:
+            for lock in self._parent.glob("*.lock"):
+                _remove_if_dead(lock)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _remove_if_dead(lock: Path) -> None:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if try_lock(descriptor):
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,237 @@
+"""The manifest of an archive: a line for each sealed document, chained by hashes. It is the truth about the archive.
+
+A line is a JSON object. Its last member, ``hash``, is the SHA-256 of the line without that member, and ``previous`` is
+the hash of the line before, so that a changed or removed line shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Literal
+
+import attrs
+
+from ..errors import ArchiveConflict, ArchiveError
+from ..worker_pool import log
+from .digest_set import DigestSet, digest
+from .store import ArchiveStore
+
+__all__ = ["FIRST", "MANIFEST", "ArchivedDocument", "Manifest", "Verdict", "decode_line", "hash_of", "whole_lines"]
+
+MANIFEST = "manifest.jsonl"
+FIRST = "0" * 64
+"""The ``previous`` of the first line."""
+
+Verdict = Literal["complete", "sound", "trusted"]
+
+_HASH = re.compile(rb',"hash":"([0-9a-f]{64})"\}\n\Z')
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@attrs.frozen(kw_only=True)
+class ArchivedDocument:
+    """A sealed document in an archive, as its line in the manifest says."""
+
+    service: str
+    """The origin of the tenant."""
+    signing: str
+    """The id of the signing."""
+    document: str
+    """The id of the document."""
+    documents: int
+    """The number of documents in the signing."""
+    path: str
+    """The file's name in the archive, with parts separated by ``/``."""
+    size: int
+    sha256: str
+    completed_at: datetime | None
+    """When the document was fully signed, if the service says so."""
+    fetched_at: datetime
+    verdict: Verdict
+    """With ``verify`` ``"sound"``, with ``trust`` ``"trusted"``; else ``"complete"``: a whole PDF, not judged."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-compatible values."""
+        return attrs.asdict(self, value_serializer=lambda _, __, value: _plain(value))
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> ArchivedDocument:
+        """Return the document with these fields. Raise KeyError, TypeError or ValueError if they are not complete."""
+        completed, fetched = fields["completed_at"], fields["fetched_at"]
+        dates = {
+            "completed_at": None if completed is None else datetime.fromisoformat(completed),
+            "fetched_at": datetime.fromisoformat(fetched),
+        }
+        known = {field.name: fields[field.name] for field in attrs.fields(cls)}
+        found = cls(**{**known, **dates})
+        texts = (found.service, found.signing, found.document, found.path, found.sha256)
+        counts = (found.documents, found.size)
+        if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
+            raise TypeError("a field has the wrong type")
+        if not _SHA256.fullmatch(found.sha256) or found.verdict not in ("complete", "sound", "trusted"):
+            raise ValueError("a field has a value that was never written")
+        return found
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def encode_line(document: ArchivedDocument, previous: str) -> bytes:
+    """Return the line of a document that follows the line with the hash ``previous``."""
+    fields = {**document.as_dict(), "previous": previous}
+    body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return b'%s,"hash":"%s"}\n' % (body[:-1], hashlib.sha256(body).hexdigest().encode())
+
+
+def decode_line(line: bytes) -> tuple[ArchivedDocument, str]:
+    """Return the document of a line, and the hash of the line before. Raise ValueError if the line was changed."""
+    found = _HASH.search(line)
+    if found is None or hashlib.sha256(line[: found.start()] + b"}").hexdigest().encode() != found[1]:
+        raise ValueError("the line does not have the hash that it names")
+    try:
+        fields = json.loads(line)
+        return ArchivedDocument.from_dict(fields), str(fields["previous"])
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"the line cannot be decoded: {type(error).__name__}") from None
+
+
+def hash_of(line: bytes) -> str:
+    """Return the hash that a line names; the hash of its bytes if it names none."""
+    found = _HASH.search(line)
+    return hashlib.sha256(line).hexdigest() if found is None else found[1].decode()
+
+
+async def whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a file with their newlines; last what follows the last newline, if anything."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+class Manifest:
+    """The manifest of one store, read up to some line, with an index of its documents in constant memory for each.
+
+    A document has one line, whatever writers do: a line is appended only by a writer that has read all lines before it.
+    """
+
+    def __init__(self, store: ArchiveStore) -> None:
+        self._store = store
+        self._end = 0
+        self._head = FIRST
+        self._known = DigestSet()
+        """Documents, and signings whose documents all have a line."""
+        self._missing: dict[int, int] = {}
+        """How many documents of a signing have no line yet, if some have."""
+        self._lock = asyncio.Lock()
+        self._waiting: list[tuple[ArchivedDocument, asyncio.Future[bool]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def __contains__(self, document: tuple[str, str, str]) -> bool:
+        """Return whether a document, given as service, signing and document, has a line that was read."""
+        return digest(*document) in self._known
+
+    def is_complete(self, service: str, signing: str) -> bool:
+        """Return whether all documents of a signing have a line that was read."""
+        return digest(service, signing) in self._known
+
+    async def refresh(self) -> None:
+        """Read the lines that were appended since."""
+        async with self._lock:
+            await self._read_new()
+
+    async def append(self, document: ArchivedDocument) -> bool:
+        """Append the line of a document, durably; return False if it has one. Concurrent appends share a write.
+
+        Once it was requested the line is written, even if the caller is cancelled.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append((document, waiter))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_all(), name="signing_async manifest")
+        appended: bool = await waiter
+        return appended
+
+    async def aclose(self) -> None:
+        """Wait until everything that was requested is written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def _read_new(self) -> None:
+        with suppress(FileNotFoundError):
+            async for line in whole_lines(self._store.read(MANIFEST, self._end)):
+                if not line.endswith(b"\n"):
+                    return  # its writer has not finished, or was interrupted
+                self._end += len(line)
+                self._head = hash_of(line)
+                try:
+                    self._note(decode_line(line)[0])
+                except ValueError as error:
+                    log.error("%s, before byte %d: %s; verify the archive", MANIFEST, self._end, error)
+
+    def _note(self, document: ArchivedDocument) -> None:
+        if (key := _key(document)) in self._known:
+            return
+        self._known.add(key)
+        signing = digest(document.service, document.signing)
+        missing = self._missing.pop(signing, document.documents) - 1
+        if missing > 0:
+            self._missing[signing] = missing
+        else:
+            self._known.add(signing)
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                async with self._lock:
+                    appended = await self._write([document for document, _ in batch])
+            except BaseException as error:
+                for _, waiter in batch:
+                    if not waiter.done():
+                        # One copy for each: a shared exception would collect the tracebacks of all that raise it.
+                        waiter.set_exception(copy.copy(error))
+                continue
+            for (_, waiter), is_new in zip(batch, appended, strict=True):
+                if not waiter.done():
+                    waiter.set_result(is_new)
+
+    async def _write(self, documents: Sequence[ArchivedDocument]) -> list[bool]:
+        """Append the lines of documents; return for each whether it had none."""
+        while True:
+            new = {key: document for document in documents if (key := _key(document)) not in self._known}
+            lines, head = [], self._head
+            for document in new.values():
+                lines.append(encode_line(document, head))
+                head = hash_of(lines[-1])
+            if not new:
+                return [False] * len(documents)
+            data, end = b"".join(lines), self._end
+            try:
+                await self._store.append(MANIFEST, end, data)
+            except ArchiveConflict:
+                await self._read_new()
+                if self._end == end:
+                    raise ArchiveError(
+                        f"{MANIFEST} is not as it was read: it was replaced or cut off; verify the archive"
+                    ) from None
+                continue
+            self._end, self._head = end + len(data), head
+            for document in new.values():
+                self._note(document)
+            return [new.pop(_key(document), None) is not None for document in documents]
+
+
+def _key(document: ArchivedDocument) -> int:
+    return digest(document.service, document.signing, document.document)

@@ -1,0 +1,235 @@
+"""The objects of a bucket: each is created once, as a whole, with checksums. No error shows a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import logging
+import mimetypes
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArchiveError, ConfigurationError
+from ..worker_pool import log
+
+try:
+    import aiobotocore.session  # type: ignore[import-untyped]  # neither package has a py.typed marker
+    import aiohttp
+    import botocore.loaders  # type: ignore[import-untyped]
+    from botocore.exceptions import (  # type: ignore[import-untyped]
+        BotoCoreError,
+        ClientError,
+        ConnectionError,
+        CredentialRetrievalError,
+        HTTPClientError,
+        IncompleteReadError,
+    )
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "signing_async.archive.s3 needs aiobotocore: pip install 'signing-async[s3]'", name="aiobotocore"
+    ) from None
+
+__all__ = ["Bucket"]
+
+_UPLOAD_PART = 8 * 2**20  # as in the AWS SDKs; S3 requires 5 MiB
+_BLOCK = 2**20
+_LOST = (ConnectionError, HTTPClientError, IncompleteReadError, aiohttp.ClientError, OSError, TimeoutError)
+_TRANSIENT_CODES = (
+    *("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"),
+    *("ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded"),
+)
+_LOADER = botocore.loaders.create_loader()  # it keeps the models: a second client opens in 0.03 s instead of 0.16 s
+_MISSING = ("NoSuchKey", "404")
+_SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
+
+
+class Bucket:
+    """A bucket. ``object_lock`` is the mode and the days for which each new object is retained."""
+
+    def __init__(
+        self, name: str, *, endpoint_url: str | None, region: str | None, object_lock: tuple[str, int] | None
+    ) -> None:
+        self.name = name
+        self._options = {"endpoint_url": endpoint_url, "region_name": region}
+        self._object_lock = object_lock
+        self._exits = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._client: Any = None
+
+    async def create(self, key: str, data: bytes, metadata: dict[str, str]) -> bool:
+        """Create an object; return False if it exists, which may be the effect of a lost response."""
+        facts = {"ChecksumSHA256": _checksum(data), "IfNoneMatch": "*", **self._attributes(key, metadata)}
+        return await self._call("put_object", "PreconditionFailed", Key=key, Body=data, **facts) is not None
+
+    async def create_from(self, source: Path, key: str, sha256: str) -> bool:
+        """Create an object with the content of a file; return False if it exists, as `create` does.
+
+        Raises `ArchiveError` if the file does not have the hash.
+        """
+        metadata = {"sha256": sha256}
+        if (await asyncio.to_thread(source.stat)).st_size > _UPLOAD_PART:
+            return await self._create_in_parts(source, key, metadata)
+        data = await asyncio.to_thread(source.read_bytes)
+        _check_hash(source, hashlib.sha256(data).hexdigest(), sha256)
+        return await self.create(key, data, metadata)
+
+    async def metadata(self, key: str) -> dict[str, str]:
+        """Return the metadata of an object; raise `FileNotFoundError` if there is no such object."""
+        found: dict[str, str] = (await self._call("head_object", Key=key))["Metadata"]
+        return found
+
+    async def get(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield the content of an object from ``offset`` on; raise `FileNotFoundError` if there is no such object."""
+        place = {"Range": f"bytes={offset}-"} if offset else {}
+        response = await self._call("get_object", "InvalidRange", Key=key, **place)
+        if response is None:
+            return
+        failure = None
+        try:
+            async with response["Body"] as body:
+                while chunk := await body.read(_BLOCK):
+                    yield chunk
+        except (BotoCoreError, *_LOST) as error:
+            failure = self._failure("get_object", error)
+        if failure is not None:
+            raise failure
+
+    async def list(self, prefix: str, after: str = "") -> AsyncIterator[tuple[str, int]]:
+        """Yield the keys that begin with a prefix and follow ``after``, with the sizes of their objects, in order."""
+        place = {"StartAfter": after} if after else {}
+        while True:
+            page = await self._call("list_objects_v2", Prefix=prefix, **place)
+            for entry in page.get("Contents", ()):
+                yield entry["Key"], entry["Size"]
+            if not page.get("IsTruncated"):
+                return
+            place = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        self._closed, self._client = True, None
+        await self._exits.aclose()
+
+    async def _create_in_parts(self, source: Path, key: str, metadata: dict[str, str]) -> bool:
+        started = await self._call("create_multipart_upload", Key=key, **self._attributes(key, metadata))
+        upload = {"Key": key, "UploadId": started["UploadId"]}
+        completed = None
+        try:
+            parts = await self._upload_parts(source, upload, metadata["sha256"])
+            # An upload whose completion was repeated after a lost response does not exist any more.
+            refusals = ("PreconditionFailed", "NoSuchUpload")
+            content = {"MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*"}
+            completed = await self._call("complete_multipart_upload", *refusals, **content, **upload)
+        finally:
+            if completed is None:
+                await self._abort(upload)
+        return completed is not None
+
+    async def _upload_parts(self, source: Path, upload: dict[str, str], sha256: str) -> Sequence[dict[str, Any]]:
+        parts: list[dict[str, Any]] = []
+        whole = hashlib.sha256()
+        with await asyncio.to_thread(source.open, "rb") as file:
+            while data := await asyncio.to_thread(file.read, _UPLOAD_PART):
+                await asyncio.to_thread(whole.update, data)
+                part = {"PartNumber": len(parts) + 1, "ChecksumSHA256": await asyncio.to_thread(_checksum, data)}
+                response = await self._call("upload_part", Body=data, **part, **upload)
+                parts.append({**part, "ETag": response["ETag"]})
+        _check_hash(source, whole.hexdigest(), sha256)
+        return parts
+
+    async def _abort(self, upload: dict[str, str]) -> None:
+        try:
+            await self._call("abort_multipart_upload", "NoSuchUpload", **upload)
+        except ArchiveError as error:
+            log.warning("an upload could not be aborted; its parts stay until a lifecycle rule removes them: %s", error)
+
+    def _attributes(self, key: str, metadata: dict[str, str]) -> dict[str, Any]:
+        kind = mimetypes.guess_type(key)[0] or "application/octet-stream"
+        attributes: dict[str, Any] = {"ChecksumAlgorithm": "SHA256", "ContentType": kind, "Metadata": metadata}
+        if self._object_lock is not None:
+            mode, days = self._object_lock
+            attributes["ObjectLockMode"] = mode
+            attributes["ObjectLockRetainUntilDate"] = datetime.now(UTC) + timedelta(days=days)
+        return attributes
+
+    async def _call(self, operation: str, *refusals: str, **arguments: Any) -> Any:
+        """Return the response; None if the service refuses the request with one of these codes."""
+        await self._open()
+        try:
+            return await getattr(self._client, operation)(Bucket=self.name, **arguments)
+        except (ClientError, BotoCoreError, *_LOST) as error:
+            code = _code(error)
+            failure: Exception = self._failure(operation, error)
+        if code in refusals:
+            return None
+        if code in _MISSING:
+            failure = FileNotFoundError(f"s3://{self.name}/{arguments['Key']}")
+        # Outside of the handler: its error may hold the request with a session token.
+        raise failure
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._closed:
+                raise ArchiveError(f"the store s3://{self.name} is closed")
+            if self._client is not None:
+                return
+            try:
+                session = aiobotocore.session.get_session()
+                session.register_component("data_loader", _LOADER)
+                self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
+                return
+            except ValueError:
+                problem = "invalid endpoint URL"  # it may hold a password
+            except BotoCoreError as error:
+                problem = _describe(error)
+        raise ConfigurationError(f"s3://{self.name}: {problem}")
+
+    def _failure(self, operation: str, error: Exception) -> ArchiveError:
+        failure = ArchiveError(f"s3://{self.name}: {operation} failed: {_describe(error)}")
+        failure.transient = isinstance(error, _LOST)
+        if isinstance(error, ClientError):
+            status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+            failure.transient = status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
+        return failure
+
+
+def _code(error: Exception) -> str | None:
+    return error.response["Error"].get("Code") if isinstance(error, ClientError) else None
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, ClientError):
+        fields = error.response["Error"]
+        return f"{fields.get('Code')}: {fields.get('Message') or 'no message'}"
+    if isinstance(error, CredentialRetrievalError):
+        return "the credentials could not be retrieved"  # its message holds the output of a program
+    return str(error) or type(error).__name__
+
+
+def _checksum(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def _check_hash(source: Path, found: str, expected: str) -> None:
+    if found != expected:
+        error = ArchiveError(f"{source}: changed before it was stored (sha256 mismatch: {expected}, found {found})")
+        error.transient = False
+        raise error
+
+
+def _redact_session_token(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    if _SESSION_TOKEN.search(text):
+        record.msg, record.args = _SESSION_TOKEN.sub(r"\1***", text), ()
+    return True
+
+
+# At level DEBUG they log the headers of each request.
+for _name in ("botocore.auth", "botocore.endpoint"):
+    logging.getLogger(_name).addFilter(_redact_session_token)

@@ -1,0 +1,202 @@
+"""What is stuck: drafts never sent, signings without progress, documents not sealed, dispatches without an outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from ..dispatch.entry import SENDING, SENT, PackageState, journaled, open_journal, release
+from ..dispatch.journal import Journal, JournalRecord, ListedJournal
+from ..errors import InvalidRequest
+from ..models import Document, Recipient, Signing, SigningState
+from ..recipients import RemindResult
+from ..worker_pool import Results, Several
+
+if TYPE_CHECKING:
+    from ..client import SigningClient
+
+__all__ = ["ArchiveStatus", "OpenDispatch", "StuckSigning", "archive_status"]
+
+_CONCURRENCY = 8
+_WEEK = timedelta(days=7)
+_HOUR = timedelta(hours=1)
+
+StuckKind = Literal["not_sent", "no_progress", "not_sealed"]
+
+
+@attrs.frozen
+class StuckSigning:
+    """A signing that does not proceed.
+
+    ``not_sent``: a draft that holds documents. ``no_progress``: a signing that was sent, and some of whose recipients
+    have not finished. ``not_sealed``: a completed signing, some of whose documents are not yet sealed.
+    """
+
+    kind: StuckKind
+    signing: Signing
+    pending: tuple[Recipient, ...] = ()
+    """The recipients of a sent signing who have not finished."""
+    documents: tuple[Document, ...] = ()
+    """The documents of a draft; those of a completed signing that are not sealed."""
+    reminders: tuple[RemindResult, ...] = ()
+    """The reminders that were sent, or failed, just now."""
+
+
+@attrs.frozen
+class OpenDispatch:
+    """A package in a journal whose dispatch has no outcome: it failed, or its run was interrupted."""
+
+    key: str
+    signing: str | None
+    """The id of its draft, or of the signing that may have been sent."""
+    may_be_sent: bool
+    """Whether the sending began."""
+    error: str | None
+    updated_at: datetime
+
+
+@attrs.frozen
+class ArchiveStatus:
+    """The result of `archive_status`."""
+
+    signings: tuple[StuckSigning, ...]
+    dispatches: tuple[OpenDispatch, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is stuck."""
+        return not self.signings and not self.dispatches
+
+
+async def archive_status(
+    client: SigningClient,
+    journal: Journal | str | os.PathLike[str] | None = None,
+    *,
+    after: timedelta = _WEEK,
+    dispatches_after: timedelta = _HOUR,
+    since: datetime | None = None,
+    remind_every: timedelta | None = None,
+) -> ArchiveStatus:
+    """Find what is stuck among all signings of the tenant, and among the dispatches in a journal.
+
+    A signing is stuck if it was not updated for ``after``; a dispatch without an outcome, if nothing was written for
+    ``dispatches_after``. Signings last updated before ``since`` are left out. With ``remind_every``, the recipients who
+    have not finished a stuck signing are reminded, at most once in that time: the journal keeps when. All signings are
+    listed, and those that may be stuck are read. ::
+
+        status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
+        for stuck in status.signings:
+            print(stuck.kind, stuck.signing.name, [recipient.email for recipient in stuck.pending])
+    """
+    for name, value in (("after", after), ("dispatches_after", dispatches_after), ("remind_every", remind_every)):
+        if not isinstance(value, timedelta) and not (name == "remind_every" and value is None):
+            raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
+    if since is not None and (not isinstance(since, datetime) or since.utcoffset() is None):
+        raise InvalidRequest(f"since: must be a datetime with a time zone, got {since!r}")
+    if journal is None:
+        if remind_every is not None:
+            raise InvalidRequest("remind_every: needs a journal, which keeps when recipients were reminded")
+        return ArchiveStatus(await _Search(client, None, after, since, None).run(), ())
+    opened = open_journal(journal)
+    try:
+        if not isinstance(opened, ListedJournal):
+            raise InvalidRequest(f"journal: must be a ListedJournal, got {journal!r}")
+        dispatches = await _open_dispatches(opened, datetime.now(UTC) - dispatches_after)
+        return ArchiveStatus(await _Search(client, opened, after, since, remind_every).run(), dispatches)
+    finally:
+        if opened is not journal:
+            await opened.aclose()
+
+
+async def _open_dispatches(journal: ListedJournal, before: datetime) -> tuple[OpenDispatch, ...]:
+    found = [_open_dispatch(record) async for record in journal.records() if record.updated_at <= before]
+    return tuple(dispatch for dispatch in found if dispatch is not None)
+
+
+def _open_dispatch(record: JournalRecord) -> OpenDispatch | None:
+    """Return the dispatch of a record; None if it has its outcome, or if the record is not a dispatch's."""
+    try:
+        state = PackageState(**json.loads(record.state))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    if state.status == SENT:
+        return None
+    return OpenDispatch(record.key, state.signing, state.status == SENDING, state.error, record.updated_at)
+
+
+class _Search:
+    """One run over the signings of a tenant."""
+
+    def __init__(
+        self,
+        client: SigningClient,
+        journal: Journal | None,
+        stuck_after: timedelta,
+        since: datetime | None,
+        remind_every: timedelta | None,
+    ) -> None:
+        self._client = client
+        self._journal = journal
+        self._now = datetime.now(UTC)
+        self._stuck_after = stuck_after
+        self._since = since
+        self._remind_every = remind_every
+
+    async def run(self) -> tuple[StuckSigning, ...]:
+        pool: Results[StuckSigning] = Results(self._candidates(), self._examine, _CONCURRENCY)
+        async with pool as results:
+            found = [stuck async for stuck in results]
+        return tuple(sorted(found, key=lambda stuck: (stuck.kind, stuck.signing.updated_at or self._now)))
+
+    async def _candidates(self) -> AsyncIterator[Signing]:
+        async with aclosing(self._client.signings.list().pages()) as pages:
+            async for page in pages:
+                for signing in page.items:
+                    if signing.state is not SigningState.CANCELLED and self._is_old(signing.updated_at):
+                        yield signing
+
+    def _is_old(self, updated: datetime | None) -> bool:
+        # A signing whose date is unknown is reported rather than missed.
+        if updated is None:
+            return True
+        return updated <= self._now - self._stuck_after and (self._since is None or updated >= self._since)
+
+    async def _examine(self, signing: Signing) -> Several[StuckSigning]:
+        if signing.state is not SigningState.SENT and not signing.documents:
+            # A list need not embed the documents.
+            signing = await self._client.signings.get(signing)
+        stuck = None
+        if signing.state is SigningState.SENT:
+            pending = tuple(await self._client.recipients.pending(signing))
+            stuck = StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing))
+        elif signing.state is SigningState.DRAFT and signing.documents:
+            stuck = StuckSigning("not_sent", signing, documents=signing.documents)
+        elif signing.state is SigningState.COMPLETED and (documents := _unsealed(signing)):
+            stuck = StuckSigning("not_sealed", signing, documents=documents)
+        return Several(() if stuck is None else (stuck,))
+
+    async def _remind(self, signing: Signing) -> tuple[RemindResult, ...]:
+        """Remind who has not finished, unless that was done a short time ago."""
+        if self._remind_every is None or self._journal is None:
+            return ()
+        claim = await journaled(self._journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}"))
+        if claim is None:
+            return ()
+        try:
+            if claim.state is not None and self._now < datetime.fromisoformat(claim.state) + self._remind_every:
+                return ()
+            # Written before: a run that is killed here reminds nobody twice.
+            await journaled(self._journal.write(claim, self._now.isoformat()))
+            return tuple(await self._client.recipients.remind_pending(signing))
+        finally:
+            await release(self._journal, claim)
+
+
+def _unsealed(signing: Signing) -> tuple[Document, ...]:
+    return tuple(one for one in signing.documents if one.completed_at is None and one.signed_file_path is None)

@@ -1,0 +1,164 @@
+"""Go over all signings of a tenant. The place in the list is saved, so that an interrupted sweep resumes there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+
+import attrs
+
+from ..dispatch.entry import journaled, release
+from ..dispatch.journal import Claim, ClaimLost, Journal
+from ..errors import BadRequest, DecodeError, InvalidRequest, NotFound
+from ..models import Signing, SigningState
+from ..worker_pool import Deferrals, Deferred, ProgressReporter, Several, log
+from .collector import ArchiveResult, Collector
+
+__all__ = ["Sweep"]
+
+
+class Sweep:
+    """One sweep. It first resumes an interrupted one; then it goes over the list from its start."""
+
+    def __init__(self, collector: Collector, matches: Callable[[Signing], bool], reporter: ProgressReporter) -> None:
+        self._collector = collector
+        self._matches = matches
+        self._reporter = reporter
+        self._place = _Place(collector.journal, f"archive-sweep:{collector.service}")
+        self.jobs: AsyncGenerator[_Job, None] = self._pull()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        try:
+            await self._place.open()
+            yield
+        finally:
+            await self.jobs.aclose()
+            await self._place.close()
+
+    async def work(self, job: _Job) -> Several[ArchiveResult] | Deferred:
+        """Archive what is missing of a signing; defer a signing that another run is working on."""
+        results = await self._collector.collect(job.signing)
+        if results is None:
+            return job.deferrals.next(f"signing {job.signing.id}")
+        for result in results:
+            if result.entry is not None:
+                self._reporter.add(1, result.entry.size)
+        await self._place.leave(job.page)
+        return Several(results)
+
+    async def _pull(self) -> AsyncGenerator[_Job, None]:
+        await self._collector.manifest.refresh()
+        start = self._place.saved
+        if start is not None:
+            pages = self._list(start)
+            try:
+                async with aclosing(pages):
+                    async for job in pages:
+                        yield job
+            except (BadRequest, NotFound, DecodeError, InvalidRequest) as error:
+                # It may be older than the service keeps cursors. The list from its start has all signings.
+                log.info("the sweep cannot be resumed at its saved cursor, and begins anew: %s", error)
+                start = None
+        async with aclosing(self._list(None, until=start)) as pages:
+            async for job in pages:
+                yield job
+        self._place.note_end()
+
+    async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[_Job, None]:
+        async with aclosing(self._collector.client.signings.list(cursor=start).pages()) as pages:
+            async for found in pages:
+                page = self._place.enter(found.next_cursor)
+                for signing in found.items:
+                    if self._is_due(signing):
+                        page.unfinished += 1
+                        page.has_jobs = True
+                        yield _Job(signing, page)
+                await self._place.leave(page)
+                if found.next_cursor == until:
+                    return
+
+    def _is_due(self, signing: Signing) -> bool:
+        """Return whether the signing may have documents that are not archived."""
+        if signing.state not in (SigningState.COMPLETED, SigningState.UNKNOWN) or self._collector.has_all(signing):
+            return False
+        return self._matches(signing)
+
+
+@attrs.define(eq=False)
+class _Page:
+    """A page of the list. Its listing counts as one of what is unfinished."""
+
+    next_cursor: str | None
+    unfinished: int = 1
+    has_jobs: bool = False
+
+
+@attrs.define(eq=False)
+class _Job:
+    """A signing from when it is listed until its results."""
+
+    signing: Signing
+    page: _Page
+    deferrals: Deferrals = attrs.field(factory=Deferrals)
+
+
+class _Place:
+    """How far a sweep has come, in an entry of the journal. One of several sweeps at a time saves it."""
+
+    def __init__(self, journal: Journal, key: str) -> None:
+        self._journal = journal
+        self._key = key
+        self._claim: Claim | None = None
+        self._pages: deque[_Page] = deque()
+        self._is_whole = False
+        self._saving = asyncio.Lock()
+        self.saved: str | None = None
+        """The cursor of the first page that an interrupted sweep did not finish."""
+
+    async def open(self) -> None:
+        self._claim = await journaled(self._journal.claim(self._key))
+        if self._claim is not None and self._claim.state is not None:
+            with suppress(ValueError, KeyError, TypeError):
+                cursor = json.loads(self._claim.state)["cursor"]
+                self.saved = cursor if isinstance(cursor, str) else None
+
+    async def close(self) -> None:
+        if self._claim is None:
+            return
+        try:
+            if self._is_whole and not self._pages:
+                await self._save(None)
+        finally:
+            await release(self._journal, self._claim)
+
+    def enter(self, next_cursor: str | None) -> _Page:
+        """Return a page that is being listed."""
+        page = _Page(next_cursor)
+        self._pages.append(page)
+        return page
+
+    async def leave(self, page: _Page) -> None:
+        """Note that the page is listed, or that one of its signings is finished."""
+        page.unfinished -= 1
+        finished = []
+        while self._pages and not self._pages[0].unfinished:
+            finished.append(self._pages.popleft())
+        # Pages on which all was archived before are soon read again.
+        if any(one.has_jobs for one in finished) and finished[-1].next_cursor is not None:
+            await self._save(finished[-1].next_cursor)
+
+    def note_end(self) -> None:
+        """Note that the whole list was read."""
+        self._is_whole = True
+
+    async def _save(self, cursor: str | None) -> None:
+        async with self._saving:
+            if self._claim is not None and cursor != self.saved:
+                # Another sweep may have taken over: then it saves its own place.
+                with suppress(ClaimLost):
+                    await journaled(self._journal.write(self._claim, json.dumps({"cursor": cursor})))
+                self.saved = cursor

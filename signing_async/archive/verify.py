@@ -1,0 +1,173 @@
+"""Prove an archive against its manifest, offline."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Literal
+
+import attrs
+
+from ..errors import InvalidRequest
+from ..worker_pool import FileProgress, Progress, ProgressReporter
+from .digest_set import DigestSet, digest
+from .folder import FolderStore
+from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, hash_of, whole_lines
+from .store import ArchiveStore, ListedStore
+
+__all__ = ["ArchiveReport", "Finding", "as_store", "verify_archive"]
+
+FindingKind = Literal["missing_file", "changed_file", "extra_file", "removed_line", "changed_line", "torn_line"]
+
+
+@attrs.frozen
+class Finding:
+    """One difference between an archive and its manifest. ``text`` is for people.
+
+    ``missing_file`` and ``changed_file``: a file of the manifest. ``extra_file``: no line names the file.
+    ``removed_line``: a line does not follow the one before it. ``changed_line``: a line does not have the hash that it
+    names. ``torn_line``: the last line is incomplete, as a power cut leaves it; the next run removes it and goes on.
+    """
+
+    kind: FindingKind
+    text: str
+    path: str | None = None
+    line: int | None = None
+    """The number of the line in the manifest, from 1 on."""
+
+
+@attrs.frozen
+class ArchiveReport:
+    """The result of `verify_archive`."""
+
+    documents: int
+    """The number of documents whose file is as its line says."""
+    size: int
+    """The number of bytes of these files."""
+    lines: int
+    """The number of lines of the manifest."""
+    head: str
+    """The hash of the last line. Note it elsewhere: a later manifest that lacks it was written anew."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the archive is what its manifest says."""
+        return not self.findings
+
+
+def as_store(to: ArchiveStore | str | os.PathLike[str]) -> ArchiveStore:
+    """Return the store; a `FolderStore` if it is a path."""
+    if isinstance(to, str | os.PathLike):
+        return FolderStore(to)
+    if not all(callable(getattr(to, name, None)) for name in ("put", "read", "append")):
+        raise InvalidRequest(f"to: must be a folder or an ArchiveStore, got {to!r}")
+    return to
+
+
+async def verify_archive(
+    archive: ArchiveStore | str | os.PathLike[str], on_progress: Callable[[Progress], None] | None = None
+) -> ArchiveReport:
+    """Read the manifest and all files, and report every difference. Nothing is changed, and no service is asked.
+
+    Raises `ArchiveError` if something can't be read. Files that a run places meanwhile may count as extra.
+    ``on_progress`` receives the documents and bytes that were read. ::
+
+        report = await verify_archive("archive/")
+        assert report.ok, report.findings
+    """
+    reporter = ProgressReporter(on_progress)
+    return await _Verification(as_store(archive), reporter).run()
+
+
+class _Verification:
+    """One run over an archive: the chain first, then the files. Memory grows by 16 bytes for each document."""
+
+    def __init__(self, store: ArchiveStore, reporter: ProgressReporter) -> None:
+        self._store = store
+        self._reporter = reporter
+        self._findings: list[Finding] = []
+        self._paths = DigestSet()
+        self._lines = self._documents = self._size = self._end = 0
+        self._head = FIRST
+
+    async def run(self) -> ArchiveReport:
+        await self._check_chain()
+        await self._check_files()
+        await self._find_extra_files()
+        return ArchiveReport(self._documents, self._size, self._lines, self._head, tuple(self._findings))
+
+    async def _check_chain(self) -> None:
+        files = size = 0
+        async for line in self._read_lines(0):
+            number = self._lines + 1
+            if not line.endswith(b"\n"):
+                self._report("torn_line", f"line {number} is incomplete: its writer was interrupted", line=number)
+                break
+            self._lines, self._end = number, self._end + len(line)
+            try:
+                document, previous = decode_line(line)
+            except ValueError as error:
+                self._report("changed_line", f"line {number} was changed: {error}", line=number)
+            else:
+                if previous != self._head:
+                    after = f"line {number - 1}" if number > 1 else "the start"
+                    text = f"line {number} does not follow {after}: lines were removed or replaced"
+                    self._report("removed_line", text, line=number)
+                files, size = files + 1, size + document.size
+                self._paths.add(digest(document.path))
+            self._head = hash_of(line)
+        self._reporter.files_total, self._reporter.bytes_total = files, size
+        self._reporter.add(0, 0)
+
+    async def _check_files(self) -> None:
+        at = number = 0
+        async for line in self._read_lines(0):
+            at, number = at + len(line), number + 1
+            if at > self._end:
+                return
+            with suppress(ValueError):
+                document, _ = decode_line(line)
+                await self._check_file(document, number)
+
+    async def _check_file(self, document: ArchivedDocument, number: int) -> None:
+        progress = FileProgress(self._reporter)
+        found, size = hashlib.sha256(), 0
+        try:
+            async for chunk in self._store.read(document.path):
+                found.update(chunk)
+                size += len(chunk)
+                progress.add(len(chunk))
+        except (FileNotFoundError, InvalidRequest):
+            text = f"{document.path!r} is missing"
+            self._report("missing_file", text, document.path, number)
+        else:
+            if found.hexdigest() == document.sha256:
+                self._documents, self._size = self._documents + 1, self._size + size
+            else:
+                text = f"{document.path!r} was changed: sha256 mismatch, {size} bytes instead of {document.size}"
+                self._report("changed_file", text, document.path, number)
+        progress.finish(document.size)
+
+    async def _find_extra_files(self) -> None:
+        if not isinstance(self._store, ListedStore):
+            return
+        unknown = [name async for name in self._store.names() if name != MANIFEST and digest(name) not in self._paths]
+        if unknown:
+            # A run may have placed them meanwhile.
+            async for line in self._read_lines(self._end):
+                with suppress(ValueError):
+                    self._paths.add(digest(decode_line(line)[0].path))
+        for name in sorted(unknown):
+            if digest(name) not in self._paths:
+                self._report("extra_file", f"{name!r} is in no line of the manifest", name)
+
+    async def _read_lines(self, offset: int) -> AsyncIterator[bytes]:
+        with suppress(FileNotFoundError):
+            async for line in whole_lines(self._store.read(MANIFEST, offset)):
+                yield line
+
+    def _report(self, kind: FindingKind, text: str, path: str | None = None, line: int | None = None) -> None:
+        self._findings.append(Finding(kind, text, path, line))

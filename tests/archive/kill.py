@@ -1,0 +1,113 @@
+"""Kill archiving processes repeatedly: ``python -m tests.archive.kill --signings 300 --kills 200 --seed 1``.
+
+The sandbox runs in the parent, with faults on a tenth of the requests. The processes share one folder and one journal.
+One at a time is killed with SIGKILL at a random moment, and started again. In the end each sealed document must have
+one file and one line in the manifest, and nothing else may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from signing_async import SigningClient
+from signing_async.sandbox import Sandbox
+from tests.archive.tenants import Verdict, completed, count, judge
+from tests.archive.victim import ARCHIVE, work
+from tests.dispatch.kill import Worker
+
+FAULTS = {"500": 0.02, "503": 0.02, "429": 0.02, "truncate": 0.02, "drop-before-commit": 0.01, "502-html": 0.01}
+NAMES = [("lease.pdf", "annex.pdf"), ("same.pdf", "Same.PDF"), ("../../evil.pdf", "con"), ("a.pdf", "é/b\\c.pdf")]
+
+
+@dataclass
+class Outcome:
+    """The outcome of one trial."""
+
+    verdict: Verdict = field(default_factory=Verdict)
+    kills: int = 0
+    runs: int = 0
+    faults: int = 0
+    downloads: int = 0
+    seconds: float = 0.0
+    failures: list[int] = field(default_factory=list)
+    """Unexpected exit codes."""
+
+
+async def run(signings: int, kills: int, seed: int, processes: int = 1) -> Outcome:
+    """Archive completed signings of two documents with this number of processes and kills."""
+    chance, outcome = random.Random(seed), Outcome()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with Sandbox(seed=seed, keep_requests=1_000_000) as sandbox:
+            async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+                for number in range(signings):
+                    await completed(sandbox, client, f"Lease {number % 7}", NAMES[number % len(NAMES)])
+            for index, (kind, share) in enumerate(FAULTS.items()):
+                details = {"retry_after": 0} if kind == "429" else {}
+                sandbox.faults.add("*", kind, times=None, probability=share, seed=f"{seed} {index}", **details)
+            started = time.monotonic()
+            crew = [Worker(sandbox.base_url, sandbox.access_token(), name, target=work) for _ in range(processes)]
+            try:
+                await _run_and_kill(lambda: len(_lines(folder)), crew, 2 * signings, kills, chance, outcome)
+            finally:
+                for worker in crew:
+                    worker.kill()
+            outcome.seconds = time.monotonic() - started
+            outcome.verdict = await judge(sandbox, folder / ARCHIVE)
+            outcome.runs = sum(worker.runs for worker in crew)
+            outcome.failures = [code for worker in crew for code in worker.failures]
+            outcome.faults = sum(fault.hits for fault in sandbox.faults.arranged)
+            outcome.downloads = count(sandbox)["documents.download_signed"]
+    return outcome
+
+
+def _lines(folder: Path) -> list[bytes]:
+    manifest = folder / ARCHIVE / "manifest.jsonl"
+    return manifest.read_bytes().splitlines() if manifest.exists() else []
+
+
+async def _run_and_kill(
+    archived: Callable[[], int],
+    crew: list[Worker],
+    documents: int,
+    kills: int,
+    chance: random.Random,
+    outcome: Outcome,
+) -> None:
+    while sum(worker.is_running() for worker in crew) and not any(worker.failures for worker in crew):
+        if outcome.kills < kills and archived() >= documents * outcome.kills / (kills + 1):
+            await asyncio.sleep(chance.expovariate(1 / 0.02))
+            victim = chance.choice(crew)
+            await asyncio.to_thread(victim.kill)
+            outcome.kills += 1
+        await asyncio.sleep(0.005)
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("signings", 100), ("kills", 20), ("seed", 1), ("processes", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    outcome = asyncio.run(run(given.signings, given.kills, given.seed, given.processes))
+    verdict = outcome.verdict
+    print(
+        f"{given.signings} signings, {given.processes} processes, {outcome.kills} kills, {outcome.runs} runs,"
+        f" {outcome.faults} faults, {outcome.downloads} download requests, {outcome.seconds:.0f} s:"
+        f" {verdict.documents} documents, {len(verdict.wrong)} wrong; failures {outcome.failures}"
+    )
+    for wrong in verdict.wrong:
+        print(wrong)
+    sys.exit(verdict.documents != 2 * given.signings or bool(verdict.wrong) or bool(outcome.failures))
+
+
+if __name__ == "__main__":
+    main()

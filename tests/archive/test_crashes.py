@@ -1,0 +1,193 @@
+"""Whenever a run is killed or paused, the next one completes the archive: each document once, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from signing_async import SigningClient, SqliteJournal
+from signing_async.archive import Archive, ArchiveStore, FolderStore
+from signing_async.sandbox import Sandbox
+from tests.archive import kill
+from tests.archive.tenants import completed, count, files_in, judge, lines_of
+from tests.dispatch.deaths import Died, Fate, Fated, MemoryJournal, fated_client
+
+DOWNLOAD = "documents.download_signed"
+
+
+class FatedStore:
+    """A store whose operations have two moments each: before and after."""
+
+    def __init__(self, store: ArchiveStore, fate: Fate) -> None:
+        self._store = store
+        self._fate = fate
+
+    async def put(self, name: str, source: Path, sha256: str) -> None:
+        await self._fate.moment()
+        await self._store.put(name, source, sha256)
+        await self._fate.moment()
+
+    async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
+        await self._fate.moment()
+        async for chunk in self._store.read(name, offset):
+            yield chunk
+
+    async def append(self, name: str, offset: int, data: bytes) -> None:
+        await self._fate.moment()
+        await self._store.append(name, offset, data)
+        await self._fate.moment()
+
+
+async def sweep(client: SigningClient, store: ArchiveStore, journal: MemoryJournal | Fated | Path) -> None:
+    async with Archive(client, store, journal=journal, concurrency=1) as archive:
+        async for result in archive.sweep():
+            assert result.error is None
+
+
+async def moments_of(sandbox: Sandbox, folder: Path) -> int:
+    """Return how many moments a sweep has."""
+    fate = Fate()
+    async with fated_client(sandbox, fate) as client:
+        await sweep(client, FatedStore(FolderStore(folder), fate), Fated(MemoryJournal(), fate))
+    return fate.moments
+
+
+@pytest.fixture
+async def filled(sandbox: Sandbox, client: SigningClient) -> Sandbox:
+    """A sandbox with two completed signings: three documents, two of the same name."""
+    await completed(sandbox, client, "Lease", ("a.pdf", "A.pdf"))
+    await completed(sandbox, client, "Boat", ("a.pdf",))
+    return sandbox
+
+
+async def test_sweep_killed_at_any_moment_is_completed_by_the_next(filled: Sandbox, tmp_path: Path) -> None:
+    moments = await moments_of(filled, tmp_path / "count")
+    assert moments > 40
+    for at in range(1, moments + 1):
+        folder, path, fate = tmp_path / f"{at}", tmp_path / f"{at}.journal", Fate(at)
+        async with SqliteJournal(path) as journal, fated_client(filled, fate) as client:
+            with pytest.raises(Died):
+                await sweep(client, FatedStore(FolderStore(folder), fate), Fated(journal, fate))
+        before, placed = count(filled)[DOWNLOAD], len([name for name in files_in(folder) if name.endswith(".pdf")])
+        async with fated_client(filled, Fate()) as client:
+            await sweep(client, FolderStore(folder), path)
+        verdict = await judge(filled, folder)
+        assert (at, verdict.documents, verdict.wrong) == (at, 3, [])
+        # A file that was placed is not fetched again.
+        assert count(filled)[DOWNLOAD] - before <= 3 - placed
+
+
+async def test_sweep_paused_at_any_moment_while_another_takes_over_archives_nothing_twice(
+    filled: Sandbox, tmp_path: Path
+) -> None:
+    moments = await moments_of(filled, tmp_path / "count")
+    for at in range(1, moments + 1):
+        folder, journal, fate = tmp_path / f"{at}", MemoryJournal(), Fate(at, pause=True)
+        async with fated_client(filled, fate) as slow, fated_client(filled, Fate()) as quick:
+            first = asyncio.create_task(sweep(slow, FatedStore(FolderStore(folder), fate), Fated(journal, fate)))
+            await fate.paused.wait()
+            journal.expire()
+            await sweep(quick, FolderStore(folder), journal)
+            fate.resumed.set()
+            await first
+        verdict = await judge(filled, folder)
+        assert (at, verdict.documents, verdict.wrong) == (at, 3, [])
+
+
+async def test_file_that_lacks_only_its_line_is_not_fetched_again(filled: Sandbox, tmp_path: Path) -> None:
+    folder, path, fate = tmp_path / "archive", tmp_path / "journal", Fate()
+
+    class NoLines(FatedStore):
+        async def append(self, name: str, offset: int, data: bytes) -> None:
+            fate.is_dead = True
+            raise Died
+
+    async with SqliteJournal(path) as journal, fated_client(filled, fate) as client:
+        with pytest.raises(Died):
+            await sweep(client, NoLines(FolderStore(folder), fate), Fated(journal, fate))
+    assert len(files_in(folder)) == 1
+    async with fated_client(filled, Fate()) as client:
+        await sweep(client, FolderStore(folder), path)
+    assert count(filled)[DOWNLOAD] == 3
+    assert (await judge(filled, folder)).wrong == []
+
+
+async def test_file_that_was_changed_before_it_got_its_line_is_fetched_again(filled: Sandbox, tmp_path: Path) -> None:
+    moments = await moments_of(filled, tmp_path / "count")
+    for at in range(1, moments + 1):
+        folder, path, fate = tmp_path / f"{at}", tmp_path / f"{at}.journal", Fate(at)
+        async with SqliteJournal(path) as journal, fated_client(filled, fate) as client:
+            with pytest.raises(Died):
+                await sweep(client, FatedStore(FolderStore(folder), fate), Fated(journal, fate))
+        listed = {line["path"] for line in lines_of(folder)} if (folder / "manifest.jsonl").exists() else set()
+        unlisted = {name for name in files_in(folder) if name.endswith(".pdf")} - listed
+        if unlisted:
+            break
+    (name,) = unlisted
+    (folder / name).write_bytes(b"changed")
+    async with fated_client(filled, Fate()) as client:
+        await sweep(client, FolderStore(folder), path)
+    assert {line["path"] for line in lines_of(folder)}.isdisjoint(unlisted)
+    assert (await judge(filled, folder)).wrong == [
+        f"{name!r} is in no line of the manifest",
+        f"{name}: left over",
+    ]
+
+
+async def test_journal_entry_that_cannot_be_decoded_costs_a_download(filled: Sandbox, tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    for state in ("[]", "{", '{"pending": {"a": 7}, "complete": []}', '{"pending": {}, "complete": 7}'):
+        journal.states |= {f"archive:{filled.base_url}:{signing.id}": state for signing in filled.signings}
+        journal.states[f"archive-sweep:{filled.base_url}"] = state
+        folder = tmp_path / str(len(journal.fences)) / str(abs(hash(state)))
+        async with fated_client(filled, Fate()) as client:
+            await sweep(client, FolderStore(folder), journal)
+        assert (await judge(filled, folder)).documents == 3
+
+
+async def test_downloads_of_a_killed_process_are_removed_by_the_next_run(filled: Sandbox, tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    filled.faults.add(DOWNLOAD, "hang")
+    script = "import sys; from tests.archive.victim import work;work(sys.argv[1], sys.argv[2], sys.argv[3])"
+    arguments = [sys.executable, "-c", script, filled.base_url, filled.access_token(), str(tmp_path)]
+    with subprocess.Popen(arguments) as process:
+        while not count(filled)[DOWNLOAD]:
+            await asyncio.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    assert any(name.startswith(".incoming/") for name in files_in(folder))
+    filled.faults.clear()
+    async with fated_client(filled, Fate()) as client:
+        await sweep(client, FolderStore(folder), tmp_path / "the.journal")
+        assert (await judge(filled, folder)).wrong == []
+
+
+async def test_downloads_of_a_live_process_are_left_to_it(
+    filled: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    folder = tmp_path / "archive"
+    filled.faults.add(DOWNLOAD, "hang")
+    async with Archive(client, folder, journal=tmp_path / "j1") as first:
+        sweeping = asyncio.create_task(anext(first.sweep()))
+        while not count(filled)[DOWNLOAD]:
+            await asyncio.sleep(0.01)
+        before = [name for name in files_in(folder) if name.endswith(".lock")]
+        await sweep(client, FolderStore(folder), tmp_path / "j2")
+        assert [name for name in files_in(folder) if name.endswith(".lock")] == before
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+    assert (await judge(filled, folder)).wrong == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_archive_is_whole_after_processes_were_killed_at_random(processes: int) -> None:
+    """`python -m tests.archive.kill` does this at length."""
+    outcome = await kill.run(signings=12, kills=6, seed=5, processes=processes)
+    assert (outcome.verdict.documents, outcome.verdict.wrong, outcome.failures) == (24, [], [])
+    assert outcome.kills == 6

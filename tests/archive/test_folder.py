@@ -1,0 +1,210 @@
+"""A folder as a store: whole files or none, no name outside, and appends of which one at a time wins."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from signing_async.archive import FolderStore
+from signing_async.errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
+
+APPENDER = """
+import asyncio, sys
+from signing_async.archive import FolderStore
+from signing_async.errors import ArchiveConflict
+
+async def main(folder, name):
+    store, at = FolderStore(folder), 0
+    for number in range(100):
+        line = f"{name} {number}\\n".encode()
+        while True:
+            try:
+                await store.append("lines", at, line)
+                at += len(line)
+                break
+            except ArchiveConflict:
+                at = len(b"".join([chunk async for chunk in store.read("lines")]))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def store(folder: Path) -> FolderStore:
+    return FolderStore(folder)
+
+
+async def content(store: FolderStore, name: str, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in store.read(name, offset)])
+
+
+async def put(store: FolderStore, folder: Path, name: str, data: bytes) -> None:
+    source = folder / "source"
+    source.write_bytes(data)
+    await store.put(name, source, hashlib.sha256(data).hexdigest())
+
+
+async def test_file_is_stored_in_folders_that_are_created(store: FolderStore, tmp_path: Path) -> None:
+    await put(store, tmp_path, "2031/Lease/a.pdf", b"one")
+    assert await content(store, "2031/Lease/a.pdf") == b"one"
+    assert [name async for name in store.names()] == ["2031/Lease/a.pdf"]
+
+
+async def test_later_change_of_the_source_does_not_change_the_archive(store: FolderStore, tmp_path: Path) -> None:
+    await put(store, tmp_path, "a.pdf", b"one")
+    (tmp_path / "source").write_bytes(b"two")
+    assert await content(store, "a.pdf") == b"one"
+
+
+async def test_same_content_is_stored_once_and_another_is_refused(store: FolderStore, tmp_path: Path) -> None:
+    await put(store, tmp_path, "a.pdf", b"one")
+    await put(store, tmp_path, "a.pdf", b"one")
+    with pytest.raises(ArchiveConflict, match=r"'a\.pdf' holds another file"):
+        await put(store, tmp_path, "a.pdf", b"two")
+    assert await content(store, "a.pdf") == b"one"
+
+
+async def test_symbolic_link_in_place_of_a_file_is_another_file(
+    store: FolderStore, folder: Path, tmp_path: Path
+) -> None:
+    folder.mkdir()
+    (tmp_path / "elsewhere").write_bytes(b"one")
+    (folder / "a.pdf").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArchiveConflict):
+        await put(store, tmp_path, "a.pdf", b"one")
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
+async def test_file_is_copied_where_it_cannot_be_linked(
+    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    with pytest.raises(ArchiveConflict):
+        await put(store, tmp_path, "x/a.pdf", b"two")
+    assert await content(store, "x/a.pdf") == b"one"
+    assert [path.name for path in (folder / "x").iterdir()] == ["a.pdf"]
+
+
+async def test_failing_disk_is_an_archive_error_that_names_the_file(
+    store: FolderStore, folder: Path, tmp_path: Path
+) -> None:
+    folder.mkdir()
+    (folder / "x").write_bytes(b"a file where a folder is needed")
+    with pytest.raises(ArchiveError, match=r"Not a directory|File exists") as caught:
+        await put(store, tmp_path, "x/a.pdf", b"one")
+    assert caught.value.transient
+    with pytest.raises(FileNotFoundError):
+        await content(store, "x/a.pdf")
+    (folder / "y").mkdir()
+    with pytest.raises(ArchiveError, match="Is a directory"):
+        await content(store, "y")
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "a\0b", 7])
+async def test_name_outside_of_the_folder_is_refused(store: FolderStore, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^name: must be a relative path"):
+        await put(store, tmp_path, name, b"one")
+    with pytest.raises(InvalidRequest):
+        await content(store, name)
+
+
+async def test_large_file_is_read_in_parts_from_an_offset_on(store: FolderStore, tmp_path: Path) -> None:
+    data = os.urandom(2 * 2**20 + 5)
+    await put(store, tmp_path, "a", data)
+    assert await content(store, "a") == data
+    assert await content(store, "a", 2**20 - 1) == data[2**20 - 1 :]
+    assert await content(store, "a", len(data)) == b""
+    assert await content(store, "a", len(data) + 1) == b""
+
+
+async def test_append_needs_the_length_of_the_file(store: FolderStore) -> None:
+    with pytest.raises(ArchiveConflict, match="does not exist"):
+        await store.append("lines", 4, b"two\n")
+    await store.append("lines", 0, b"one\n")
+    await store.append("lines", 4, b"two\n")
+    for offset in (0, 4, 9):
+        with pytest.raises(ArchiveConflict, match=f"has 8 bytes, not {offset}"):
+            await store.append("lines", offset, b"three\n")
+    assert await content(store, "lines", 4) == b"two\n"
+    with pytest.raises(InvalidRequest, match="must be whole lines"):
+        await store.append("lines", 8, b"three")
+
+
+@pytest.mark.parametrize("torn", [b"t", b"x" * 10_000], ids=["short", "long"])
+async def test_append_removes_an_incomplete_line(store: FolderStore, folder: Path, torn: bytes) -> None:
+    await store.append("lines", 0, b"one\n")
+    with (folder / "lines").open("ab") as file:
+        file.write(torn)
+    await store.append("lines", 4, b"two\n")
+    assert await content(store, "lines") == b"one\ntwo\n"
+
+
+async def test_append_that_fails_leaves_the_file_as_it_was(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full after some bytes."""
+    await store.append("lines", 0, b"one\n")
+    write = os.pwrite
+    written: list[int] = []
+
+    def full(descriptor: int, data: memoryview, offset: int) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(write(descriptor, data[:5], offset))
+        return written[0]
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ArchiveError, match="No space left"):
+        await store.append("lines", 4, b"two\nthree\n")
+    monkeypatch.undo()
+    assert await content(store, "lines") == b"one\n"
+
+
+async def test_of_concurrent_appends_at_one_offset_one_wins(store: FolderStore) -> None:
+    tried = await asyncio.gather(
+        *(store.append("lines", 0, b"%d\n" % number) for number in range(8)), return_exceptions=True
+    )
+    assert sum(isinstance(error, ArchiveConflict) for error in tried) == 7
+    assert len(await content(store, "lines")) == 2
+
+
+async def test_processes_append_to_one_file_without_losing_a_line(store: FolderStore, folder: Path) -> None:
+    crew = [subprocess.Popen([sys.executable, "-c", APPENDER, str(folder), name]) for name in ("a", "b")]
+    assert [await asyncio.to_thread(process.wait) for process in crew] == [0, 0]
+    lines = (await content(store, "lines")).decode().splitlines()
+    assert sorted(lines) == sorted(f"{name} {number}" for name in "ab" for number in range(100))
+
+
+async def test_names_leaves_out_what_begins_with_a_dot(store: FolderStore, folder: Path, tmp_path: Path) -> None:
+    assert [name async for name in store.names()] == []
+    for name in ("x/y/a.pdf", "b.pdf"):
+        await put(store, tmp_path, name, b"one")
+    for hidden in (".journal", "x/.b.part"):
+        (folder / hidden).write_bytes(b"")
+    (folder / ".incoming").mkdir()
+    assert sorted([name async for name in store.names()]) == ["b.pdf", "x/y/a.pdf"]
+
+
+def test_path_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (7, "", b"folder", None):
+        with pytest.raises(ConfigurationError, match="path: must be a path"):
+            FolderStore(wrong)  # type: ignore[arg-type]  # what a caller may give
+    with pytest.raises(ConfigurationError, match="is not a folder"):
+        FolderStore(tmp_path / "file")
+
+
+def test_system_without_file_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signing_async.archive.folder.fcntl", None)
+    with pytest.raises(ConfigurationError, match="FolderStore needs POSIX file locks"):
+        FolderStore(tmp_path)

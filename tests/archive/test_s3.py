@@ -1,0 +1,425 @@
+"""The S3 store: lost responses, uploads in parts, retention, errors. The common promises are in the suite's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from signing_async import SigningClient
+from signing_async.archive import Archive, S3Store, verify_archive
+from signing_async.errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
+from signing_async.sandbox import Sandbox
+from signing_async.testing.archive_stores import content_of, put
+from tests.archive.s3_server import CREDENTIALS, Proxy, S3Server, failing
+from tests.archive.tenants import completed
+
+PDF = b"%PDF-1.7 sealed\n%%EOF\n"
+LARGE = bytes(range(256)) * 4096 * 20  # three parts of an upload
+SECRETS = (CREDENTIALS["AWS_SECRET_ACCESS_KEY"], CREDENTIALS["AWS_SESSION_TOKEN"])
+
+
+@pytest.fixture(autouse=True)
+def two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    return s3.new_bucket()
+
+
+@pytest.fixture
+async def proxy(s3: S3Server) -> AsyncIterator[Proxy]:
+    async with failing(s3.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def store(proxy: Proxy, bucket: str) -> AsyncIterator[S3Store]:
+    async with S3Store(f"s3://{bucket}/archive", endpoint_url=proxy.url) as opened:
+        yield opened
+
+
+class Once:
+    """Does something with the first request whose method and path contain a text."""
+
+    def __init__(self, text: str, todo: str | int, times: int = 1) -> None:
+        self.text = text
+        self.todo = todo
+        self.times = times
+        self.happened = asyncio.Event()
+
+    def __call__(self, request: web.Request) -> str | int:
+        if self.times and self.text in f"{request.method} {request.path_qs}":
+            self.times -= 1
+            self.happened.set()
+            return self.todo
+        return "forward"
+
+
+def uploads(s3: S3Server, bucket: str) -> int:
+    """Return how many multipart uploads are unfinished."""
+    body: bytes = s3.request("GET", f"{bucket}?uploads")[0]
+    return body.count(b"<Upload>")
+
+
+@pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
+@pytest.mark.parametrize("todo", ["lose request", "lose response", 503])
+async def test_put_is_repeated_after_a_lost_response(
+    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path, content: bytes, todo: str | int
+) -> None:
+    """The repeated request is refused by the precondition, and the object's hash tells that the first succeeded."""
+    proxy.fail = Once("PUT" if content is PDF else "POST /" + bucket + "/archive/lease.pdf?uploadId", todo)
+    await put(store, "lease.pdf", content, tmp_path)
+    assert proxy.fail.times == 0
+    assert await content_of(store, "lease.pdf") == content
+    assert uploads(s3, bucket) == 0
+
+
+async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, proxy: Proxy) -> None:
+    await store.append("manifest.jsonl", 0, b"1\n")
+    proxy.fail = Once("PUT", "lose response")
+    await store.append("manifest.jsonl", 2, b"2\n")
+    await store.append("manifest.jsonl", 4, b"3\n")
+    assert await content_of(store, "manifest.jsonl") == b"1\n2\n3\n"
+
+
+async def test_append_of_the_same_line_by_another_writer_is_a_conflict(
+    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str
+) -> None:
+    """Even if its line is the same: two writers never both win."""
+    async with S3Store(f"s3://{bucket}/archive", endpoint_url=s3.url) as other:
+        await other.append("manifest.jsonl", 0, b"1\n")
+    with pytest.raises(ArchiveConflict):
+        await store.append("manifest.jsonl", 0, b"1\n")
+
+
+@pytest.mark.parametrize(
+    "step", ["POST /{}/archive/lease.pdf?uploads", "partNumber=2", "POST /{}/archive/lease.pdf?uploadId"]
+)
+async def test_failed_upload_in_parts_leaves_nothing(
+    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path, step: str
+) -> None:
+    """Neither an object nor an unfinished upload, whose parts the bucket's owner would pay for."""
+    proxy.fail = Once(step.format(bucket), 503, times=9)
+    with pytest.raises(ArchiveError) as failed:
+        await put(store, "lease.pdf", LARGE, tmp_path)
+    assert failed.value.transient
+    assert uploads(s3, bucket) == 0
+    with pytest.raises(FileNotFoundError):
+        await content_of(store, "lease.pdf")
+    proxy.fail = Once("nothing", 503)
+    await put(store, "lease.pdf", LARGE, tmp_path)
+    assert await content_of(store, "lease.pdf") == LARGE
+
+
+async def test_cancelled_upload_in_parts_is_aborted(
+    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    begun = Once("partNumber=2", "forward")
+    proxy.fail = begun
+    putting = asyncio.create_task(put(store, "lease.pdf", LARGE, tmp_path))
+    await begun.happened.wait()
+    putting.cancel()
+    await asyncio.wait([putting])
+    assert putting.cancelled()
+    assert uploads(s3, bucket) == 0
+    with pytest.raises(FileNotFoundError):
+        await content_of(store, "lease.pdf")
+
+
+async def test_upload_that_cannot_be_aborted_is_logged(
+    store: S3Store, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error of the upload itself is raised."""
+    proxy.fail = lambda request: (
+        403 if "partNumber" in request.query else 503 if request.method == "DELETE" else "forward"
+    )
+    with pytest.raises(ArchiveError, match="upload_part") as failed:
+        await put(store, "lease.pdf", LARGE, tmp_path)
+    assert not failed.value.transient
+    assert "could not be aborted" in caplog.text
+
+
+@pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
+async def test_file_that_changed_before_it_was_stored_is_refused(
+    store: S3Store, s3: S3Server, bucket: str, tmp_path: Path, content: bytes
+) -> None:
+    source = tmp_path / "lease.pdf"
+    source.write_bytes(content)
+    with pytest.raises(ArchiveError, match=r"lease\.pdf: changed before it was stored \(sha256 mismatch") as changed:
+        await store.put("lease.pdf", source, hashlib.sha256(b"checked").hexdigest())
+    assert not changed.value.transient
+    assert uploads(s3, bucket) == 0
+    with pytest.raises(FileNotFoundError):
+        await content_of(store, "lease.pdf")
+
+
+@pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
+async def test_every_request_with_content_carries_its_sha256(
+    store: S3Store, proxy: Proxy, tmp_path: Path, content: bytes
+) -> None:
+    """The service verifies it, so that no byte changes on the way."""
+    missing: list[str] = []
+
+    def look(request: web.Request) -> str:
+        if request.method == "PUT" and "x-amz-checksum-sha256" not in request.headers:
+            missing.append(request.path_qs)
+        return "forward"
+
+    proxy.fail = look
+    await put(store, "lease.pdf", content, tmp_path)
+    await store.append("manifest.jsonl", 0, b"1\n")
+    assert missing == []
+
+
+async def test_pdf_is_stored_as_one(store: S3Store, s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    """A browser shows it."""
+    await put(store, "lease.pdf", PDF, tmp_path)
+    assert s3.request("GET", f"{bucket}/archive/lease.pdf")[1]["content-type"] == "application/pdf"
+
+
+async def test_object_of_another_program_is_compared_by_its_content(
+    store: S3Store, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    """It has no hash in its metadata: it came from a copy of the archive, perhaps."""
+    s3.request("PUT", f"{bucket}/archive/lease.pdf", PDF)
+    await put(store, "lease.pdf", PDF, tmp_path)
+    with pytest.raises(ArchiveConflict, match=r"'lease\.pdf' holds another file"):
+        await put(store, "lease.pdf", PDF + b"?", tmp_path)
+
+
+async def test_object_lock_retains_files_and_lines(s3: S3Server, proxy: Proxy, tmp_path: Path) -> None:
+    """Nobody can delete them before."""
+    bucket = s3.new_bucket(versioned=True)
+    asked: list[str | None] = []
+
+    def look(request: web.Request) -> str:
+        # moto ignores it for uploads in parts.
+        if request.method == "POST" and "uploads" in request.query:
+            asked.append(request.headers.get("x-amz-object-lock-mode"))
+        return "forward"
+
+    proxy.fail = look
+    async with S3Store(f"s3://{bucket}", endpoint_url=proxy.url, object_lock=("COMPLIANCE", 3650)) as locked:
+        await put(locked, "short.pdf", PDF, tmp_path)
+        await put(locked, "long.pdf", LARGE, tmp_path)
+        await locked.append("manifest.jsonl", 0, b"{}\n")
+    assert asked == ["COMPLIANCE"]
+    for key in ("short.pdf", f"manifest.jsonl/{0:020}.part"):
+        headers = s3.request("GET", f"{bucket}/{key}")[1]
+        assert headers["x-amz-object-lock-mode"] == "COMPLIANCE"
+        retained = datetime.fromisoformat(headers["x-amz-object-lock-retain-until-date"])
+        assert timedelta(days=3649) < retained - datetime.now(UTC) < timedelta(days=3651)
+
+
+async def test_lists_of_many_pages_are_read_to_the_end(store: S3Store, proxy: Proxy, tmp_path: Path) -> None:
+    proxy.page_size = 3
+    for number in range(7):
+        await store.append("manifest.jsonl", 2 * number, b"x\n")
+        await put(store, f"{number}.pdf", PDF, tmp_path)
+    async with S3Store(store.url, endpoint_url=proxy.url) as other:
+        assert await content_of(other, "manifest.jsonl") == b"x\n" * 7
+        assert len([name async for name in other.names()]) == 8
+        await other.append("manifest.jsonl", 14, b"y\n")
+
+
+async def test_what_was_appended_is_read_from_where_the_last_read_ended(store: S3Store, proxy: Proxy) -> None:
+    """A run that follows a manifest of thousands of parts lists and fetches the new ones only."""
+    for number in range(5):
+        await store.append("manifest.jsonl", 2 * number, b"x\n")
+    proxy.seen.clear()
+    assert await content_of(store, "manifest.jsonl", 8) == b"x\n"
+    assert await content_of(store, "manifest.jsonl", 10) == b""
+    assert [seen.partition(" ")[0] for seen in proxy.seen].count("GET") == len(proxy.seen) <= 4
+
+
+async def test_removed_part_is_an_error(store: S3Store, s3: S3Server, bucket: str) -> None:
+    """A manifest without it would look like one whose lines were removed."""
+    for number in range(3):
+        await store.append("manifest.jsonl", 2 * number, b"x\n")
+    s3.request("DELETE", f"{bucket}/archive/manifest.jsonl/{2:020}.part")
+    async with S3Store(store.url, endpoint_url=s3.url) as other:
+        with pytest.raises(ArchiveError, match="lacks the bytes from 2 on") as broken:
+            await content_of(other, "manifest.jsonl")
+        assert not broken.value.transient
+        with pytest.raises(ArchiveError, match="lacks the bytes from 2 on"):
+            await other.append("manifest.jsonl", 6, b"x\n")
+
+
+async def test_foreign_object_among_the_parts_is_ignored(store: S3Store, s3: S3Server, bucket: str) -> None:
+    await store.append("manifest.jsonl", 0, b"x\n")
+    s3.request("PUT", f"{bucket}/archive/manifest.jsonl/note.txt", b"hello")
+    assert await content_of(store, "manifest.jsonl") == b"x\n"
+
+
+async def test_cut_off_response_is_a_transient_error(store: S3Store, proxy: Proxy, tmp_path: Path) -> None:
+    await put(store, "lease.pdf", PDF, tmp_path)
+    proxy.fail = Once("GET", "cut off")
+    with pytest.raises(ArchiveError) as failed:
+        await content_of(store, "lease.pdf")
+    assert failed.value.transient
+    await store.append("manifest.jsonl", 0, b"x\n")
+    proxy.fail = Once("part", "cut off")
+    with pytest.raises(ArchiveError) as failed:
+        await content_of(store, "manifest.jsonl")
+    assert failed.value.transient
+
+
+@pytest.mark.parametrize(
+    ("status", "transient"), [(500, True), (503, True), (429, True), (409, False), (400, False), (403, False)]
+)
+async def test_error_is_transient_if_the_service_or_its_limit_is_the_cause(
+    store: S3Store, proxy: Proxy, tmp_path: Path, status: int, transient: bool
+) -> None:
+    proxy.fail = lambda request: status
+    with pytest.raises(ArchiveError) as failed:
+        await put(store, "lease.pdf", PDF, tmp_path)
+    assert failed.value.transient is transient
+    with pytest.raises(ArchiveError) as failed:
+        await content_of(store, "lease.pdf")
+    assert failed.value.transient is transient
+
+
+async def test_unreachable_service_is_a_transient_error(bucket: str, tmp_path: Path) -> None:
+    async with S3Store(f"s3://{bucket}", endpoint_url="http://127.0.0.1:1") as store:
+        with pytest.raises(ArchiveError) as failed:
+            await store.append("manifest.jsonl", 0, b"x\n")
+        assert failed.value.transient
+        assert failed.value.__cause__ is failed.value.__context__ is None
+
+
+async def test_missing_bucket_is_named(s3: S3Server, tmp_path: Path) -> None:
+    async with S3Store("s3://no-such-bucket/archive", endpoint_url=s3.url) as store:
+        with pytest.raises(ArchiveError, match=r"s3://no-such-bucket: put_object failed: NoSuchBucket") as failed:
+            await put(store, "lease.pdf", PDF, tmp_path)
+        assert not failed.value.transient
+
+
+async def test_missing_credentials_are_named(s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    async with S3Store(f"s3://{bucket}", endpoint_url=s3.url) as store:
+        with pytest.raises(ArchiveError, match="credentials"):
+            await content_of(store, "manifest.jsonl")
+
+
+async def test_no_log_or_error_holds_a_secret(
+    store: S3Store, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At any level, from botocore either: at DEBUG it logs the headers of each request."""
+    with caplog.at_level(logging.NOTSET):
+        logging.getLogger("botocore").setLevel(logging.DEBUG)
+        try:
+            await put(store, "lease.pdf", PDF, tmp_path)
+            await content_of(store, "lease.pdf")
+            proxy.fail = lambda request: 403
+            with pytest.raises(ArchiveError) as failed:
+                await store.append("manifest.jsonl", 0, b"x\n")
+        finally:
+            logging.getLogger("botocore").setLevel(logging.NOTSET)
+    assert "x-amz-security-token" in caplog.text.lower()
+    shown = caplog.text + str(failed.value) + repr(failed.value) + repr(store) + repr(vars(failed.value))
+    assert not [secret for secret in SECRETS if secret in shown]
+    assert failed.value.__cause__ is failed.value.__context__ is None
+
+
+async def test_closed_store_raises(s3: S3Server, bucket: str) -> None:
+    store = S3Store(f"s3://{bucket}", endpoint_url=s3.url)
+    await store.append("manifest.jsonl", 0, b"x\n")
+    await store.aclose()
+    await store.aclose()
+    with pytest.raises(ArchiveError, match="is closed"):
+        await store.append("manifest.jsonl", 2, b"x\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments", "message"),
+    [
+        ("bucket", {}, "url: must be s3://bucket or s3://bucket/prefix, got 'bucket'"),
+        ("s3:///prefix", {}, "url: must be s3://"),
+        ("s3://key:verysecret@bucket", {}, "url: must be s3://"),
+        ("s3://b/x", {"endpoint_url": "ftp://host"}, "endpoint_url: must be https://host"),
+        ("s3://b/x", {"endpoint_url": "https://[::1"}, "endpoint_url: must be https://host"),
+        ("s3://b/x", {"endpoint_url": "https://user:verysecret@host"}, "endpoint_url: must be https://host"),
+        ("s3://b/x", {"region": ""}, "region: must be a non-empty string, got ''"),
+        ("s3://b/x", {"object_lock": ("FOREVER", 1)}, "object_lock: must be a tuple of COMPLIANCE or GOVERNANCE"),
+        ("s3://b/x", {"object_lock": 30}, "object_lock: must be a tuple"),
+        ("s3://b/x", {"object_lock": ("COMPLIANCE", 0)}, "object_lock: days: must be an integer of at least 1, got 0"),
+    ],
+)
+def test_bad_argument_is_refused(url: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        S3Store(url, **arguments)
+    assert message in str(refused.value)
+    assert "verysecret" not in str(refused.value)
+
+
+async def test_invalid_endpoint_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold a password."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "user:verysecret@host")
+    async with S3Store("s3://bucket") as store:
+        with pytest.raises(ConfigurationError, match="invalid endpoint URL") as refused:
+            await content_of(store, "manifest.jsonl")
+    assert "verysecret" not in str(refused.value)
+
+
+async def test_unknown_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    async with S3Store("s3://bucket") as store:
+        with pytest.raises(ConfigurationError, match="nobody"):
+            await content_of(store, "manifest.jsonl")
+
+
+@pytest.mark.parametrize("prefix", ["..", "a//b", "a/../b"])
+def test_bad_prefix_is_refused(prefix: str) -> None:
+    with pytest.raises(InvalidRequest, match="name: must be a relative path"):
+        S3Store(f"s3://bucket/{prefix}")
+
+
+async def test_incomplete_line_is_refused(s3: S3Server, bucket: str) -> None:
+    async with S3Store(f"s3://{bucket}", endpoint_url=s3.url) as store:
+        with pytest.raises(InvalidRequest, match="must be whole lines"):
+            await store.append("manifest.jsonl", 0, b"x")
+
+
+def test_missing_extra_is_named() -> None:
+    script = "import sys; sys.modules['aiobotocore'] = None; import signing_async.archive.s3"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "needs aiobotocore: pip install 'signing-async[s3]'" in done.stderr
+
+
+async def test_archive_in_a_bucket_is_swept_resumed_and_verified(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    """By two archives at once: each document once, the manifest whole. A changed object shows."""
+    async with Sandbox(seed=7) as sandbox, S3Store(f"s3://{bucket}/archive", endpoint_url=s3.url) as store:
+        async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+            for number in range(6):
+                await completed(sandbox, client, f"Lease {number}", ("lease.pdf", "plan.pdf"))
+
+            async def sweep() -> int:
+                async with (
+                    S3Store(store.url, endpoint_url=s3.url) as own,
+                    Archive(client, own, journal=tmp_path / "journal") as archive,
+                ):
+                    results = [result async for result in archive.sweep()]
+                assert [result.error for result in results if result.error] == []
+                return len(results)
+
+            assert sum(await asyncio.gather(sweep(), sweep())) == 12
+            assert await sweep() == 0
+        report = await verify_archive(store)
+        assert (report.ok, report.documents, report.lines) == (True, 12, 12)
+        name = next(name for name in [name async for name in store.names()] if name.endswith("lease.pdf"))
+        s3.request("DELETE", f"{bucket}/archive/{name.replace(' ', '%20')}")
+        s3.request("PUT", f"{bucket}/archive/extra.pdf", PDF)
+        assert [finding.kind for finding in (await verify_archive(store)).findings] == ["missing_file", "extra_file"]

@@ -1,0 +1,201 @@
+"""What is stuck is found, and nothing else; who has not signed is reminded, and not more often than asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from signing_async import NewRecipient, SigningClient, SigningError, SigningPackage, SqliteJournal
+from signing_async.archive import Archive, archive_status
+from signing_async.errors import InvalidRequest
+from signing_async.sandbox import Sandbox
+from tests.archive.tenants import completed, sent
+from tests.pdfs import make_pdf
+from tests.servers import serving
+
+NOW = timedelta(0)
+WEEK = timedelta(days=7)
+
+
+def package(name: str) -> SigningPackage:
+    return SigningPackage(name, "EN", [make_pdf(text=name)], [NewRecipient("anna@example.com")], key=name)
+
+
+@pytest.fixture
+async def one_of_each(sandbox: Sandbox, client: SigningClient) -> AsyncIterator[None]:
+    """A draft with a document, an empty draft, and signings that were sent, completed and cancelled."""
+    draft = await client.signings.create(name="draft", language="EN")
+    await client.documents.upload(draft, make_pdf(), "lease.pdf")
+    await client.signings.create(name="empty draft", language="EN")
+    await sent(client, "sent")
+    await completed(sandbox, client, "completed")
+    await sandbox.cancel((await sent(client, "cancelled")).id)
+    yield
+
+
+async def test_drafts_with_documents_and_unfinished_signings_are_found(
+    client: SigningClient, one_of_each: None
+) -> None:
+    """With what was never sent, and who has not signed."""
+    status = await archive_status(client, after=NOW)
+    assert [(stuck.kind, stuck.signing.name) for stuck in status.signings] == [
+        ("no_progress", "sent"),
+        ("not_sent", "draft"),
+    ]
+    waiting, draft = status.signings
+    assert [recipient.email for recipient in waiting.pending] == ["anna@example.com"]
+    assert [document.name for document in draft.documents] == ["lease.pdf"]
+    assert waiting.reminders == ()
+    assert not status.ok
+
+
+async def test_signing_that_was_updated_lately_is_not_stuck(client: SigningClient, one_of_each: None) -> None:
+    status = await archive_status(client, after=timedelta(hours=1))
+    assert status.ok
+
+
+async def test_signing_last_updated_before_since_is_left_out(client: SigningClient, one_of_each: None) -> None:
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    assert (await archive_status(client, after=NOW, since=tomorrow)).ok
+    assert not (await archive_status(client, after=NOW, since=tomorrow - WEEK)).ok
+
+
+async def test_recipient_who_has_signed_is_not_pending(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await client.signings.create(name="Lease", language="EN", signing_order="parallel")
+    await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    for order, email in enumerate(("anna@example.com", "bo@example.com"), start=1):
+        await client.recipients.add(signing, email=email, order=order)
+    await client.signings.send(signing)
+    anna = next(one for one in sandbox.recipients(signing.id) if one.email == "anna@example.com")
+    await sandbox.sign(anna.id)
+    (stuck,) = (await archive_status(client, after=NOW)).signings
+    assert [recipient.email for recipient in stuck.pending] == ["bo@example.com"]
+
+
+async def test_completed_signing_without_sealed_documents_is_found() -> None:
+    """Whether or not the list holds the documents; a signing whose date is unknown is not missed."""
+    old = "2031-01-01T00:00:00Z"
+    sealed = {"id": "d1", "name": "a.pdf", "completed_at": old}
+    signing = {"id": "s1", "name": "Lease", "is_draft": False, "is_completed": True}
+    listed = [
+        {**signing, "updated_at": None},
+        {**signing, "id": "s2", "documents": [sealed]},
+        {**signing, "id": "s3", "documents": [sealed, {"id": "d2", "name": "b.pdf"}]},
+        {**signing, "id": "s4", "documents": [{"id": "d3", "signed_file_path": "/x.pdf"}]},
+    ]
+
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": listed})
+        assert request.path.endswith("/signings/s1")
+        return web.json_response({**signing, "documents": [{"id": "d4", "name": "c.pdf"}]})
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        status = await archive_status(client)
+    found = {stuck.signing.id: [document.id for document in stuck.documents] for stuck in status.signings}
+    assert found == {"s1": ["d4"], "s3": ["d2"]}
+    assert {stuck.kind for stuck in status.signings} == {"not_sealed"}
+
+
+async def test_pending_recipients_are_reminded_once_in_the_given_time(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    """However often it is asked, by any process that shares the journal."""
+
+    async def remind(every: timedelta) -> list[str]:
+        status = await archive_status(client, journal, after=NOW, remind_every=every)
+        return [one.recipient.email for stuck in status.signings for one in stuck.reminders if one.error is None]
+
+    assert await remind(WEEK) == ["anna@example.com"]
+    assert await remind(WEEK) == []
+    assert await remind(NOW) == ["anna@example.com"]
+    assert len([one for one in sandbox.requests if one.operation == "recipients.remind"]) == 2
+
+
+async def test_failed_reminder_is_a_result_and_counts(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    """Its outcome may be unknown: nobody is reminded twice."""
+    sandbox.faults.add("recipients.remind", "drop-after-commit", times=1)
+    waiting, _ = (await archive_status(client, journal, after=NOW, remind_every=WEEK)).signings
+    assert [one.error is not None for one in waiting.reminders] == [True]
+    waiting, _ = (await archive_status(client, journal, after=NOW, remind_every=WEEK)).signings
+    assert waiting.reminders == ()
+
+
+async def test_nobody_is_reminded_while_another_run_does(
+    client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    async with SqliteJournal(journal) as other:
+        signing = next(one for one in [one async for one in client.signings.list()] if one.name == "sent")
+        await other.claim(f"archive-remind:{client.base_url}:{signing.id}")
+        waiting, _ = (await archive_status(client, journal, after=NOW, remind_every=WEEK)).signings
+    assert waiting.reminders == ()
+
+
+async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: SigningClient, journal: Path) -> None:
+    """One that failed and one that was interrupted while it was sent; not those that were sent, nor other entries."""
+    await client.dispatch(package("sent"), journal)
+    sandbox.faults.add("recipients.add", "500", times=99)
+    with pytest.raises(SigningError):
+        await client.dispatch(package("failed"), journal)
+    async with SqliteJournal(journal) as opened:
+        text = next(record.state for record in [one async for one in opened.records()] if "failed" in record.key)
+        for key, state in (("other", "{}"), ("odd", "["), ("sending", text.replace('"draft"', '"sending"'))):
+            claim = await opened.claim(key)
+            assert claim is not None
+            await opened.write(claim, state)
+        async with Archive(client, journal.parent / "archive", journal=opened) as archive:
+            _ = [result async for result in archive.sweep()]
+        status = await archive_status(client, opened, dispatches_after=NOW)
+        assert (await archive_status(client, opened, dispatches_after=timedelta(hours=1))).ok
+    found = {dispatch.key: dispatch for dispatch in status.dispatches}
+    (failed,) = (dispatch for key, dispatch in found.items() if "failed" in key)
+    assert set(found) == {failed.key, "sending"}
+    assert "500" in (failed.error or "")
+    assert (failed.may_be_sent, found["sending"].may_be_sent) == (False, True)
+    assert failed.signing is not None
+    assert not status.ok
+
+
+async def test_given_journal_stays_open(client: SigningClient, journal: Path) -> None:
+    async with SqliteJournal(journal) as opened:
+        assert (await archive_status(client, opened)).ok
+        assert await opened.claim("k") is not None
+
+
+class Unlisted:
+    """A journal that cannot list its records."""
+
+    claim = write = release = aclose = None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"after": 7}, "after: must be a timedelta, got 7"),
+        ({"dispatches_after": None}, "dispatches_after: must be a timedelta, got None"),
+        ({"remind_every": 7}, "remind_every: must be a timedelta, got 7"),
+        ({"remind_every": WEEK}, "remind_every: needs a journal"),
+        ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
+        ({"journal": Unlisted()}, "journal: must be a path or a Journal"),
+    ],
+)
+async def test_bad_argument_is_refused(client: SigningClient, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await archive_status(client, **arguments)
+
+
+async def test_journal_without_a_list_is_refused(client: SigningClient) -> None:
+    class Silent:
+        async def claim(self, key: str) -> None: ...
+        async def write(self, claim: Any, state: str) -> None: ...
+        async def release(self, claim: Any) -> None: ...
+
+    with pytest.raises(InvalidRequest, match="journal: must be a ListedJournal"):
+        await archive_status(client, Silent())  # type: ignore[arg-type]  # that is what is tested

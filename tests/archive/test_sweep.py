@@ -1,0 +1,186 @@
+"""An interrupted sweep resumes where it was, and every sweep covers the whole list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+from aiohttp import web
+
+from signing_async import ServerError, SigningClient, SqliteJournal
+from signing_async.archive import Archive
+from signing_async.sandbox import Profile, Sandbox
+from tests.archive.tenants import completed, count, judge, sent
+from tests.dispatch.deaths import MemoryJournal
+from tests.dispatch.holders import taken
+from tests.servers import serving
+
+DOWNLOAD = "documents.download_signed"
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    """A sandbox with pages of two signings."""
+    async with Sandbox(seed=7, profile=Profile(page_size=2)) as running:
+        yield running
+
+
+def cursors(sandbox: Sandbox) -> list[str | None]:
+    """Return the cursors of the list requests."""
+    queries = [parse_qs(record.query) for record in sandbox.requests_of("signings.list")]
+    return [query["cursor"][0] if query else None for query in queries]
+
+
+async def fill(sandbox: Sandbox, client: SigningClient, signings: int) -> None:
+    for number in range(signings):
+        await completed(sandbox, client, f"Lease {number}", ("a.pdf",))
+
+
+async def interrupted(sandbox: Sandbox, archive: Archive, after: int) -> None:
+    """Sweep until this many documents were archived; then the list fails."""
+    results = archive.sweep()
+    for _ in range(after):
+        await anext(results)
+    sandbox.faults.add("signings.list", "500", times=None)
+    with pytest.raises(ServerError):
+        async for _ in results:
+            pass
+    sandbox.faults.clear()
+
+
+async def test_interrupted_sweep_resumes_at_its_page_and_then_covers_the_start(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    """The pages before it are read again afterwards: signings there may be completed since."""
+    await fill(sandbox, client, 8)
+    late = await sent(client, "Late", ("a.pdf",))
+    await fill(sandbox, client, 1)
+    async with Archive(client, folder, journal=journal, concurrency=1) as archive:
+        await interrupted(sandbox, archive, 3)
+    done = count(sandbox)[DOWNLOAD]
+    assert 3 <= done < 9
+    await sandbox.complete(late.id)
+    early = len(cursors(sandbox))
+    async with Archive(client, folder, journal=journal, concurrency=1) as archive:
+        async for result in archive.sweep():
+            assert result.error is None
+    listed = cursors(sandbox)[early:]
+    assert listed[0] is not None
+    assert None in listed
+    # One page is read twice at most: it was prefetched.
+    assert len(set(listed)) == 5
+    assert len(listed) <= 6
+    verdict = await judge(sandbox, folder)
+    assert (verdict.documents, verdict.wrong) == (10, [])
+    assert count(sandbox)[DOWNLOAD] == 10
+
+
+async def test_sweep_that_was_finished_begins_at_the_start(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await fill(sandbox, client, 5)
+    async with Archive(client, folder, journal=journal) as archive:
+        for _ in range(2):
+            before = len(cursors(sandbox))
+            async for _ in archive.sweep():
+                pass
+            assert cursors(sandbox)[before] is None
+            assert len(cursors(sandbox)) - before == 3
+
+
+async def test_cursor_that_the_service_refuses_is_forgotten(
+    sandbox: Sandbox, client: SigningClient, folder: Path
+) -> None:
+    await fill(sandbox, client, 3)
+    journal = MemoryJournal()
+    for state in ('{"cursor": "no longer known"}', '{"cursor": 7}', "{", "[]", "{}"):
+        journal.states[f"archive-sweep:{sandbox.base_url}"] = state
+        target = folder / str(hash(state))
+        async with Archive(client, target, journal=journal) as archive:
+            assert len([result async for result in archive.sweep()]) == 3
+    assert "no longer known" in cursors(sandbox)
+
+
+async def test_place_is_saved_by_one_of_two_sweeps(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await fill(sandbox, client, 5)
+    async with SqliteJournal(journal) as other, Archive(client, folder, journal=journal) as archive:
+        claim = await taken(other, f"archive-sweep:{sandbox.base_url}")
+        assert len([result async for result in archive.sweep()]) == 5
+        await other.write(claim, '{"cursor": null}')
+
+
+async def test_sweep_that_lost_its_place_to_another_goes_on(
+    sandbox: Sandbox, client: SigningClient, folder: Path
+) -> None:
+    """As after a pause that was longer than the lease."""
+    await fill(sandbox, client, 7)
+    journal = MemoryJournal()
+    async with Archive(client, folder, journal=journal, concurrency=1) as archive:
+        results = archive.sweep()
+        await anext(results)
+        journal.expire()
+        async for _ in results:
+            pass
+        async for result in archive.sweep():
+            assert result.error is None
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_signing_without_documents_is_read_again_by_each_sweep(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    """It may have some later: nothing says that it never will."""
+    signing = {"id": "s1", "name": "Lease", "is_draft": False, "is_completed": True}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(
+            {"data": [signing]} if request.path.endswith("/signings") else {**signing, "documents": []}
+        )
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as one:
+        async with Archive(one, folder, journal=journal) as archive:
+            for _ in range(2):
+                assert [result async for result in archive.sweep()] == []
+        assert [request.path.rpartition("/")[2] for request in server.requests] == ["signings", "s1"] * 2
+
+
+async def test_list_that_says_nothing_of_the_state_is_enough(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    draft = {
+        "id": "s1",
+        "name": "Lease",
+        "is_draft": True,
+        "is_completed": False,
+        "documents": [{"id": "d", "name": "a"}],
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "s1"}]} if request.path.endswith("/signings") else draft)
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as one:
+        async with Archive(one, folder, journal=journal) as archive:
+            assert [result async for result in archive.sweep()] == []
+        assert len(server.requests) == 2
+
+
+async def test_cancelled_sweep_closes_the_list(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await fill(sandbox, client, 6)
+    async with Archive(client, folder, journal=journal, concurrency=1) as archive:
+        sandbox.faults.add(DOWNLOAD, "hang", skip=1)
+        results = archive.sweep()
+        await anext(results)
+        taking = asyncio.create_task(anext(results))
+        while count(sandbox)[DOWNLOAD] < 2:
+            await asyncio.sleep(0.005)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert {task.get_name() for task in asyncio.all_tasks() if "signing_async" in task.get_name()} == set()
