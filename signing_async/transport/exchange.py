@@ -108,7 +108,7 @@ class Exchange(Generic[T]):
         )
         # A request that changes something has a body, and sends nothing before the body's first bytes.
         was_sent = self.body is not None and self.body.started
-        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, error, transient=False)
+        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, error, may_retry=False)
 
     def throttled(self, wait: float) -> FailedAttempt:
         """Return the failure of an attempt that the rate limiter could not let start in time."""
@@ -118,7 +118,7 @@ class Exchange(Generic[T]):
             operation=self._operation.name,
             retry_after=wait,
         )
-        return FailedAttempt(Outcome.THROTTLED, self._operation.error_from(error, {}), wait, transient=False)
+        return FailedAttempt(Outcome.THROTTLED, self._operation.error_from(error, {}), wait, may_retry=False)
 
     def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
         """Return the request that a redirect asks for; raise an error if it leads to another origin."""
@@ -138,7 +138,7 @@ class Exchange(Generic[T]):
             f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
         )
         error.transient = failure.transient
-        return FailedAttempt(failure.outcome, error, transient=failure.transient)
+        return FailedAttempt(failure.outcome, error, may_retry=failure.transient)
 
     async def _receive(self, response: wire.Response) -> T | FailedAttempt:
         operation = self._operation
@@ -170,7 +170,7 @@ class Exchange(Generic[T]):
         error.effect = "unknown"
         if self._operation.repeat is Repeat.CREATE:
             raise error
-        return FailedAttempt(Outcome.LOST, error, transient=False)
+        return FailedAttempt(Outcome.LOST, error, may_retry=False)
 
     async def _fail(self, response: wire.Response) -> FailedAttempt:
         """Return the failure that a response other than 2xx means; raise the error if a repeat cannot help."""
@@ -184,7 +184,7 @@ class Exchange(Generic[T]):
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
         if status < 400 and self._operation.method != "GET":
             # Some server took the request, and it is not known where the request went.
-            return FailedAttempt(Outcome.LOST, error, transient=False)
+            return FailedAttempt(Outcome.LOST, error, may_retry=False)
         raise error
 
     async def _error(self, response: wire.Response) -> errors.APIError | errors.AuthError:
