@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from .._files import sync_folder
-from ..errors import DecodeError, InvalidRequest, NotSound, RequestTimeout, TransportError
+from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
 from ..transport import wire
-from ..transport.call import Transport
+from ..transport.call import Operation, Transport
 from ..transport.decode import Unreadable
-from ..transport.error_response import request_id
+from ..transport.exchange import Exchange
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -70,9 +70,14 @@ async def checked_chunks(response: wire.Response, max_bytes: int) -> AsyncGenera
         raise Unreadable("the sealed file is truncated: no %%EOF at its end")
 
 
-async def stream(response: wire.Response, transport: Transport) -> AsyncGenerator[bytes, None]:
+async def stream(
+    operation: Operation[wire.Response], response: wire.Response, transport: Transport
+) -> AsyncGenerator[bytes, None]:
     """Yield the chunks of a sealed PDF. Raise a `SigningError` if one cannot be read or does not arrive in time."""
     options = transport.options
+    exchange = Exchange(operation, transport.shared, options)
+    exchange.note_head(response)
+    error: TransportError | DecodeError
     time_left = options.timeouts.transfer
     loop = asyncio.get_running_loop()
     try:
@@ -86,15 +91,12 @@ async def stream(response: wire.Response, transport: Transport) -> AsyncGenerato
                 time_left -= loop.time() - began
                 yield chunk
     except wire.BrokenResponse as broken:
-        kind: type[TransportError | DecodeError] = TransportError
-        problem = broken.failure.message
+        error = exchange.transport_error(broken.failure)
     except Unreadable as unreadable:
-        kind, problem = DecodeError, f"cannot decode the response: {unreadable}"
+        error = exchange.decode_error(str(unreadable))
     except TimeoutError:
-        kind, problem = RequestTimeout, "the response did not arrive in time"
-    found = request_id(response.headers, None, options.assumptions)
-    redacted = None if found is None else transport.redacted(found)
-    raise kind(f"{DOWNLOAD}: {problem}", operation=DOWNLOAD, status=response.status, request_id=redacted)
+        error = exchange.timeout_error()
+    raise error
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

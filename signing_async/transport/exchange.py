@@ -73,8 +73,7 @@ class Exchange(Generic[T]):
             if isinstance(response, wire.Failure):
                 return self._failed(response)
             try:
-                self.status = response.status
-                self._headers = response.headers
+                self.note_head(response)
                 if response.status in _REDIRECTS and operation.method == "GET":
                     request = self._redirected(request, response)
                     self.status, self._headers = None, {}
@@ -96,19 +95,46 @@ class Exchange(Generic[T]):
             return self._failed(failure)
         raise self._refused_redirect(f"more than {_MAX_REDIRECTS} redirects")
 
-    def timed_out(self) -> FailedAttempt:
-        """Return the failure of an attempt that its deadline ended."""
+    def note_head(self, response: wire.Response) -> None:
+        """Note the status and the headers of the response: the errors below name them."""
+        self.status = response.status
+        self._headers = response.headers
+
+    # The errors of a response that is not usable
+
+    def timeout_error(self) -> errors.RequestTimeout:
+        """Return the error for a response that did not arrive in time."""
         operation, timeouts = self._operation, self._options.timeouts
         seconds = timeouts.transfer if operation.transfer else timeouts.call
-        error = errors.RequestTimeout(
-            f"{operation.name}: no response within its timeout of {seconds:g} s",
+        missing = "response" if self.status is None else "complete response"
+        return errors.RequestTimeout(
+            f"{operation.name}: no {missing} within its timeout of {seconds:g} s",
             operation=operation.name,
             status=self.status,
             request_id=self.request_id,
         )
+
+    def transport_error(self, failure: wire.Failure) -> errors.TransportError:
+        """Return the error for a response that did not come, or was cut off."""
+        name = self._operation.name
+        error = errors.TransportError(
+            f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
+        )
+        error.transient = failure.transient
+        return error
+
+    def decode_error(self, problem: str) -> errors.DecodeError:
+        """Return the error for a successful response that cannot be decoded."""
+        assert self.status is not None
+        return self._shared.decode_error(self._operation.name, problem, self.status, self.request_id, self._content)
+
+    # Failed attempts
+
+    def timed_out(self) -> FailedAttempt:
+        """Return the failure of an attempt that its deadline ended."""
         # A request that changes something has a body, and sends nothing before the body's first bytes.
         was_sent = self.body is not None and self.body.started
-        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, error, may_retry=False)
+        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, self.timeout_error(), may_retry=False)
 
     def throttled(self, wait: float) -> FailedAttempt:
         """Return the failure of an attempt that the rate limiter could not let start in time."""
@@ -133,12 +159,7 @@ class Exchange(Generic[T]):
         )
 
     def _failed(self, failure: wire.Failure) -> FailedAttempt:
-        name = self._operation.name
-        error = errors.TransportError(
-            f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
-        )
-        error.transient = failure.transient
-        return FailedAttempt(failure.outcome, error, may_retry=failure.transient)
+        return FailedAttempt(failure.outcome, self.transport_error(failure), may_retry=failure.transient)
 
     async def _receive(self, response: wire.Response) -> T | FailedAttempt:
         operation = self._operation
@@ -148,8 +169,7 @@ class Exchange(Generic[T]):
             # The status suffices: it does not matter if the body is cut off or hangs.
             if not _is_html_page(await response.read_start(), response):
                 return cast("T", None)
-            page = self._shared.decode_error(operation.name, "it is a page of HTML", response.status, self.request_id)
-            return self._unreadable(page)
+            return self._unreadable(self.decode_error("it is a page of HTML"))
         try:
             if operation.receive is not None:
                 return await operation.receive(response)
@@ -160,7 +180,7 @@ class Exchange(Generic[T]):
             return operation.decode(self._data, response)
         except Unreadable as error:
             problem = str(error)
-        unreadable = self._shared.decode_error(operation.name, problem, response.status, self.request_id, self._content)
+        unreadable = self.decode_error(problem)
         if operation.repeat is Repeat.READ:
             raise unreadable
         return self._unreadable(unreadable)
