@@ -108,7 +108,8 @@ class SigningError(Exception):
     A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
-    """Whether the client's other calls fail in the same way: it is closed, or its token is not accepted."""
+    """Whether the client's other calls fail in the same way: it is closed, its token is not accepted, or the journal of
+    its dispatches fails."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -398,10 +399,15 @@ class ClientClosed(SigningError):
 class JournalError(SigningError):
     """The journal cannot be read or written. The run stops, since nothing may be sent without a journal entry.
 
-    The entries remain valid: the next run continues from them.
+    The entries remain valid: the next run continues from them. ``transient`` is false if it would fail in the same way:
+    the journal is closed, it is not a journal, or it is not permitted to open it.
     """
 
-    transient: bool = True
+    client_wide: bool = True
+
+    def __init__(self, message: str, *, transient: bool = True) -> None:
+        super().__init__(message)
+        self.transient: bool = transient
 
 
 class InboxError(SigningError):

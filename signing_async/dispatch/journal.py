@@ -24,7 +24,7 @@ import attrs
 
 from .. import _checks
 from .._files import sync_folder
-from .._sqlite import SharedDatabase
+from .._sqlite import SharedDatabase, is_transient
 from ..errors import ConfigurationError, InvalidRequest, JournalError
 
 try:
@@ -199,10 +199,11 @@ class SqliteJournal:
 
     def _submit(self, operation: _Operation) -> None:
         if self._process != os.getpid():
-            raise JournalError(f"the journal {self.path} was opened before a fork; open it again in the child process")
+            message = f"the journal {self.path} was opened before a fork; open it again in the child process"
+            raise JournalError(message, transient=False)
         with self._queue:
             if self._closing is not None:
-                raise JournalError(f"the journal {self.path} is closed")
+                raise JournalError(f"the journal {self.path} is closed", transient=False)
             self._waiting.append(operation)
             if not self._writing:
                 self._writing = True
@@ -261,7 +262,7 @@ class SqliteJournal:
         except JournalError as error:
             failure = error
         except Exception as error:  # waiting callers must get an error
-            failure = JournalError(f"the journal {self.path}: {_describe(error)}")
+            failure = JournalError(f"the journal {self.path}: {_describe(error)}", transient=is_transient(error))
         for operation in operations:
             operation.outcome = copy.copy(failure)
 
@@ -367,9 +368,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         version = value("PRAGMA user_version")
         tables = value("SELECT count(*) FROM sqlite_master")
     if not is_ours and tables:
-        raise JournalError(f"the journal {path} is the database of another program; it was not changed")
+        message = f"the journal {path} is the database of another program; it was not changed"
+        raise JournalError(message, transient=False)
     if is_ours and version > _VERSION:
-        raise JournalError(f"the journal {path} was written by a newer version of signing-async; upgrade this one")
+        message = f"the journal {path} was written by a newer version of signing-async; upgrade this one"
+        raise JournalError(message, transient=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     if not is_ours:

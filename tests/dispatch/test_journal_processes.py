@@ -118,8 +118,9 @@ async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeyp
         patch.setattr(journal, "_process", 0)
         with pytest.raises(
             JournalError, match=f"^the journal {path} was opened before a fork; open it again in the child process$"
-        ):
+        ) as caught:
             await journal.claim("other")
+        assert not caught.value.transient
         await journal.aclose()
         assert journal._closing is None
     await journal.aclose()
