@@ -332,15 +332,13 @@ class AuthError(SigningError):
         status: int | None = None,
         request_id: str | None = None,
         retry_after: float | None = None,
-        transient: bool | None = None,
+        transient: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
         self.request_id = request_id
         self.retry_after = retry_after
-        if transient is None:
-            transient = status is not None and (status == 429 or status >= 500)
         self.transient: bool = transient
 
 

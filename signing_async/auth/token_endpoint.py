@@ -175,7 +175,12 @@ class _TokenRequest:
         # A failing or busy endpoint's verdict on the refresh token is not final.
         refused = not error.transient and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
-            str(error), code=code, status=error.status, request_id=error.request_id, retry_after=error.retry_after
+            str(error),
+            code=code,
+            status=error.status,
+            request_id=error.request_id,
+            retry_after=error.retry_after,
+            transient=error.transient,
         )
 
 
