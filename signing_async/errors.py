@@ -110,10 +110,18 @@ class SigningError(Exception):
     client_wide: bool = False
     """Whether the client's other calls fail in the same way: it is closed, its token is not accepted, or the journal of
     its dispatches fails."""
+    _exit_code: int = 1
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that fails with this error, as the guide to the command line lists them."""
+        if self.effect == "unknown":
+            return 3
+        return 1 if self.transient else self._exit_code
 
     def __str__(self) -> str:
         return self.message
@@ -139,12 +147,16 @@ class SigningError(Exception):
 class ConfigurationError(SigningError, ValueError):
     """A setting is missing or invalid."""
 
+    _exit_code: int = 2
+
 
 class InvalidRequest(SigningError, ValueError):
     """The arguments violate a documented limit; nothing was sent.
 
     ``problems`` holds a sentence for each problem, which names the field, the limit and the value.
     """
+
+    _exit_code: int = 2
 
     def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -283,10 +295,13 @@ class Unauthorized(APIError):
     """401: the access token was rejected, and refreshing it did not help or was not possible."""
 
     client_wide: bool = True
+    _exit_code: int = 4
 
 
 class Forbidden(APIError):
     """403: the token is valid, but does not allow this."""
+
+    _exit_code: int = 4
 
 
 class NotFound(APIError):
@@ -323,6 +338,7 @@ class AuthError(SigningError):
     """
 
     client_wide: bool = True
+    _exit_code: int = 4
 
     def __init__(
         self,
@@ -383,6 +399,8 @@ class NotSound(SigningError):
     ``problems`` holds a sentence for each problem.
     """
 
+    _exit_code: int = 7
+
     def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems: tuple[str, ...] = tuple(problems)
@@ -440,6 +458,8 @@ class DraftChanged(SigningError):
 class SigningCancelled(SigningError):
     """The signing was cancelled during a wait for its completion; ``signing`` is its last state."""
 
+    _exit_code: int = 6
+
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)
         self.signing = signing
@@ -447,6 +467,8 @@ class SigningCancelled(SigningError):
 
 class WaitTimeout(SigningError, TimeoutError):
     """The signing was not completed within the timeout; ``signing`` is its last known state, or None."""
+
+    _exit_code: int = 5
 
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)

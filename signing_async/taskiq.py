@@ -75,6 +75,7 @@ _DAY = 86_400
 _BLOCK = 1.0
 _TIMEOUT = 2.0
 _SCAN_START = (b"0-0", "0-0")
+_FACTS = ("effect", "transient", "exit_code")
 _ENTRY_LABEL = "signing_async:entry"
 # Deleting a consumer deletes its pending messages, so the check and the deletion are one script.
 _DELETE_IDLE_CONSUMERS = """
@@ -101,6 +102,16 @@ class Outcome:
     """The name of the error's class."""
     effect: str = "none"
     """The error's ``effect``: ``"unknown"`` if the package may have been sent nevertheless."""
+    transient: bool = False
+    """The error's ``transient``."""
+    exit_code: int = 1
+    """The error's ``exit_code``."""
+
+    @classmethod
+    def of_error(cls, key: str, error: BaseException) -> Outcome:
+        """Return the outcome of a package that failed."""
+        facts = {name: getattr(error, name) for name in _FACTS} if isinstance(error, SigningError) else {}
+        return cls(key, None, str(error), type(error).__name__, **facts)
 
 
 class Enqueued:
@@ -120,7 +131,8 @@ class Enqueued:
         result = await _call_broker(self._task.get_result())
         if result.is_err:
             # The task itself broke off, for example cancelled: its message is delivered again.
-            return Outcome(self.key, None, str(result.error), type(result.error).__name__, effect="unknown")
+            outcome = Outcome.of_error(self.key, result.error)
+            return attrs.evolve(outcome, effect="unknown", transient=True, exit_code=3)
         return Outcome(**result.return_value)
 
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
@@ -275,8 +287,7 @@ async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, 
         raise NoResultError
     else:
         log.error("package %r failed: %s", key, result)
-        effect = result.effect if isinstance(result, SigningError) else "none"
-        outcome = attrs.asdict(Outcome(key, None, str(result), type(result).__name__, effect))
+        outcome = attrs.asdict(Outcome.of_error(key, result))
     if context.is_ackable and not await _report(outcome, time.monotonic() - began, context):
         log.warning("the outcome of package %r could not be reported: the message is handled again later", key)
         raise NoResultError

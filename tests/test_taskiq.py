@@ -406,6 +406,7 @@ async def test_changed_document_fails_the_package(
             outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
             await place.emptied()
         assert (outcome.key, outcome.signing, outcome.kind) == ("lease-0", None, "InvalidRequest")
+        assert (outcome.effect, outcome.transient, outcome.exit_code) == ("none", False, 2)
         assert outcome.error is not None
         assert "documents[1]" in outcome.error
     assert not sandbox.signings
@@ -633,7 +634,7 @@ async def test_message_of_another_version_is_rejected(place: Workplace) -> None:
         task = await broker.find_task("signing_async:dispatch").kiq({"version": 2, "key": "k"})
         outcome = await Enqueued("k", task).wait(0.02)
     assert outcome == Outcome(
-        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest"
+        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest", exit_code=2
     )
 
 
@@ -644,7 +645,7 @@ async def test_task_that_broke_off_is_an_unknown_outcome_with_its_error(place: W
     )
     await broker.result_backend.set_result("1", broken)
     outcome = await Enqueued("k", AsyncTaskiqTask("1", broker.result_backend)).wait()
-    assert outcome == Outcome("k", None, "no connection", "RuntimeError", effect="unknown")
+    assert outcome == Outcome("k", None, "no connection", "RuntimeError", effect="unknown", transient=True, exit_code=3)
 
 
 @pytest.mark.parametrize(
