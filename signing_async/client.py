@@ -197,7 +197,8 @@ class SigningClient:
         An `InvalidRequest` lists all problems of the package before the first request. With a journal, which is a path
         or a `Journal`, the call can be repeated whatever ended it, even a crash: the package is sent once, and each
         call returns its signing. If the call fails, a note of the exception names the draft. If another run is working
-        on the package, the call waits for that run. Documents are uploaded one after the other, in the package's order;
+        on the package, the call waits for that run. With a journal, an `OutcomeUnknown` is ``transient`` if the next
+        call may find out what happened. Documents are uploaded one after the other, in the package's order;
         with ``ordered=False`` side by side, in any order. ::
 
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])

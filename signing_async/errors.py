@@ -208,7 +208,9 @@ class OutcomeUnknown(SigningError):
     """The request may or may not have taken effect, and reading the service could not tell.
 
     It is not a `TransportError`, so a retry of those sends nothing twice. ``attempts`` counts the requests that were
-    made; ``known`` holds the records that were found, for a person to decide by.
+    made; ``known`` holds the records that were found, for a person to decide by. ``may_clear`` is true if the service
+    could not be read, or not in time: a later reading may tell. Only a dispatch with a journal, which reads before it
+    repeats anything, is then ``transient``.
     """
 
     effect: Literal["none", "unknown"] = "unknown"
@@ -220,11 +222,13 @@ class OutcomeUnknown(SigningError):
         operation: str | None = None,
         attempts: int = 1,
         known: Iterable[object] = (),
+        may_clear: bool = False,
     ) -> None:
         super().__init__(message)
         self.operation = operation
         self.attempts = attempts
         self.known: tuple[object, ...] = tuple(known)
+        self.may_clear = may_clear
 
 
 class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):

@@ -278,7 +278,7 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
 
 async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, Any]:
     key, began = str(message.get("key")), time.monotonic()
-    result = await _send(message, context.state)
+    result = await _attempt(message, context.state)
     if isinstance(result, Signing):
         outcome = attrs.asdict(Outcome(key, result.id, None, None))
     elif _is_transient(result):
@@ -307,14 +307,6 @@ async def _report(outcome: dict[str, Any], seconds: float, context: Context) -> 
         await context.ack()
         return True
     return False
-
-
-async def _send(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
-    result = await _attempt(message, state)
-    if isinstance(result, SigningError) and result.effect == "unknown" and not _is_transient(result):
-        # With the journal entry of the first attempt, a second one can usually reconcile. If not, a person must.
-        result = await _attempt(message, state)
-    return result
 
 
 async def _attempt(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:

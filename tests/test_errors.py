@@ -25,6 +25,7 @@ _VALUES: dict[str, Any] = {
     "redacted_body": b'{"code": "teapot", "token": "[redacted]"}',
     "retry_after": 2.5,
     "transient": True,
+    "may_clear": True,
     "problems": ("name: too short", "name: too plain"),
     "reason": "too_large",
     "filename": "lease.pdf",

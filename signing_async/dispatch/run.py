@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, OutcomeUnknown
 from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
@@ -218,6 +218,9 @@ class _Run:
         except JournalError:
             raise
         except Exception as error:
+            if isinstance(error, OutcomeUnknown) and not isinstance(self._journal, _NoJournal):
+                # The next run knows from the journal what is ambiguous, and reads the service first.
+                error.transient = error.may_clear
             return await self._note_failure(sending, job, error)
         finally:
             await self._release(claim)
