@@ -2,7 +2,7 @@
 
 A command looks like this::
 
-    @command()
+    @command(changing=True)
     @click.argument("signing")
     def send(state: State, signing: str) -> None:
         '''Send a draft.
@@ -58,6 +58,8 @@ class State:
         self.timeout: str | None = None
         self.verbose = False
         self.json = False
+        self.changing = False
+        """Whether the command that runs changes something at the service."""
 
     @cached_property
     def out(self) -> Output:
@@ -195,12 +197,17 @@ class _Command(click.Command):
                 formatter.write_dl([row for name, row in own if row is not None and (name in common) is among])
 
 
-def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """Turn a function into a command; its first argument is the `State`."""
+def command(name: str | None = None, *, changing: bool = False) -> Callable[[Callable[..., None]], click.Command]:
+    """Turn a function into a command; its first argument is the `State`.
+
+    ``changing``: the command changes something at the service, so its interruption says that this may have happened.
+    """
 
     def decorate(function: Callable[..., None]) -> click.Command:
         def called(*args: Any, **values: Any) -> None:
-            function(click.get_current_context().ensure_object(State), *args, **values)
+            state = click.get_current_context().ensure_object(State)
+            state.changing = changing
+            function(state, *args, **values)
 
         return click.command(name, cls=_Command)(update_wrapper(called, function))
 
