@@ -198,7 +198,7 @@ class Exchange(Generic[T]):
         self._error_id = error.request_id
         if status == 429:
             return FailedAttempt(Outcome.THROTTLED, error, error.retry_after)
-        if 500 <= status < 600:
+        if error.transient:
             # A 502 or 504, or a proxy's page, says nothing about the service behind it.
             own = status in (500, 503) and error.code is not None
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)

@@ -325,6 +325,20 @@ async def test_send_succeeds_by_its_status_although_the_body_is_cut_off() -> Non
         await client.signings.send("id")
 
 
+@pytest.mark.parametrize("status", [520, 620])
+async def test_ambiguous_send_is_reconciled_whatever_the_status_of_the_failure(status: int) -> None:
+    """No status above 499 says that the request had no effect."""
+
+    async def fail_after_sending(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.json_response({}, status=status)
+        return web.json_response({"id": "s1", "is_draft": False})
+
+    async with serving(fail_after_sending) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        await client.signings.send("s1")
+        assert [request.method for request in server.requests] == ["POST", "GET"]
+
+
 async def _hang(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
 
