@@ -41,11 +41,12 @@ _DEFAULT_ASSUMPTIONS = Assumptions()
 class SigningClient:
     """A client for one user of one tenant of the service.
 
-    ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
-    number of clients may share and which the client never closes; by default the client makes one. ``timeout`` is
-    `Timeouts`, or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called
-    after every attempt. By default each client has a ``rate_limiter`` of its own; if the service counts the requests of
-    several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisGate` for many machines. ::
+    ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any number
+    of clients may share and which the client never closes; by default the client makes one. ``timeout`` is `Timeouts`,
+    or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
+    attempt, also of the token requests that a call causes. By default each client has a ``rate_limiter`` of its own; if
+    the service counts the requests of several clients together, give them one: a `LocalRateLimiter`, or a
+    `redis.RedisGate` for many machines. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()

@@ -22,6 +22,7 @@ from ..transport import wire
 from ..transport.call import Anonymous, Operation, Options, Shared, Timeouts, Transport
 from ..transport.decode import Unreadable, parse
 from ..transport.error_response import look_up, one_line, request_id
+from ..transport.operation import hook_of_caller
 from ..transport.rate_limit import Pause
 from ..transport.redaction import redact
 from ..transport.retry import Repeat, RetryPolicy
@@ -86,7 +87,8 @@ class TokenEndpoint:
             convert_error=request.convert_error,
         )
         shared = Shared(self.origin, Anonymous(request.secrets), self._usable_sessions(), self._pause)
-        return await Transport(shared, self._options).call(operation)
+        options = attrs.evolve(self._options, on_attempt=hook_of_caller())
+        return await Transport(shared, options).call(operation)
 
     def encode(self, form: TokenForm) -> wire.Body:
         """Return the form as a request body."""

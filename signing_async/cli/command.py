@@ -104,7 +104,14 @@ class State:
         """Run a command's coroutine until it ends or is interrupted."""
         from .running import run
 
-        return run(main)
+        return run(self._verbosely(main) if self.verbose else main)
+
+    async def _verbosely(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine, and print the token requests that no client makes: those of a login."""
+        from ..transport.operation import reporting_to
+
+        with reporting_to(self._print_attempt):
+            return await main
 
     def end(self, code: int) -> None:
         """Exit with this code; return if it is 0."""

@@ -13,7 +13,7 @@ from .. import errors
 from . import retry, wire
 from .decode import Unreadable, parse
 from .error_response import error_from, request_id
-from .operation import Operation, Options, Shared
+from .operation import Operation, Options, Shared, reporting_to
 from .retry import FailedAttempt, Outcome, Repeat
 
 __all__ = ["Exchange", "TokenReplaced"]
@@ -58,7 +58,8 @@ class Exchange(Generic[T]):
         A rejected token is replaced if ``may_refresh``.
         """
         operation, loop = self._operation, asyncio.get_running_loop()
-        token = await self._shared.auth.token()
+        with reporting_to(self._options.on_attempt):
+            token = await self._shared.auth.token()
         if operation.body is not None:
             self.body = operation.body()
         self.sent_at = loop.time()
@@ -84,7 +85,9 @@ class Exchange(Generic[T]):
                     response.close()
                     # The request was refused: nothing is ambiguous while the token is refreshed.
                     self.body = None
-                    if await self._shared.auth.renewed(token):
+                    with reporting_to(self._options.on_attempt):
+                        is_renewed = await self._shared.auth.renewed(token)
+                    if is_renewed:
                         return TokenReplaced()
                     raise rejection
                 return await self._receive(response)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
@@ -20,7 +21,20 @@ from .rate_limit import LocalRateLimiter, RateLimiter, ResponseTimes
 from .redaction import redact, redact_data
 from .retry import Repeat, RetryBudget, RetryPolicy
 
-__all__ = ["Anonymous", "Attempt", "Auth", "Bearer", "Operation", "Options", "Shared", "Timeouts", "log", "report"]
+__all__ = [
+    "Anonymous",
+    "Attempt",
+    "Auth",
+    "Bearer",
+    "Operation",
+    "Options",
+    "Shared",
+    "Timeouts",
+    "hook_of_caller",
+    "log",
+    "report",
+    "reporting_to",
+]
 
 T = TypeVar("T")
 
@@ -82,6 +96,24 @@ def report(attempt: Attempt, hook: Callable[[Attempt], None] | None, *, level: i
             hook(attempt)
         except Exception:
             log.exception("the on_attempt hook failed")
+
+
+_hook: ContextVar[Callable[[Attempt], None] | None] = ContextVar("signing_async.on_attempt", default=None)
+
+
+@contextlib.contextmanager
+def reporting_to(hook: Callable[[Attempt], None] | None) -> Iterator[None]:
+    """Report the token requests that the block causes, in whatever task, to this ``on_attempt`` hook."""
+    reset = _hook.set(hook)
+    try:
+        yield
+    finally:
+        _hook.reset(reset)
+
+
+def hook_of_caller() -> Callable[[Attempt], None] | None:
+    """Return the hook of the call that caused a token request."""
+    return _hook.get()
 
 
 class Auth(Protocol):

@@ -113,17 +113,39 @@ async def test_rejected_token_is_an_attempt_that_the_hook_and_the_log_are_told_o
         with caplog.at_level(logging.DEBUG, "signing_async"):
             await client.me()
         tokens.append(await oauth.access_token())
-    rejected, succeeded = seen
+    refresh, rejected, succeeded = seen
+    assert (refresh.operation, refresh.attempt, refresh.status, refresh.error) == ("oauth.refresh", 1, 200, None)
     assert (rejected.attempt, rejected.status, rejected.delay) == (1, 401, 0.0)
     assert rejected.error == "the token was rejected and has been refreshed"
     assert (succeeded.attempt, succeeded.status, succeeded.error) == (2, 200, None)
     own = [record for record in caplog.records if record.name == "signing_async"]
     assert {record.levelno for record in own} == {logging.DEBUG}
-    assert [record.getMessage().split(" in ")[0] for record in own if record.msg.startswith("%s attempt")][-2:] == [
+    assert [record.getMessage().split(" in ")[0] for record in own if record.msg.startswith("%s attempt")] == [
+        "oauth.refresh attempt 1: 200",
         "me attempt 1: 401",
         "me attempt 2: 200",
     ]
-    assert not any(token in caplog.text for token in tokens)
+    assert not any(token in caplog.text + repr(seen) for token in tokens)
+
+
+async def test_on_attempt_of_each_view_hears_of_the_refresh_that_its_call_caused(sandbox: Sandbox) -> None:
+    """Calls that wait for the same refresh do not report it a second time."""
+    told: dict[str, list[str]] = {"one": [], "other": []}
+    async with authorized(sandbox) as oauth, SigningClient(sandbox.base_url, oauth) as client:
+        views = {
+            name: client.with_options(on_attempt=lambda attempt, heard=heard: heard.append(attempt.operation))  # type: ignore[misc]  # the default binds it
+            for name, heard in told.items()
+        }
+        await client.me()
+        sandbox.clock.advance(days=1)
+        await asyncio.gather(*(views["one"].me() for _ in range(5)))
+        assert (told["one"].count("oauth.refresh"), told["other"]) == (1, [])
+        await views["other"].me()
+        assert told["other"] == ["me"]
+        sandbox.clock.advance(days=1)
+        await views["other"].me()
+        assert told["other"].count("oauth.refresh") == 1
+        assert told["one"].count("oauth.refresh") == 1
 
 
 async def test_refresh_that_fails_after_a_401_is_told_as_that_attempts_error(sandbox: Sandbox) -> None:
@@ -136,7 +158,8 @@ async def test_refresh_that_fails_after_a_401_is_told_as_that_attempts_error(san
         sandbox.faults.add("oauth.token", "empty", times=None)
         with pytest.raises(AuthError) as caught:
             await client.me()
-    assert [(attempt.status, attempt.error) for attempt in seen] == [(401, str(caught.value))]
+    assert [(attempt.operation, attempt.status) for attempt in seen] == [("oauth.refresh", 200), ("me", 401)]
+    assert [attempt.error for attempt in seen] == [str(caught.value)] * 2
 
 
 async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attempt_was_ambiguous() -> None:
