@@ -59,7 +59,8 @@ class SigningPackage:
     ``documents`` are paths, bytes, binary files, async iterators or `PdfSource`. In a sequential signing the recipients
     sign by their ``order``; if none has one, in the order of the list. ``key`` names the package in a journal: each key
     is sent once. Without a key, a hash of the content names it: the fields, and the documents' names and bytes. Two
-    identical packages in one `dispatch_many` need keys. ::
+    identical packages in one `dispatch_many` need keys. So do those of two calls: a call with the same content is taken
+    for a repeated one, and returns the signing of the first. ::
 
         SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com", "Anna", "Berg")],
                        key="lease-2031")
