@@ -32,7 +32,7 @@ try:
 except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
-__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "SqliteJournal"]
+__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "SqliteJournal", "check_text"]
 
 _Work = Callable[[sqlite3.Connection], object]
 
@@ -142,7 +142,7 @@ class SqliteJournal:
             lock.close()
 
     async def claim(self, key: str) -> Claim | None:
-        _check_text("key", key)
+        check_text("key", key)
         waiter = self._request(lambda connection: self._claim(connection, key))
         try:
             claim: Claim | None = await waiter
@@ -154,7 +154,7 @@ class SqliteJournal:
         return claim
 
     async def write(self, claim: Claim, state: str) -> None:
-        _check_text("state", state)
+        check_text("state", state)
         await self._request(self._change(claim, "state = ?, updated_at = ?", state, time.time()))
 
     async def release(self, claim: Claim) -> None:
@@ -334,9 +334,9 @@ class _Operation:
         return self.waiter.get_loop()
 
 
-def _check_text(name: str, value: str) -> None:
-    """Raise `InvalidRequest` if a database can't hold the value as text."""
-    if not _checks.is_text(value) or "\0" in value:
+def check_text(name: str, value: object) -> None:
+    """Raise `InvalidRequest` if the value is blank, or a database can't hold it as text."""
+    if not isinstance(value, str) or not _checks.is_text(value.strip()) or "\0" in value:
         raise InvalidRequest(f"{name}: must be a non-empty string without null characters, got {value!r}")
 
 

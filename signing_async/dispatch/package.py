@@ -13,12 +13,12 @@ from typing import IO, Any, TypeVar, cast
 
 import attrs
 
-from .. import _checks
 from ..documents.source import OpenPdf, PdfSource, Source
 from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
 from ..signings import check_signing
+from .journal import check_text
 
 __all__ = ["CheckedPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"]
 
@@ -125,7 +125,9 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
         "signing_order": package.signing_order,
         "message": package.message,
     }
-    problems = [*_problems_of("", lambda: check_signing(fields)), *_key_problems(package.key)]
+    problems = [*_problems_of("", lambda: check_signing(fields))]
+    if package.key is not None:
+        problems += _problems_of("", lambda: check_text("key", package.key))
     recipients = _check_recipients(package, problems)
     buffer = _Buffer()
     try:
@@ -145,12 +147,6 @@ def _problems_of(prefix: str, check: Callable[[], object]) -> list[str]:
     except InvalidRequest as error:
         return [prefix + problem for problem in error.problems]
     return []
-
-
-def _key_problems(key: str | None) -> list[str]:
-    if key is None or (_checks.is_text(key) and key.strip() and "\0" not in key):
-        return []
-    return [f"key: must be a non-empty string without null characters, got {key!r}"]
 
 
 def _check_list(field: str, values: object, problems: list[str]) -> bool:
