@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import cached_property, update_wrapper
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .. import _checks
 from ..errors import AuthError, ConfigurationError, OutcomeUnknown
 from .output import Output
 
@@ -222,14 +222,14 @@ def command(name: str | None = None, *, changing: bool = False) -> Callable[[Cal
 
 
 class Seconds(click.FloatRange):
-    """A range of seconds. Unlike `click.FloatRange`, it refuses "nan"."""
+    """A range of seconds. Unlike `click.FloatRange`, it refuses "nan" and "inf"."""
 
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number.", param, ctx)
+        if not _checks.is_number(seconds):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return seconds
 
 
