@@ -205,8 +205,8 @@ class Exchange(Generic[T]):
             # A 502 or 504, or a proxy's page, says nothing about the service behind it.
             own = status in (500, 503) and error.code is not None
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
-        if status < 400 and self._operation.method != "GET":
-            # Some server took the request, and it is not known where the request went.
+        if not 400 <= status < 500 and self._operation.method != "GET":
+            # Some server took the request, and it is not known what became of it.
             return FailedAttempt(Outcome.LOST, error, may_retry=False)
         raise error
 
