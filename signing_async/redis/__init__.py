@@ -8,7 +8,7 @@ No command waits longer than ``timeout`` seconds for Redis, whatever the client'
 """
 
 from .connection import RedisClient
-from .gate import RedisGate
+from .rate_limiter import RedisGate
 from .seen import RedisSeenEvents
 from .tokens import RedisTokenStore
 

@@ -14,7 +14,7 @@ import pytest
 
 from signing_async import AuthError, ConfigurationError, Gate, LocalGate, RateLimited, RetryPolicy, SigningClient
 from signing_async.redis import RedisGate, RedisTokenStore
-from signing_async.redis.gate import _Slots
+from signing_async.redis.rate_limiter import _Slots
 from tests.auth.oauth_servers import Scripted, oauth_for, says
 from tests.redis.server import RedisServer, running_redis, slow_way
 
