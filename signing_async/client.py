@@ -46,7 +46,7 @@ class SigningClient:
     or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
     attempt, also of the token requests that a call causes. By default each client has a ``rate_limiter`` of its own; if
     the service counts the requests of several clients together, give them one: a `LocalRateLimiter`, or a
-    `redis.RedisGate` for many machines. ::
+    `redis.RedisRateLimiter` for many machines. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
