@@ -152,7 +152,7 @@ class _Call(Generic[T]):
         if decision.pause is not None:
             self.shared.rate_limiter.pause(decision.pause)
         is_ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
-        self._report(began, str(failed.error), delay=decision.delay, in_doubt=is_ambiguous)
+        self._report(began, str(failed.error), delay=decision.delay, ambiguous=is_ambiguous)
         self.last_failure = failed.error
         self.may_have_taken_effect |= failed.outcome.is_ambiguous
         if self.operation.effect is not None and is_ambiguous:
@@ -321,7 +321,7 @@ class _Call(Generic[T]):
         error: str | None = None,
         *,
         delay: float | None = None,
-        in_doubt: bool = False,
+        ambiguous: bool = False,
         level: int | None = None,
     ) -> None:
         """Tell the log and the ``on_attempt`` hook about an attempt."""
@@ -332,7 +332,7 @@ class _Call(Generic[T]):
             return
         seconds, status, request_id = time.perf_counter() - began, self.exchange.status, self.exchange.request_id
         name, number = self.operation.name, self.retries.attempts
-        report(Attempt(name, number, status, seconds, request_id, delay, error, in_doubt), hook, level=level)
+        report(Attempt(name, number, status, seconds, request_id, delay, error, ambiguous), hook, level=level)
 
 
 def _complete(error: errors.SigningError, reason: str, attempts: int) -> errors.SigningError:

@@ -74,8 +74,13 @@ class Attempt:
     """Seconds until the next attempt; None if there is none."""
     error: str | None
     """What failed, without secrets; None after a success."""
-    in_doubt: bool = False
+    ambiguous: bool = False
     """Whether the attempt failed and may have taken effect, now or later."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """`ambiguous` under its old name, for one release: use that instead."""
+        return self.ambiguous
 
 
 def report(attempt: Attempt, hook: Callable[[Attempt], None] | None, *, level: int) -> None:
