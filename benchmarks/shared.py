@@ -11,8 +11,8 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-from signing_async import Gate, LocalGate, SigningClient
-from signing_async.redis import RedisGate
+from signing_async import LocalRateLimiter, RateLimiter, SigningClient
+from signing_async.redis import RedisRateLimiter
 
 from .measure import comparison, interleaved, quick, ratio
 from .report import OURS, judge, show
@@ -37,14 +37,15 @@ def main() -> None:
 
 async def _compare(server: Server, url: str) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        gates: dict[str, Gate] = {
-            _LOCAL: LocalGate(),
-            _CLOSINGS: await stack.enter_async_context(RedisGate(url, "closings")),
-            OURS: await stack.enter_async_context(RedisGate(url, "rate", rate=_PER_SECOND)),
+        limiters: dict[str, RateLimiter] = {
+            _LOCAL: LocalRateLimiter(),
+            _CLOSINGS: await stack.enter_async_context(RedisRateLimiter(url, "closings")),
+            OURS: await stack.enter_async_context(RedisRateLimiter(url, "rate", rate=_PER_SECOND)),
         }
         runs: dict[str, Callable[[], Awaitable[object]] | None] = {}
-        for name, gate in gates.items():
-            runs[name] = _at_once(await stack.enter_async_context(SigningClient(server.plain, TOKEN, gate=gate)))
+        for name, limiter in limiters.items():
+            client = SigningClient(server.plain, TOKEN, rate_limiter=limiter)
+            runs[name] = _at_once(await stack.enter_async_context(client))
         samples = await interleaved(runs, rounds=_ROUNDS, seconds=_SECONDS, expect=_CALLS, server=server.cpu)
     show(
         comparison(

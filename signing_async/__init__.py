@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import errors
+from ._version import __version__ as __version__
 from .errors import *  # noqa: F403  # the whole tree is public, and needs the standard library only
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ _NAMES = {
     "worker_pool": ("Progress", "Results"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-
-__version__ = "0.1.0"
 
 # Checkers read the imports above: a list that is computed says no more to them.
 globals()["__all__"] = sorted([*_HOME, *errors.__all__])

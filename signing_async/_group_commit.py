@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from . import _checks
 from ._files import sync_folder
 from ._owner_lock import OwnerLock
-from ._sqlite import SharedDatabase
-from .errors import ConfigurationError, SigningError
+from ._sqlite import SharedDatabase, is_transient
+from .errors import ConfigurationError, InboxError, JournalError
 
 __all__ = ["FileFormat", "GroupCommit", "Work"]
 
@@ -40,7 +40,7 @@ class FileFormat:
     version: int
     tables: tuple[str, ...]
     """The statements that set up a new file."""
-    failure: type[SigningError]
+    failure: type[JournalError] | type[InboxError]
 
 
 class GroupCommit:
@@ -107,10 +107,11 @@ class GroupCommit:
     def _submit(self, operation: _Operation) -> None:
         self._process = self._process or os.getpid()
         if self._process != os.getpid():
-            raise self._failure(f"{self._title} was opened before a fork; open it again in the child process")
+            message = f"{self._title} was opened before a fork; open it again in the child process"
+            raise self._failure(message, transient=False)
         with self._queue:
             if self._closing is not None:
-                raise self._failure(f"{self._title} is closed")
+                raise self._failure(f"{self._title} is closed", transient=False)
             self._waiting.append(operation)
             if not self._writing:
                 self._writing = True
@@ -176,7 +177,7 @@ class GroupCommit:
         except self._failure as error:
             failure = error
         except Exception as error:  # waiting callers must get an error
-            failure = self._failure(f"{self._title}: {_describe(error)}")
+            failure = self._failure(f"{self._title}: {_describe(error)}", transient=is_transient(error))
         for operation in operations:
             operation.outcome = copy.copy(failure)
 
@@ -241,9 +242,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat
         version = value("PRAGMA user_version")
         tables = value("SELECT count(*) FROM sqlite_master")
     if not is_ours and tables:
-        raise file_format.failure(f"{title} is the database of another program; it was not changed")
+        raise file_format.failure(f"{title} is the database of another program; it was not changed", transient=False)
     if is_ours and version > file_format.version:
-        raise file_format.failure(f"{title} was written by a newer version of signing-async; upgrade this one")
+        message = f"{title} was written by a newer version of signing-async; upgrade this one"
+        raise file_format.failure(message, transient=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     if not is_ours:

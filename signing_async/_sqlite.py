@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -11,9 +12,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from weakref import WeakSet
 
-__all__ = ["SharedDatabase"]
+__all__ = ["SharedDatabase", "is_transient"]
 
 _PAUSE = 0.02
+_TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+
+
+def is_transient(error: Exception) -> bool:
+    """Return whether a failed operation on a file may succeed later: it is locked, or the disk is full or fails."""
+    if isinstance(error, OSError):
+        return error.errno not in _PERMANENT
+    return _primary_code(error) in _TRANSIENT
+
+
+def _primary_code(error: Exception) -> int:
+    """Return SQLite's result code without its extension: SQLITE_BUSY_RECOVERY is a SQLITE_BUSY too."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
 
 
 class SharedDatabase:
@@ -89,8 +105,7 @@ class SharedDatabase:
             try:
                 return self._prepare(connection)
             except sqlite3.OperationalError as error:
-                # The low byte is the primary result code: SQLITE_BUSY_RECOVERY is a SQLITE_BUSY too.
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                     raise
             time.sleep(_PAUSE)
 

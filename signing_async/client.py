@@ -46,12 +46,12 @@ _DEFAULT_ASSUMPTIONS = Assumptions()
 class SigningClient:
     """A client for one user of one tenant of the service.
 
-    ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any
-    number of clients may share and which the client never closes; by default the client makes one. ``timeout`` is
-    `Timeouts`, or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called
-    after every attempt, ``on_response`` with every response but those of downloads. By default each client has a
-    ``rate_limiter`` of its own; if the service counts the requests of several clients together, give them one: a
-    `LocalRateLimiter`, or a `redis.RedisGate` for many machines. ::
+    ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any number
+    of clients may share and which the client never closes; by default the client makes one. ``timeout`` is `Timeouts`,
+    or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
+    attempt, also of the token requests that a call causes; ``on_response`` with every response but those of downloads.
+    By default each client has a ``rate_limiter`` of its own; if the service counts the requests of several clients
+    together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -218,7 +218,8 @@ class SigningClient:
         An `InvalidRequest` lists all problems of the package before the first request. With a journal, which is a path
         or a `Journal`, the call can be repeated whatever ended it, even a crash: the package is sent once, and each
         call returns its signing. If the call fails, a note of the exception names the draft. If another run is working
-        on the package, the call waits for that run. Documents are uploaded one after the other, in the package's order;
+        on the package, the call waits for that run. With a journal, an `OutcomeUnknown` is ``transient`` if the next
+        call may find out what happened. Documents are uploaded one after the other, in the package's order;
         with ``ordered=False`` side by side, in any order. ::
 
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])

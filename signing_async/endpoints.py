@@ -269,7 +269,7 @@ async def stream(
     response = await transport.call(operation)
     try:
         request_id = transport.shared.request_id(response.headers, None, transport.options.assumptions)
-        async with aclosing(checked_stream(response, transport, response.chunks(), name)) as chunks:
+        async with aclosing(checked_stream(operation, response, transport, response.chunks())) as chunks:
             yield ResponseStream(response.status, response.headers, request_id, chunks)
     finally:
         response.close()

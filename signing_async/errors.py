@@ -27,10 +27,11 @@
     ├── DecodeError              a successful response that cannot be decoded
     ├── NotSound                 a downloaded PDF was changed after it was signed, or is not trusted
     ├── ClientClosed             a call after aclose()
-    ├── JournalError             the journal of a dispatch cannot be read or written
-    ├── InboxError               the inbox cannot be read or written
-    ├── ArchiveError             the archive cannot be read or written
-    │   └── ArchiveConflict      another writer was first, or a name holds another file
+    ├── StorageError             a store of this package's own state cannot be read or written
+    │   ├── JournalError         the journal of a dispatch or an archive
+    │   ├── InboxError           the inbox
+    │   └── ArchiveError         the archive
+    │       └── ArchiveConflict  another writer was first, or a name holds another file
     ├── DraftChanged             a dispatch's draft was changed by somebody else; nothing was sent
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              a signing was not completed in time (also a TimeoutError)
@@ -79,6 +80,7 @@ __all__ = [
     "SigningCancelled",
     "SigningError",
     "StateMismatch",
+    "StorageError",
     "TokenSuperseded",
     "TransportError",
     "Unauthorized",
@@ -108,11 +110,20 @@ class SigningError(Exception):
     A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
-    """Whether the client's other calls fail in the same way: it is closed, or its token is not accepted."""
+    """Whether the client's other calls fail in the same way: it is closed, its token is not accepted, or the journal of
+    its dispatches fails."""
+    _exit_code: int = 1
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that fails with this error, as the guide to the command line lists them."""
+        if self.effect == "unknown":
+            return 3
+        return 1 if self.transient else self._exit_code
 
     def __str__(self) -> str:
         return self.message
@@ -138,12 +149,16 @@ class SigningError(Exception):
 class ConfigurationError(SigningError, ValueError):
     """A setting is missing or invalid."""
 
+    _exit_code: int = 2
+
 
 class InvalidRequest(SigningError, ValueError):
     """The arguments violate a documented limit; nothing was sent.
 
     ``problems`` holds a sentence for each problem, which names the field, the limit and the value.
     """
+
+    _exit_code: int = 2
 
     def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -195,7 +210,9 @@ class OutcomeUnknown(SigningError):
     """The request may or may not have taken effect, and reading the service could not tell.
 
     It is not a `TransportError`, so a retry of those sends nothing twice. ``attempts`` counts the requests that were
-    made; ``known`` holds the records that were found, for a person to decide by.
+    made; ``known`` holds the records that were found, for a person to decide by. ``may_clear`` is true if the service
+    could not be read, or not in time: a later reading may tell. Only a dispatch with a journal, which reads before it
+    repeats anything, is then ``transient``.
     """
 
     effect: Literal["none", "unknown"] = "unknown"
@@ -207,11 +224,13 @@ class OutcomeUnknown(SigningError):
         operation: str | None = None,
         attempts: int = 1,
         known: Iterable[object] = (),
+        may_clear: bool = False,
     ) -> None:
         super().__init__(message)
         self.operation = operation
         self.attempts = attempts
         self.known: tuple[object, ...] = tuple(known)
+        self.may_clear = may_clear
 
 
 class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
@@ -282,10 +301,13 @@ class Unauthorized(APIError):
     """401: the access token was rejected, and refreshing it did not help or was not possible."""
 
     client_wide: bool = True
+    _exit_code: int = 4
 
 
 class Forbidden(APIError):
     """403: the token is valid, but does not allow this."""
+
+    _exit_code: int = 4
 
 
 class NotFound(APIError):
@@ -322,6 +344,7 @@ class AuthError(SigningError):
     """
 
     client_wide: bool = True
+    _exit_code: int = 4
 
     def __init__(
         self,
@@ -331,15 +354,13 @@ class AuthError(SigningError):
         status: int | None = None,
         request_id: str | None = None,
         retry_after: float | None = None,
-        transient: bool | None = None,
+        transient: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
         self.request_id = request_id
         self.retry_after = retry_after
-        if transient is None:
-            transient = status is not None and (status == 429 or status >= 500)
         self.transient: bool = transient
 
 
@@ -384,6 +405,8 @@ class NotSound(SigningError):
     ``problems`` holds a sentence for each problem.
     """
 
+    _exit_code: int = 7
+
     def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems: tuple[str, ...] = tuple(problems)
@@ -395,31 +418,39 @@ class ClientClosed(SigningError):
     client_wide: bool = True
 
 
-class JournalError(SigningError):
+class StorageError(SigningError):
+    """A journal, an inbox or an archive cannot be read or written."""
+
+    transient: bool = True
+
+    def __init__(self, message: str, *, transient: bool = True) -> None:
+        super().__init__(message)
+        self.transient: bool = transient
+
+
+class JournalError(StorageError):
     """The journal cannot be read or written. The run stops, since nothing may be sent without a journal entry.
 
-    The entries remain valid: the next run continues from them.
+    The entries remain valid: the next run continues from them. ``transient`` is false if it would fail in the same way:
+    the journal is closed, it is not a journal, or it is not permitted to open it.
     """
 
-    transient: bool = True
+    client_wide: bool = True
 
 
-class InboxError(SigningError):
+class InboxError(StorageError):
     """The inbox cannot be read or written. No delivery is acknowledged that is not stored."""
 
-    transient: bool = True
 
-
-class ArchiveError(SigningError):
+class ArchiveError(StorageError):
     """The archive cannot be read or written. What it holds remains valid: the next run continues from it."""
-
-    transient: bool = True
 
 
 class ArchiveConflict(ArchiveError):
     """Another writer was first, or the name holds a file with other content. Nothing was written."""
 
-    transient: bool = False
+    def __init__(self, message: str) -> None:
+        super().__init__(message, transient=False)
 
 
 class DraftChanged(SigningError):
@@ -436,6 +467,8 @@ class DraftChanged(SigningError):
 class SigningCancelled(SigningError):
     """The signing was cancelled during a wait for its completion; ``signing`` is its last state."""
 
+    _exit_code: int = 6
+
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)
         self.signing = signing
@@ -443,6 +476,8 @@ class SigningCancelled(SigningError):
 
 class WaitTimeout(SigningError, TimeoutError):
     """The signing was not completed within the timeout; ``signing`` is its last known state, or None."""
+
+    _exit_code: int = 5
 
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any, overload
@@ -124,15 +125,24 @@ class Recipients:
         await self._transport.call(Operation("recipients.remind", "POST", path, Repeat.REMIND, body=wire.bytes_body))
 
     async def remind_pending(self, signing_id: str | Signing) -> builtins.list[RemindResult]:
-        """Remind all recipients who have not finished, one after another. A failure does not stop the others."""
+        """Remind all recipients who have not finished, one after another. A failure does not stop the others.
+
+        If no reminder can succeed any more (the client is closed, the token is rejected for good), every remaining
+        recipient gets that error and nothing is sent. Nobody is reminded if the recipients cannot be listed.
+        """
         results = []
+        fatal: SigningError | None = None
         for recipient in await self.pending(signing_id):
-            try:
-                await self.remind(signing_id, recipient)
-            except SigningError as error:
-                results.append(RemindResult(recipient, error))
-            else:
-                results.append(RemindResult(recipient))
+            # One copy per result: a shared exception would collect the tracebacks of all that raise it.
+            error = copy.copy(fatal)
+            if error is None:
+                try:
+                    await self.remind(signing_id, recipient)
+                except SigningError as raised:
+                    error = raised
+                    if error.client_wide and not error.transient:
+                        fatal = error
+            results.append(RemindResult(recipient, error))
         return results
 
     async def pending(self, signing_id: str | Signing) -> builtins.list[Recipient]:

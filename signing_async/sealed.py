@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
+from . import _checks
 from ._files import open_regular
 from ._verify.process import run_worker
 from ._verify.roots import Trust, load_roots
@@ -153,6 +154,8 @@ def inspect_by_roots(
     max_bytes: int,
 ) -> Report:
     """Do the same as `inspect_sealed`, with the result of `load_roots`."""
+    _checks.number("timeout", timeout, above=0, error=InvalidRequest)
+    _checks.integer("max_bytes", max_bytes, error=InvalidRequest)
     if isinstance(source, bytes):
         content, shown = source, "the file"
     elif isinstance(source, str | os.PathLike):

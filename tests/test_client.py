@@ -26,6 +26,7 @@ from signing_async import (
     SigningClient,
     SigningState,
     Token,
+    Unauthorized,
     WaitTimeout,
 )
 from signing_async.sandbox import Profile, Sandbox
@@ -291,6 +292,41 @@ async def test_remind_pending_continues_after_a_failure(sandbox: Sandbox, client
     assert (second.recipient.id, second.error) == (people[2].id, None)
     reminded = [one.recipient_id for one in sandbox.notifications if one.kind == "reminder"]
     assert reminded == [people[2].id]
+
+
+async def test_remind_pending_sends_nothing_more_once_the_token_is_rejected(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    """The recipients that were not reminded have the error as their result."""
+    signing = await client.signings.create(name="x", language="EN", signing_order="parallel")
+    await client.documents.upload(signing, make_pdf(), "a.pdf")
+    for n in (1, 2, 3, 4):
+        await client.recipients.add(signing, email=f"p{n}@example.com", order=n)
+    await client.signings.send(signing)
+    sandbox.faults.add("recipients.remind", "expired-token", skip=1)
+    first, *others = await client.recipients.remind_pending(signing)
+    assert first.error is None
+    assert [type(result.error) for result in others] == [Unauthorized] * 3
+    assert len({id(result.error) for result in others}) == 3
+    assert [record.operation for record in sandbox.requests].count("recipients.remind") == 2
+
+
+async def test_remind_pending_reminds_nobody_if_the_recipients_cannot_be_listed() -> None:
+    """Otherwise the results of the first page would be lost with the error of the second."""
+    profile = Profile(recipients_list="paged", page_size=2)
+    async with (
+        Sandbox(profile=profile) as sandbox,
+        SigningClient(sandbox.base_url, sandbox.access_token()) as client,
+    ):
+        signing = await client.signings.create(name="x", language="EN", signing_order="parallel")
+        await client.documents.upload(signing, make_pdf(), "a.pdf")
+        for n in (1, 2, 3, 4):
+            await client.recipients.add(signing, email=f"p{n}@example.com", order=n)
+        await client.signings.send(signing)
+        sandbox.faults.add("recipients.list", "expired-token", skip=1)
+        with pytest.raises(Unauthorized):
+            await client.recipients.remind_pending(signing)
+        assert "recipients.remind" not in [record.operation for record in sandbox.requests]
 
 
 async def test_field_of_completion_is_an_assumption() -> None:

@@ -25,6 +25,7 @@ _VALUES: dict[str, Any] = {
     "redacted_body": b'{"code": "teapot", "token": "[redacted]"}',
     "retry_after": 2.5,
     "transient": True,
+    "may_clear": True,
     "problems": ("name: too short", "name: too plain"),
     "reason": "too_large",
     "filename": "lease.pdf",
@@ -58,7 +59,7 @@ def _attributes(error: SigningError) -> dict[str, Any]:
 def test_errors_that_every_call_of_the_client_would_meet_say_so() -> None:
     """Of these a worker's message, or the rest of a bulk upload, is not to blame."""
     wide = {cls for cls in _ALL if cls.client_wide}
-    assert wide == {errors.ClientClosed, errors.Unauthorized, *_tree(errors.AuthError)}
+    assert wide == {errors.ClientClosed, errors.Unauthorized, errors.JournalError, *_tree(errors.AuthError)}
 
 
 @pytest.mark.parametrize("cls", _ALL)

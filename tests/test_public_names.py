@@ -77,6 +77,7 @@ NAMES = [
     "Source",
     "SqliteJournal",
     "StateMismatch",
+    "StorageError",
     "TenantApp",
     "Tenants",
     "Timeouts",

@@ -406,6 +406,7 @@ async def test_changed_document_fails_the_package(
             outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
             await place.emptied()
         assert (outcome.key, outcome.signing, outcome.kind) == ("lease-0", None, "InvalidRequest")
+        assert (outcome.effect, outcome.transient, outcome.exit_code) == ("none", False, 2)
         assert outcome.error is not None
         assert "documents[1]" in outcome.error
     assert not sandbox.signings
@@ -441,15 +442,26 @@ async def test_ambiguous_send_is_reconciled_later_and_not_repeated(
     assert len(sandbox.requests_of("signings.send")) == 1
 
 
-async def test_package_with_unknown_outcome_is_attempted_twice(
+async def test_unknown_outcome_that_no_later_reading_can_tell_is_reported_after_one_attempt(
     place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    sandbox.faults.add("recipients.list", "not-json", times=None)
-    sandbox.faults.add("recipients.add", "drop-after-commit", times=None)
-    async with enqueuing(place.streams()) as enqueue, working(place.worker()):
+    """The service responds, and what it says does not tell. A worker does not decide to try again."""
+    sandbox.faults.add("signings.send", "500")
+    sandbox.faults.add("signings.get", "not-json", times=None)
+    worker = add_dispatch(
+        place.streams(),
+        client=lambda: SigningClient(
+            sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01, settle=0.1)
+        ),
+        journal=place.journal,
+    )
+    async with enqueuing(place.streams()) as enqueue, working(worker):
         enqueued = await enqueue(packages(tmp_path, 1)[0])
         outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
-    assert outcome.kind in ("OutcomeUnknown", "DecodeError")
+        await place.emptied()
+    assert (outcome.kind, outcome.effect, outcome.transient) == ("OutcomeUnknown", "unknown", False)
+    assert outcome.exit_code == 3
+    assert len(sandbox.requests_of("signings.get")) == 1
     assert not sendings(sandbox)
 
 
@@ -633,7 +645,7 @@ async def test_message_of_another_version_is_rejected(place: Workplace) -> None:
         task = await broker.find_task("signing_async:dispatch").kiq({"version": 2, "key": "k"})
         outcome = await Enqueued("k", task).wait(0.02)
     assert outcome == Outcome(
-        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest"
+        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest", exit_code=2
     )
 
 
@@ -644,7 +656,7 @@ async def test_task_that_broke_off_is_an_unknown_outcome_with_its_error(place: W
     )
     await broker.result_backend.set_result("1", broken)
     outcome = await Enqueued("k", AsyncTaskiqTask("1", broker.result_backend)).wait()
-    assert outcome == Outcome("k", None, "no connection", "RuntimeError", effect="unknown")
+    assert outcome == Outcome("k", None, "no connection", "RuntimeError", effect="unknown", transient=True, exit_code=3)
 
 
 @pytest.mark.parametrize(

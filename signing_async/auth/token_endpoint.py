@@ -22,6 +22,7 @@ from ..transport import wire
 from ..transport.call import Anonymous, Operation, Options, Shared, Timeouts, Transport
 from ..transport.decode import Unreadable, parse
 from ..transport.error_response import look_up, one_line, request_id
+from ..transport.operation import hook_of_caller
 from ..transport.rate_limit import Pause
 from ..transport.redaction import redact
 from ..transport.retry import Repeat, RetryPolicy
@@ -86,7 +87,8 @@ class TokenEndpoint:
             convert_error=request.convert_error,
         )
         shared = Shared(self.origin, Anonymous(request.secrets), self._usable_sessions(), self._pause)
-        return await Transport(shared, self._options).call(operation)
+        options = attrs.evolve(self._options, on_attempt=hook_of_caller())
+        return await Transport(shared, options).call(operation)
 
     def encode(self, form: TokenForm) -> wire.Body:
         """Return the form as a request body."""
@@ -175,7 +177,12 @@ class _TokenRequest:
         # A failing or busy endpoint's verdict on the refresh token is not final.
         refused = not error.transient and code == "invalid_grant" and "refresh_token" in self._form.fields
         return (RefreshRejected if refused else AuthError)(
-            str(error), code=code, status=error.status, request_id=error.request_id, retry_after=error.retry_after
+            str(error),
+            code=code,
+            status=error.status,
+            request_id=error.request_id,
+            retry_after=error.retry_after,
+            transient=error.transient,
         )
 
 

@@ -52,8 +52,6 @@ COMMANDS = {
 }
 """Command name to its location and its line in the help."""
 
-_CHANGING = frozenset({"add-recipient", "create", "dispatch", "remind", "send", "upload"})
-
 
 class _Lazy(click.Group):
     """Imports a command when it runs, so that ``--help`` is fast and a missing extra affects only its command."""
@@ -150,13 +148,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: Sequence[str], out: Output) -> int:
+    state = State(arguments)
     try:
-        returned: Any = group.main(
-            list(arguments), prog_name="signing-async", standalone_mode=False, obj=State(arguments)
-        )
+        returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False, obj=state)
         return returned if isinstance(returned, int) else 0
     except (KeyboardInterrupt, click.Abort):
-        return _interrupted(out, changing=not _CHANGING.isdisjoint(arguments))
+        return _interrupted(out, changing=state.changing)
     except SigningError as error:
         return _report(out, error, code_of(error))
     except click.ClickException as error:

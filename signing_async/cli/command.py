@@ -2,7 +2,7 @@
 
 A command looks like this::
 
-    @command()
+    @command(changing=True)
     @click.argument("signing")
     def send(state: State, signing: str) -> None:
         '''Send a draft.
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import cached_property, update_wrapper
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .. import _checks
 from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
 from .output import Output
 
@@ -58,6 +58,8 @@ class State:
         self.timeout: str | None = None
         self.verbose = False
         self.json = False
+        self.changing = False
+        """Whether the command that runs changes something at the service."""
 
     @cached_property
     def out(self) -> Output:
@@ -102,7 +104,14 @@ class State:
         """Run a command's coroutine until it ends or is interrupted."""
         from .running import run
 
-        return run(main)
+        return run(self._verbosely(main) if self.verbose else main)
+
+    async def _verbosely(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine, and print the token requests that no client makes: those of a login."""
+        from ..transport.operation import reporting_to
+
+        with reporting_to(self._print_attempt):
+            return await main
 
     def end(self, code: int) -> None:
         """Exit with this code; return if it is 0."""
@@ -195,12 +204,17 @@ class _Command(click.Command):
                 formatter.write_dl([row for name, row in own if row is not None and (name in common) is among])
 
 
-def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """Turn a function into a command; its first argument is the `State`."""
+def command(name: str | None = None, *, changing: bool = False) -> Callable[[Callable[..., None]], click.Command]:
+    """Turn a function into a command; its first argument is the `State`.
+
+    ``changing``: the command changes something at the service, so its interruption says that this may have happened.
+    """
 
     def decorate(function: Callable[..., None]) -> click.Command:
         def called(*args: Any, **values: Any) -> None:
-            function(click.get_current_context().ensure_object(State), *args, **values)
+            state = click.get_current_context().ensure_object(State)
+            state.changing = changing
+            function(state, *args, **values)
 
         return click.command(name, cls=_Command)(update_wrapper(called, function))
 
@@ -208,14 +222,14 @@ def command(name: str | None = None) -> Callable[[Callable[..., None]], click.Co
 
 
 class Seconds(click.FloatRange):
-    """A range of seconds. Unlike `click.FloatRange`, it refuses "nan"."""
+    """A range of seconds. Unlike `click.FloatRange`, it refuses "nan" and "inf"."""
 
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number.", param, ctx)
+        if not _checks.is_number(seconds):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return seconds
 
 

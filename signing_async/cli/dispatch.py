@@ -36,7 +36,7 @@ SECONDS_BETWEEN_LINES = 10.0
 """The interval of progress lines where there is no terminal."""
 
 
-@command()
+@command(changing=True)
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option(
     "--journal",

@@ -30,7 +30,7 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST_NAME = 180
 
 
-@command()
+@command(changing=True)
 @click.argument("signing")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--again", is_flag=True, help="Also upload files that the draft already holds.")

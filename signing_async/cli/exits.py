@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import (
-    AuthError,
-    ConfigurationError,
-    Forbidden,
-    InvalidRequest,
-    NotSound,
-    SigningCancelled,
-    Unauthorized,
-    WaitTimeout,
-)
-
 __all__ = [
     "CANCELLED",
     "CODES",
@@ -67,17 +56,8 @@ _FACTS = (
 
 def code_of(error: BaseException) -> int:
     """Return the exit code for an error."""
-    if getattr(error, "effect", "none") == "unknown":
-        return UNKNOWN
-    if isinstance(error, ConfigurationError | InvalidRequest):
-        return USAGE
-    if isinstance(error, AuthError | Unauthorized | Forbidden) and not error.transient:
-        return UNAUTHORIZED
-    if isinstance(error, WaitTimeout):
-        return TIMED_OUT
-    if isinstance(error, NotSound):
-        return NOT_SOUND
-    return CANCELLED if isinstance(error, SigningCancelled) else FAILED
+    code: int = getattr(error, "exit_code", FAILED)
+    return code
 
 
 def code_of_all(errors: Iterable[BaseException], *, done: int) -> int:
@@ -97,7 +77,7 @@ def facts_of(error: BaseException, code: int | None = None) -> dict[str, Any]:
     """Return an error as JSON facts: type, message, exit code, and its other attributes."""
     facts = {name: getattr(error, name, None) for name in _FACTS}
     return {
-        "type": type(error).__name__,
+        "type": getattr(error, "kind", type(error).__name__),
         "message": str(error),
         "exit_code": code_of(error) if code is None else code,
         **{name: value for name, value in facts.items() if value not in (None, (), {}, [])},

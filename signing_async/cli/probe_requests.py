@@ -32,6 +32,8 @@ class ProbeResponse:
     body: bytes
     began: float
     ended: float
+    transient: bool = False
+    """Whether the service failed, or was too busy, to respond to the request itself."""
 
     @property
     def ok(self) -> bool:
@@ -99,7 +101,7 @@ class ProbeRequests:
         try:
             response = await Transport(shared, self.options).call(operation)
         except APIError as error:
-            response = ProbeResponse(error.status, headers, error.body, began, time.time())
+            response = ProbeResponse(error.status, headers, error.body, began, time.time(), error.transient)
         self.responses.append(response)
         return response
 

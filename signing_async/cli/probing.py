@@ -105,7 +105,7 @@ class Probe:
             user = record(me.data, self._assumptions)
             named = [str(user[name]) for name in ("name", "email") if isinstance(user, dict) and user.get(name)]
             return Finding("token", "ok", f"works: {self._requests.shown(', '.join(named)) or 'GET /me succeeds'}")
-        if me.status == 429 or me.status >= 500:
+        if me.transient:
             return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", {"status": me.status})
         if 400 <= me.status <= 499 and me.status != 404:
             self._learn_rejection(me.status, "observed: the token was not accepted")
@@ -136,7 +136,7 @@ class Probe:
 
     async def _unknown_record(self) -> Finding:
         response = await self._get(f"/signings/{NO_SUCH}")
-        if response.ok or response.status >= 500:
+        if response.ok or response.transient:
             words = f"HTTP {response.status} for a signing that does not exist"
             return Finding("errors", "warning", words, {"status": response.status})
         error = error_from(

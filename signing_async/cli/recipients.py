@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..models import Recipient
 
 
-@command("add-recipient")
+@command("add-recipient", changing=True)
 @click.argument("signing")
 @click.argument("email")
 @click.option("--first-name", metavar="TEXT")
@@ -75,7 +75,7 @@ def _from_file(path: str | None) -> dict[str, Any]:
     return fields
 
 
-@command()
+@command(changing=True)
 @click.argument("signing")
 @click.argument("recipient", required=False)
 @click.option("--all-pending", is_flag=True, help="All recipients who have not finished.")

@@ -186,7 +186,7 @@ async def _show(state: State, signing_id: str) -> None:
         show_signing(state.out, signing, recipients, done_fields)
 
 
-@command()
+@command(changing=True)
 @click.argument("name")
 @click.option(
     "--language",
@@ -231,7 +231,7 @@ async def _create(state: State, fields: Mapping[str, Any]) -> None:
     state.out.result(signing_facts(signing), on_one_line(signing.id))
 
 
-@command()
+@command(changing=True)
 @click.argument("signing")
 def send(state: State, signing: str) -> None:
     """Send a draft: its recipients are notified, and it can no longer be edited.

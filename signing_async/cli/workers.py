@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 
 from ..dispatch.run import DispatchResult, SigningPackage
-from ..errors import ConfigurationError, InvalidRequest, SigningError, WaitTimeout
+from ..errors import ConfigurationError, InvalidRequest, WaitTimeout
 from ..models import Signing
 
-__all__ = ["Patience", "Workers", "workers"]
+__all__ = ["Patience", "WorkerError", "Workers", "workers"]
 
 BATCH = 100
 """How many packages are polled at a time, in the order in which they were enqueued."""
@@ -31,6 +31,15 @@ class Patience:
 
     seconds: float | None
     warn: Callable[[str], None]
+
+
+class WorkerError(Exception):
+    """The error of a package, as its worker reported it; ``kind`` is the name of the error's own class."""
+
+    def __init__(self, outcome: Any) -> None:
+        super().__init__(outcome.error)
+        self.kind: str = outcome.kind
+        self.exit_code: int = outcome.exit_code
 
 
 @asynccontextmanager
@@ -101,6 +110,4 @@ class Workers:
 def _result(package: SigningPackage, outcome: Any) -> DispatchResult:
     if outcome.error is None:
         return DispatchResult(package, Signing(outcome.signing))
-    error = {"InvalidRequest": InvalidRequest}.get(outcome.kind, SigningError)(outcome.error)
-    error.effect = outcome.effect
-    return DispatchResult(package, None, error)
+    return DispatchResult(package, None, WorkerError(outcome))

@@ -19,7 +19,16 @@ from .. import _checks
 from .._group_commit import FileFormat, GroupCommit, Work
 from ..errors import InvalidRequest, JournalError
 
-__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "JournalRecord", "ListedJournal", "SqliteJournal"]
+__all__ = [
+    "Claim",
+    "ClaimLost",
+    "Journal",
+    "JournalError",
+    "JournalRecord",
+    "ListedJournal",
+    "SqliteJournal",
+    "check_text",
+]
 
 _TABLE = (
     "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
@@ -121,11 +130,11 @@ class SqliteJournal:
             )
 
     async def claim(self, key: str) -> Claim | None:
-        _check_text("key", key)
+        check_text("key", key)
         return await self._commits.run(lambda connection: self._claim(connection, key), self._unclaim)
 
     async def write(self, claim: Claim, state: str) -> None:
-        _check_text("state", state)
+        check_text("state", state)
         await self._commits.run(self._change(claim, "state = ?, updated_at = ?", state, time.time()))
 
     async def release(self, claim: Claim) -> None:
@@ -180,7 +189,7 @@ def _select_page(connection: sqlite3.Connection, after: str) -> list[tuple[str, 
     return connection.execute(statement, (after,)).fetchall()
 
 
-def _check_text(name: str, value: str) -> None:
-    """Raise `InvalidRequest` if a database can't hold the value as text."""
-    if not _checks.is_text(value) or "\0" in value:
+def check_text(name: str, value: object) -> None:
+    """Raise `InvalidRequest` if the value is blank, or a database can't hold it as text."""
+    if not isinstance(value, str) or not _checks.is_text(value.strip()) or "\0" in value:
         raise InvalidRequest(f"{name}: must be a non-empty string without null characters, got {value!r}")

@@ -13,12 +13,12 @@ from typing import IO, Any, TypeVar, cast
 
 import attrs
 
-from .. import _checks
 from ..documents.source import OpenPdf, PdfSource, Source
 from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
 from ..signings import check_signing
+from .journal import check_text
 
 __all__ = ["CheckedPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"]
 
@@ -59,7 +59,8 @@ class SigningPackage:
     ``documents`` are paths, bytes, binary files, async iterators or `PdfSource`. In a sequential signing the recipients
     sign by their ``order``; if none has one, in the order of the list. ``key`` names the package in a journal: each key
     is sent once. Without a key, a hash of the content names it: the fields, and the documents' names and bytes. Two
-    identical packages in one `dispatch_many` need keys. ::
+    identical packages in one `dispatch_many` need keys. So do those of two calls: a call with the same content is taken
+    for a repeated one, and returns the signing of the first. ::
 
         SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com", "Anna", "Berg")],
                        key="lease-2031")
@@ -124,7 +125,9 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
         "signing_order": package.signing_order,
         "message": package.message,
     }
-    problems = [*_problems_of("", lambda: check_signing(fields)), *_key_problems(package.key)]
+    problems = [*_problems_of("", lambda: check_signing(fields))]
+    if package.key is not None:
+        problems += _problems_of("", lambda: check_text("key", package.key))
     recipients = _check_recipients(package, problems)
     buffer = _Buffer()
     try:
@@ -144,12 +147,6 @@ def _problems_of(prefix: str, check: Callable[[], object]) -> list[str]:
     except InvalidRequest as error:
         return [prefix + problem for problem in error.problems]
     return []
-
-
-def _key_problems(key: str | None) -> list[str]:
-    if key is None or (_checks.is_text(key) and key.strip() and "\0" not in key):
-        return []
-    return [f"key: must be a non-empty string without null characters, got {key!r}"]
 
 
 def _check_list(field: str, values: object, problems: list[str]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, OutcomeUnknown
 from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
@@ -192,6 +192,9 @@ class _Run:
         except JournalError:
             raise
         except Exception as error:
+            if isinstance(error, OutcomeUnknown) and not isinstance(self._journal, NoJournal):
+                # The next run knows from the journal what is ambiguous, and reads the service first.
+                error.transient = error.may_clear
             return await self._note_failure(sending, job, error)
         finally:
             await release(self._journal, claim)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from .._files import sync_folder
-from ..errors import DecodeError, InvalidRequest, NotSound, RequestTimeout, TransportError
+from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
 from ..transport import wire
-from ..transport.call import Transport
+from ..transport.call import Operation, Transport
 from ..transport.decode import Unreadable
+from ..transport.exchange import Exchange
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -70,10 +71,16 @@ async def checked_chunks(response: wire.Response, max_bytes: int) -> AsyncGenera
 
 
 async def stream(
-    response: wire.Response, transport: Transport, received: AsyncGenerator[bytes, None], operation: str
+    operation: Operation[wire.Response],
+    response: wire.Response,
+    transport: Transport,
+    received: AsyncGenerator[bytes, None],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the chunks received. Raise a `SigningError` if one cannot be read or does not arrive in time."""
     options = transport.options
+    exchange = Exchange(operation, transport.shared, options)
+    exchange.note_head(response)
+    error: TransportError | DecodeError
     time_left = options.timeouts.transfer
     loop = asyncio.get_running_loop()
     try:
@@ -89,14 +96,12 @@ async def stream(
                 # Some tracebacks show variables.
                 del chunk
     except wire.BrokenResponse as broken:
-        kind: type[TransportError | DecodeError] = TransportError
-        problem = broken.failure.message
+        error = exchange.transport_error(broken.failure)
     except Unreadable as unreadable:
-        kind, problem = DecodeError, f"cannot decode the response: {unreadable}"
+        error = exchange.decode_error(str(unreadable))
     except TimeoutError:
-        kind, problem = RequestTimeout, "the response did not arrive in time"
-    request_id = transport.shared.request_id(response.headers, None, options.assumptions)
-    raise kind(f"{operation}: {problem}", operation=operation, status=response.status, request_id=request_id)
+        error = exchange.timeout_error()
+    raise error
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

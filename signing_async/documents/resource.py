@@ -248,10 +248,11 @@ class Documents:
         async def receive(response: wire.Response) -> wire.Response:
             return response.detach()
 
-        response = await self._transport.call(self._download(signing_id, document_id, receive))
+        operation = self._download(signing_id, document_id, receive)
+        response = await self._transport.call(operation)
         try:
             received = checked_chunks(response, self._max_bytes)
-            async with aclosing(stream(response, self._transport, received, DOWNLOAD)) as chunks:
+            async with aclosing(stream(operation, response, self._transport, received)) as chunks:
                 yield chunks
         finally:
             response.close()

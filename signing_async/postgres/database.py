@@ -152,10 +152,13 @@ class Database:
 
     def _result(self, outcome: T | _Failed) -> T:
         if isinstance(outcome, _Failed):
-            failure = self._failure(f"PostgreSQL at {self.address}: {outcome.message}")
-            failure.transient = outcome.transient
-            raise failure
+            raise self._make_error(outcome)
         return outcome
+
+    def _make_error(self, failed: _Failed) -> SigningError:
+        error = self._failure(f"PostgreSQL at {self.address}: {failed.message}")
+        error.transient = failed.transient
+        return error
 
     async def create_table(self) -> None:
         """Create the table unless it exists."""
@@ -220,7 +223,7 @@ class Database:
 
     async def _open(self) -> Any:
         if self._closed:
-            raise self._failure(f"PostgreSQL at {self.address}: the connection is closed")
+            raise self._make_error(_Failed("the connection is closed"))
         if self._pool is None:
             self._pool = asyncpg.create_pool(self._dsn, min_size=0, max_size=_MAX_CONNECTIONS, reset=_skip_reset)
             await self._pool

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from .. import _checks
+
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -43,7 +45,10 @@ class Clock:
 
     def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> datetime:
         """Advance the clock at once; what falls due happens now. Return the new time."""
-        step = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds) // MICROSECOND
+        amounts = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
+        for name, amount in amounts.items():
+            _checks.number(name, amount, error=ValueError)
+        step = timedelta(**amounts) // MICROSECOND
         if step <= 0:
             raise ValueError(f"advance: must be more than 0 seconds, got {step / 1e6:g}; the clock only goes forward")
         self.set_offset(self._offset + step)

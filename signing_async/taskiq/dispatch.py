@@ -38,6 +38,7 @@ log: logging.Logger = logging.getLogger("signing_async")
 _TASK = "signing_async:dispatch"
 _VERSION = 1
 _CONTEXT: Any = TaskiqDepends()
+_FACTS = ("effect", "transient", "exit_code")
 
 
 @attrs.frozen
@@ -52,6 +53,16 @@ class Outcome:
     """The name of the error's class."""
     effect: str = "none"
     """The error's ``effect``: ``"unknown"`` if the package may have been sent nevertheless."""
+    transient: bool = False
+    """The error's ``transient``."""
+    exit_code: int = 1
+    """The error's ``exit_code``."""
+
+    @classmethod
+    def of_error(cls, key: str, error: BaseException) -> Outcome:
+        """Return the outcome of a package that failed."""
+        facts = {name: getattr(error, name) for name in _FACTS} if isinstance(error, SigningError) else {}
+        return cls(key, None, str(error), type(error).__name__, **facts)
 
 
 class Enqueued:
@@ -71,7 +82,8 @@ class Enqueued:
         result = await call_broker(self._task.get_result())
         if result.is_err:
             # The task itself broke off, for example cancelled: its message is delivered again.
-            return Outcome(self.key, None, str(result.error), type(result.error).__name__, effect="unknown")
+            outcome = Outcome.of_error(self.key, result.error)
+            return attrs.evolve(outcome, effect="unknown", transient=True, exit_code=3)
         return Outcome(**result.return_value)
 
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
@@ -205,7 +217,7 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
 
 async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, Any]:
     key, began = str(message.get("key")), time.monotonic()
-    result = await _send(message, context.state)
+    result = await _attempt(message, context.state)
     if isinstance(result, Signing):
         outcome = attrs.asdict(Outcome(key, result.id, None, None))
     elif _is_transient(result):
@@ -214,20 +226,11 @@ async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, 
         raise NoResultError
     else:
         log.error("package %r failed: %s", key, result)
-        effect = result.effect if isinstance(result, SigningError) else "none"
-        outcome = attrs.asdict(Outcome(key, None, str(result), type(result).__name__, effect))
+        outcome = attrs.asdict(Outcome.of_error(key, result))
     if context.is_ackable and not await report(outcome, time.monotonic() - began, context):
         log.warning("the outcome of package %r could not be reported: the message is handled again later", key)
         raise NoResultError
     return outcome
-
-
-async def _send(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:
-    result = await _attempt(message, state)
-    if isinstance(result, SigningError) and result.effect == "unknown" and not _is_transient(result):
-        # With the journal entry of the first attempt, a second one can usually reconcile. If not, a person must.
-        result = await _attempt(message, state)
-    return result
 
 
 async def _attempt(message: dict[str, Any], state: TaskiqState) -> Signing | Exception:

@@ -152,14 +152,15 @@ class _Call(Generic[T]):
         if decision.pause is not None:
             self.shared.rate_limiter.pause(decision.pause)
         is_ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
-        self._report(began, str(failed.error), delay=decision.delay, in_doubt=is_ambiguous)
+        self._report(began, str(failed.error), delay=decision.delay, ambiguous=is_ambiguous)
         self.last_failure = failed.error
         self.may_have_taken_effect |= failed.outcome.is_ambiguous
         if self.operation.effect is not None and is_ambiguous:
             self._note_ambiguous(failed.outcome)
         if decision.step is Step.UNKNOWN:
             text = f"{failed.error}; {decision.reason}"
-            raise self._unknown(text, timed_out=isinstance(failed.error, errors.RequestTimeout))
+            may_clear = self.operation.effect is not None  # nothing was read
+            raise self._unknown(text, timed_out=isinstance(failed.error, errors.RequestTimeout), may_clear=may_clear)
         # From here on the reconciler knows what the attempt may have done.
         self.exchange.body = None
         if decision.delay is not None:
@@ -266,7 +267,6 @@ class _Call(Generic[T]):
 
     async def _decide_by(self, reading: Awaitable[R], late: str, cause: str = "", known: Iterable[object] = ()) -> R:
         """Return what the reconciler finds; raise `OutcomeUnknown` if it cannot tell."""
-        transient = False
         try:
             async with asyncio.timeout_at(self.deadline):
                 return await reading
@@ -276,16 +276,15 @@ class _Call(Generic[T]):
             unknown.__cause__ = error.__cause__
         except TimeoutError:  # also that of a reading: the readings share the time that is left
             text = f"{late}; the deadline passed before it could be reconciled"
-            unknown = self._unknown(text, known=known, timed_out=True)
-            transient = True
+            unknown = self._unknown(text, known=known, timed_out=True, may_clear=True)
         except errors.SigningError as error:
-            unknown = self._unknown(f"{cause}the service could not be read: {error}", known=known)
-            transient = error.transient
+            text = f"{cause}the service could not be read: {error}"
+            unknown = self._unknown(text, known=known, may_clear=error.transient)
         except Exception as error:
             # A token store may raise anything.
             unknown = self._unknown(f"{cause}the service could not be read ({type(error).__name__})", known=known)
         # A call that only reads may be repeated.
-        unknown.transient = self.only_reads and transient
+        unknown.transient = self.only_reads and unknown.may_clear
         raise unknown
 
     async def _read(self, operation: Operation[Any]) -> Any:
@@ -303,7 +302,9 @@ class _Call(Generic[T]):
 
     # Errors and reports
 
-    def _unknown(self, cause: str, known: Iterable[object] = (), *, timed_out: bool = False) -> errors.OutcomeUnknown:
+    def _unknown(
+        self, cause: str, known: Iterable[object] = (), *, timed_out: bool = False, may_clear: bool = False
+    ) -> errors.OutcomeUnknown:
         timed_out |= asyncio.get_running_loop().time() >= self.deadline
         name = self.operation.name
         unknown = (errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown)(
@@ -311,6 +312,7 @@ class _Call(Generic[T]):
             operation=name,
             attempts=self.retries.attempts,
             known=known,
+            may_clear=may_clear,
         )
         log.warning("%s", unknown)
         return unknown
@@ -321,7 +323,7 @@ class _Call(Generic[T]):
         error: str | None = None,
         *,
         delay: float | None = None,
-        in_doubt: bool = False,
+        ambiguous: bool = False,
         level: int | None = None,
     ) -> None:
         """Tell the log and the hooks about an attempt."""
@@ -336,7 +338,7 @@ class _Call(Generic[T]):
         seconds, status, request_id = time.perf_counter() - began, exchange.status, exchange.request_id
         name, number = self.operation.name, self.retries.attempts
         headers = {} if hook is None else exchange.headers
-        attempt = Attempt(name, number, status, seconds, request_id, delay, error, in_doubt, headers)
+        attempt = Attempt(name, number, status, seconds, request_id, delay, error, ambiguous, headers)
         report(attempt, level=level)
         call_hook("on_attempt", hook, attempt)
 

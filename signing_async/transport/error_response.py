@@ -148,7 +148,7 @@ def error_from(
 
 
 def _pick_exception(status: int, data: Any, not_found: type[errors.NotFound]) -> type[errors.APIError]:
-    if status >= 500:
+    if 500 <= status < 600:
         return errors.ServerError
     if status == 404:
         return not_found

@@ -15,7 +15,7 @@ from .. import errors
 from . import retry, wire
 from .decode import Unreadable, parse
 from .error_response import error_from
-from .operation import Operation, Options, Shared
+from .operation import Operation, Options, Shared, reporting_to
 from .redaction import redact_data
 from .response import Response
 from .retry import FailedAttempt, Outcome, Repeat
@@ -83,7 +83,8 @@ class Exchange(Generic[T]):
         A rejected token is replaced if ``may_refresh``.
         """
         operation, loop = self._operation, asyncio.get_running_loop()
-        token = await self._shared.auth.token()
+        with reporting_to(self._options.on_attempt):
+            token = await self._shared.auth.token()
         if operation.body is not None:
             self.body = operation.body()
         self.sent_at = loop.time()
@@ -104,8 +105,7 @@ class Exchange(Generic[T]):
             if isinstance(response, wire.Failure):
                 return self._failed(response)
             try:
-                self.status = response.status
-                self._headers = response.headers
+                self.note_head(response)
                 if response.status in _REDIRECTS and operation.method in _READING:
                     request = self._redirected(request, response)
                     self.status, self._headers = None, {}
@@ -116,7 +116,9 @@ class Exchange(Generic[T]):
                     response.close()
                     # The request was refused: nothing is ambiguous while the token is refreshed.
                     self.body = None
-                    if await self._shared.auth.renewed(token):
+                    with reporting_to(self._options.on_attempt):
+                        is_renewed = await self._shared.auth.renewed(token)
+                    if is_renewed:
                         return TokenReplaced()
                     raise rejection
                 return await self._receive(response)
@@ -127,19 +129,48 @@ class Exchange(Generic[T]):
             return self._failed(failure)
         raise self._refused_redirect(f"more than {_MAX_REDIRECTS} redirects")
 
-    def timed_out(self) -> FailedAttempt:
-        """Return the failure of an attempt that its deadline ended."""
+    def note_head(self, response: wire.Response) -> None:
+        """Note the status and the headers of the response: the errors below name them."""
+        self.status = response.status
+        self._headers = response.headers
+
+    # The errors of a response that is not usable
+
+    def timeout_error(self) -> errors.RequestTimeout:
+        """Return the error for a response that did not arrive in time."""
         operation, timeouts = self._operation, self._options.timeouts
         seconds = timeouts.transfer if operation.transfer else timeouts.call
-        error = errors.RequestTimeout(
-            f"{operation.name}: no response within its timeout of {seconds:g} s",
+        missing = "response" if self.status is None else "complete response"
+        return errors.RequestTimeout(
+            f"{operation.name}: no {missing} within its timeout of {seconds:g} s",
             operation=operation.name,
             status=self.status,
             request_id=self.request_id,
         )
+
+    def transport_error(self, failure: wire.Failure) -> errors.TransportError:
+        """Return the error for a response that did not come, or was cut off."""
+        name = self._operation.name
+        error = errors.TransportError(
+            f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
+        )
+        error.transient = failure.transient
+        return error
+
+    def decode_error(self, problem: str) -> errors.DecodeError:
+        """Return the error for a successful response that cannot be decoded."""
+        assert self.status is not None
+        return self._shared.decode_error(
+            self._operation.name, problem, self.status, self.request_id, self._content or b""
+        )
+
+    # Failed attempts
+
+    def timed_out(self) -> FailedAttempt:
+        """Return the failure of an attempt that its deadline ended."""
         # A request that changes something has a body, and sends nothing before the body's first bytes.
         was_sent = self.body is not None and self.body.started
-        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, error, transient=False)
+        return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, self.timeout_error(), may_retry=False)
 
     def throttled(self, wait: float) -> FailedAttempt:
         """Return the failure of an attempt that the rate limiter could not let start in time."""
@@ -149,7 +180,7 @@ class Exchange(Generic[T]):
             operation=self._operation.name,
             retry_after=wait,
         )
-        return FailedAttempt(Outcome.THROTTLED, self._operation.error_from(error, {}), wait, transient=False)
+        return FailedAttempt(Outcome.THROTTLED, self._operation.error_from(error, {}), wait, may_retry=False)
 
     def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
         """Return the request that a redirect asks for; raise an error if it leads to another origin."""
@@ -164,12 +195,7 @@ class Exchange(Generic[T]):
         )
 
     def _failed(self, failure: wire.Failure) -> FailedAttempt:
-        name = self._operation.name
-        error = errors.TransportError(
-            f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
-        )
-        error.transient = failure.transient
-        return FailedAttempt(failure.outcome, error, transient=failure.transient)
+        return FailedAttempt(failure.outcome, self.transport_error(failure), may_retry=failure.transient)
 
     async def _receive(self, response: wire.Response) -> T | FailedAttempt:
         operation = self._operation
@@ -195,16 +221,14 @@ class Exchange(Generic[T]):
             return operation.respond(cast("Response", self.response))
         except Unreadable as error:
             problem = str(error)
-        unreadable = self._shared.decode_error(
-            operation.name, problem, response.status, self.request_id, self._content or b""
-        )
+        unreadable = self.decode_error(problem)
         if operation.repeat is Repeat.READ:
             raise unreadable
         # A write that succeeded is reconciled if possible.
         unreadable.effect = "unknown"
         if operation.repeat is Repeat.CREATE:
             raise unreadable
-        return FailedAttempt(Outcome.LOST, unreadable, transient=False)
+        return FailedAttempt(Outcome.LOST, unreadable, may_retry=False)
 
     async def _fail(self, response: wire.Response) -> FailedAttempt:
         """Return the failure that a response other than 2xx means; raise the error if a repeat cannot help."""
@@ -212,13 +236,13 @@ class Exchange(Generic[T]):
         self._error_id = error.request_id
         if status == 429:
             return FailedAttempt(Outcome.THROTTLED, error, error.retry_after)
-        if 500 <= status < 600:
+        if error.transient:
             # A 502 or 504, or a proxy's page, says nothing about the service behind it.
             own = status in (500, 503) and error.code is not None
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
-        if status < 400 and self._operation.method not in _READING:
-            # Some server took the request, and it is not known where the request went.
-            return FailedAttempt(Outcome.LOST, error, transient=False)
+        if not 400 <= status < 500 and self._operation.method not in _READING:
+            # Some server took the request, and it is not known what became of it.
+            return FailedAttempt(Outcome.LOST, error, may_retry=False)
         raise error
 
     def _noted(self, content: bytes) -> bytes:

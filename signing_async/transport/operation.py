@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import attrs
@@ -34,8 +35,10 @@ __all__ = [
     "Shared",
     "Timeouts",
     "call_hook",
+    "hook_of_caller",
     "log",
     "report",
+    "reporting_to",
 ]
 
 T = TypeVar("T")
@@ -76,10 +79,15 @@ class Attempt:
     """Seconds until the next attempt; None if there is none."""
     error: str | None
     """What failed, without secrets; None after a success."""
-    in_doubt: bool = False
+    ambiguous: bool = False
     """Whether the attempt failed and may have taken effect, now or later."""
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False, hash=False)
     """The headers of the response, by names in any case and without secrets; none if there was no response."""
+
+    @property
+    def in_doubt(self) -> bool:
+        """`ambiguous` under its old name, for one release: use that instead."""
+        return self.ambiguous
 
 
 def report(attempt: Attempt, *, level: int) -> None:
@@ -104,6 +112,24 @@ def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
             hook(value)
         except Exception:
             log.exception("the %s hook failed", name)
+
+
+_hook: ContextVar[Callable[[Attempt], None] | None] = ContextVar("signing_async.on_attempt", default=None)
+
+
+@contextlib.contextmanager
+def reporting_to(hook: Callable[[Attempt], None] | None) -> Iterator[None]:
+    """Report the token requests that the block causes, in whatever task, to this ``on_attempt`` hook."""
+    reset = _hook.set(hook)
+    try:
+        yield
+    finally:
+        _hook.reset(reset)
+
+
+def hook_of_caller() -> Callable[[Attempt], None] | None:
+    """Return the hook of the call that caused a token request."""
+    return _hook.get()
 
 
 class Auth(Protocol):

@@ -13,6 +13,7 @@ __all__ = [
     "Gate",
     "LocalGate",
     "LocalRateLimiter",
+    "OldNames",
     "Pause",
     "RateLearner",
     "RateLimiter",
@@ -364,25 +365,29 @@ class Gate(Protocol):
         """As `RateLimiter.release`."""
 
 
-class LocalGate(LocalRateLimiter):
-    """`LocalRateLimiter` under its old name and methods, for one release: use that instead."""
+class OldNames:
+    """The methods of a `Gate`, for a `RateLimiter`."""
 
     @property
-    def opens_at(self) -> float:
+    def opens_at(self: RateLimiter) -> float:
         """As `next_at`."""
         return self.next_at
 
-    def close(self, seconds: float) -> None:
+    def close(self: RateLimiter, seconds: float) -> None:
         """As `pause`."""
         self.pause(seconds)
 
-    async def passed(self, deadline: float) -> bool:
+    async def passed(self: RateLimiter, deadline: float) -> bool:
         """As `acquire`."""
         return await self.acquire(deadline)
 
-    def left(self, since: float, admitted: bool | None) -> None:
+    def left(self: RateLimiter, since: float, admitted: bool | None) -> None:
         """As `release`."""
         self.release(since, admitted)
+
+
+class LocalGate(OldNames, LocalRateLimiter):
+    """`LocalRateLimiter` under its old name and methods, for one release: use that instead."""
 
 
 class _GateLimiter:

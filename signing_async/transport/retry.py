@@ -121,7 +121,8 @@ class FailedAttempt:
     outcome: Outcome
     error: SigningError
     retry_after: float | None = None
-    transient: bool = True
+    may_retry: bool = True
+    """Whether another attempt may follow in this call. The error's ``transient`` speaks of later calls."""
 
 
 class Repeat(Enum):
@@ -221,7 +222,7 @@ class Retries:
             return Decision(step, None, "a repeat could take effect twice")
         if step is Step.RECONCILE and self._policy.max_attempts == 1:
             return Decision(Step.UNKNOWN, None, "no retry is allowed")
-        if step is Step.RAISE or not failed.transient:
+        if step is Step.RAISE or not failed.may_retry:
             return Decision(step, None)
         if step is Step.RETRY_ONCE:
             self._lost += 1

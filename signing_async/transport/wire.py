@@ -25,7 +25,7 @@ from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 from yarl import URL
 
-from .. import __version__
+from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
 from ..models import Token
 from . import custom_records

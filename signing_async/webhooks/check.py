@@ -14,6 +14,7 @@ from uuid import uuid4
 import aiohttp
 from yarl import URL
 
+from .. import _checks
 from ..errors import ConfigurationError, TransportError
 from .scheme import Scheme, Secret, sign
 
@@ -82,6 +83,9 @@ async def check_receiver(
     and proxies are not used. Plain http is for loopback only, unless ``plain_http`` is true.
     """
     target = _target(url, plain_http)
+    _checks.number("response_timeout", response_timeout, above=0)
+    _checks.number("slow_limit", slow_limit, above=0)
+    _checks.integer("over_long", over_long)
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         sender = _Sender(
             session, target, secret, scheme or Scheme(), event_type, response_timeout, slow_limit, over_long

@@ -222,6 +222,7 @@ class Receiver:
 
         Return False if ``timeout`` seconds were not enough. The consumer of a queue must call ``task_done()``.
         """
+        _checks.number("timeout", timeout, at_least=0)
         self._draining = True
         try:
             async with asyncio.timeout(timeout):

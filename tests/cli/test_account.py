@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -109,6 +110,21 @@ def test_login_saves_token_that_commands_and_from_env_use(
 
     assert asyncio.run(ask()) == "user@sandbox.example"
     assert app["SIGNING_CLIENT_SECRET"] not in f"{ran.out}{ran.err}{pages[0]}"
+
+
+def test_verbose_shows_the_token_requests_of_a_login_and_of_a_refresh(
+    run: Run, app: dict[str, str], service: Service, pages: list[str]
+) -> None:
+    """Their names and statuses, and nothing of the tokens."""
+    ran = run("login", "-v")
+    assert "oauth.exchange, attempt 1: HTTP 200 in " in ran.err
+    service.do(lambda: service.sandbox.clock.advance(days=1))
+    refreshed = run("me", "-v")
+    assert "oauth.refresh, attempt 1: HTTP 200 in " in refreshed.err
+    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
+    secrets = [app["SIGNING_CLIENT_SECRET"], *re.findall(r'_token": "([^"]+)"', kept.read_text())]
+    assert len(secrets) == 3
+    assert not any(secret in ran.err + refreshed.err for secret in secrets)
 
 
 def test_login_json_prints_url_to_stderr_and_user_to_stdout_without_secrets(

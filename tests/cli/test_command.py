@@ -79,7 +79,7 @@ def test_package_warnings_are_printed_while_a_client_is_open(capfd: pytest.Captu
     "arguments", ["watch x --for", "watch x --poll", "login --wait", "webhook check x --slow-limit"]
 )
 def test_options_in_seconds_refuse_nan_negative_numbers_and_text(arguments: str, run: Run) -> None:
-    for text in ("nan", "-1", "soon"):
+    for text in ("nan", "inf", "-1", "soon"):
         ran = run(*arguments.split(), text)
         assert (ran.code, ran.out) == (2, "")
         assert re.search(rf"'{arguments.split()[-1]}': .*{text}", ran.err)

@@ -132,6 +132,25 @@ def test_package_that_fails_at_a_worker_is_reported_and_can_be_run_again(
     assert sent(service) == ALL
 
 
+def test_error_of_a_worker_is_reported_like_one_of_this_machine(
+    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
+) -> None:
+    """By its own type, and with its exit code."""
+    header, first, *_ = Path("leases.csv").read_text().splitlines()
+    dispatch = ("--json", "dispatch", "leases.csv", "--broker", redis.url, "--wait")
+    for name, method, code, kind in (
+        ("Lease", "fax", 1, "BadRequest"),
+        ("Lease", "email", 0, None),
+        ("Another lease", "email", 2, "InvalidRequest"),
+    ):
+        row = first.replace("Lease 0", name)
+        Path("leases.csv").write_text(f"{header},recipient1_signing_method,key\n{row},{method},k\n")
+        ran = run(*dispatch)
+        failed = ran.lines[0].get("error", {})
+        assert (ran.code, failed.get("type"), failed.get("exit_code", 0)) == (code, kind, code)
+    assert sent(service) == ["Lease"]
+
+
 def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_again(
     run: Run,
     service: Service,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -43,8 +44,9 @@ async def test_file_locked_beyond_the_timeout_is_a_journal_error_and_the_next_tr
         claim = await taken(journal)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
-            with pytest.raises(JournalError, match=r"the\.journal: database is locked"):
+            with pytest.raises(JournalError, match=r"the\.journal: database is locked") as caught:
                 await journal.write(claim, "one")
+            assert caught.value.transient
             database.execute("ROLLBACK")
         await journal.write(claim, "two")
         await journal.release(claim)
@@ -69,8 +71,9 @@ async def test_opening_a_locked_file_is_retried_until_the_timeout(path: Path) ->
 async def test_file_that_is_no_database_is_refused_and_unchanged(path: Path, content: bytes, words: str) -> None:
     path.write_bytes(content)
     async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match=words):
+        with pytest.raises(JournalError, match=words) as caught:
             await journal.claim("lease")
+        assert not caught.value.transient
     assert path.read_bytes() == content
 
 
@@ -82,8 +85,9 @@ async def test_damaged_pages_are_a_journal_error(path: Path) -> None:
     data[4096:-100] = b"\x5a" * (len(data) - 4196)
     path.write_bytes(data)
     async with SqliteJournal(path) as journal:
-        with pytest.raises(JournalError, match=r"the\.journal: .*malformed"):
+        with pytest.raises(JournalError, match=r"the\.journal: .*malformed") as caught:
             await journal.claim("7")
+        assert not caught.value.transient
 
 
 async def test_database_of_another_program_is_refused_and_unchanged(path: Path) -> None:
@@ -92,8 +96,9 @@ async def test_database_of_another_program_is_refused_and_unchanged(path: Path) 
     before = path.read_bytes()
     async with SqliteJournal(path) as journal:
         words = f"^the journal {path} is the database of another program; it was not changed$"
-        with pytest.raises(JournalError, match=words):
+        with pytest.raises(JournalError, match=words) as caught:
             await journal.claim("lease")
+        assert not caught.value.transient
     assert path.read_bytes() == before
 
 
@@ -133,15 +138,38 @@ async def test_journal_of_a_newer_version_is_refused(path: Path) -> None:
         with pytest.raises(
             JournalError,
             match=r"was written by a newer version of signing-async; upgrade this one$",
-        ):
+        ) as caught:
             await journal.claim("lease")
+        assert not caught.value.transient
 
 
 async def test_missing_folder_is_an_error_and_no_new_journal(tmp_path: Path) -> None:
     async with SqliteJournal(tmp_path / "nowhere" / "the.journal") as journal:
-        with pytest.raises(JournalError, match=r"nowhere/the\.journal: No such file or directory"):
+        with pytest.raises(JournalError, match=r"nowhere/the\.journal: No such file or directory") as caught:
             await journal.claim("lease")
+        assert not caught.value.transient
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_missing_permission_is_not_transient() -> None:
+    """Nobody may create a file in /sys/kernel, not even root."""
+    async with SqliteJournal("/sys/kernel/the.journal") as journal:
+        with pytest.raises(JournalError, match=r"Permission denied|Read-only|No such file") as caught:
+            await journal.claim("lease")
+        assert not caught.value.transient
+
+
+async def test_too_many_open_files_are_transient(path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with SqliteJournal(path) as journal:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
+        try:
+            with pytest.raises(JournalError, match="Too many open files") as caught:
+                await journal.claim("lease")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        assert caught.value.transient
+        assert await journal.claim("lease") is not None
 
 
 FULL = """
@@ -159,7 +187,7 @@ async def main():
                 await journal.write(claim, "x" * 20_000)
                 written += 1
         except JournalError as error:
-            print(written, error)
+            print(written, error.transient, error)
         sys.stdout.flush()
 
 asyncio.run(main())
@@ -169,7 +197,7 @@ asyncio.run(main())
 async def test_full_disk_is_a_journal_error_and_earlier_writes_are_kept(path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
     written, _, words = done.stdout.partition(" ")
-    assert "the.journal: " in words, done.stderr
+    assert words.startswith("True the journal "), done.stderr
     assert 0 < int(written) < 20
     async with SqliteJournal(path) as journal:
         states = [(await taken(journal, f"{number}")).state for number in range(20)]
@@ -229,8 +257,9 @@ async def test_closed_journal_refuses_everything_and_can_be_closed_again(path: P
     await journal.aclose()
     await journal.aclose()
     for late in (journal.claim("other"), journal.write(claim, "late"), journal.release(claim)):
-        with pytest.raises(JournalError, match=f"^the journal {path} is closed$"):
+        with pytest.raises(JournalError, match=f"^the journal {path} is closed$") as caught:
             await late
+        assert not caught.value.transient
 
 
 async def test_close_ends_the_writer_thread(path: Path) -> None:

@@ -120,8 +120,9 @@ async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeyp
         patch.setattr(journal._commits, "_process", 1)
         with pytest.raises(
             JournalError, match=f"^the journal {path} was opened before a fork; open it again in the child process$"
-        ):
+        ) as caught:
             await journal.claim("other")
+        assert not caught.value.transient
         await journal.aclose()
         assert journal._commits._closing is None
     await journal.aclose()

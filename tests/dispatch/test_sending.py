@@ -52,8 +52,9 @@ async def _leave_in_doubt(sandbox: Sandbox, client: SigningClient, package: Sign
     """It is not known whether the package was sent (it was not)."""
     fault = sandbox.faults.add("signings.send", "500")
     reading = sandbox.faults.add("signings.get", "503", times=None)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown) as caught:
         await client.dispatch(package, path)
+    assert caught.value.transient  # a run with this journal reads the service before it sends
     fault.remove()
     reading.remove()
     assert state_of(path)["status"] == "sending"
@@ -86,6 +87,19 @@ async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_dr
     reading.remove()
     await client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("how", ["no journal", "a reading that says nothing"])
+async def test_unknown_sending_is_not_transient_where_another_run_would_not_know_more(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, how: str
+) -> None:
+    """Without a journal the next call would send a second signing."""
+    sandbox.faults.add("signings.send", "500-after-commit")
+    sandbox.faults.add("signings.get", "503" if how == "no journal" else "not-json", times=None)
+    journal = None if how == "no journal" else tmp_path / "journal"
+    with pytest.raises(OutcomeUnknown) as caught:
+        await client.dispatch(parcel_of().package, journal)
+    assert not caught.value.transient
 
 
 async def test_unknown_sending_that_took_effect_is_not_repeated(

@@ -287,6 +287,14 @@ async def test_key_that_postgresql_cannot_store_is_a_journal_error(key: Any, dsn
         await one.write(claim, "{}")
 
 
+async def test_error_of_a_closed_journal_is_not_transient(dsn: str) -> None:
+    journal = PostgresJournal(dsn)
+    await journal.aclose()
+    with pytest.raises(JournalError, match="the connection is closed") as caught:
+        await journal.claim("a")
+    assert not caught.value.transient
+
+
 # Pools, settings
 
 

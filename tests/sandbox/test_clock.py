@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import aiohttp
 import pytest
@@ -33,6 +34,13 @@ async def test_clock_cannot_be_set_back_or_advanced_by_nothing(
 ) -> None:
     with pytest.raises(ValueError, match="forward"):
         signing_sandbox.clock.advance(**step)
+
+
+@pytest.mark.parametrize("bad", ["1", None, True, float("nan"), float("inf")])
+async def test_amount_that_is_no_finite_number_is_refused_by_name(signing_sandbox: Sandbox, bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"^hours: must be a number, got "):
+        signing_sandbox.clock.advance(days=1, hours=bad)
+    assert signing_sandbox.clock.offset.total_seconds() == 0
 
 
 async def test_clock_cannot_be_advanced_past_the_year_9999(signing_sandbox: Sandbox, call: Caller) -> None:

@@ -498,3 +498,11 @@ def test_pdfsig_agrees_with_the_verdicts(name: str, tmp_path: Path) -> None:
     last = reports.rpartition("Signature #")[2]
     sound = "Signature is Valid" in last and "Total document signed" in last and "Digest Mismatch" not in reports
     assert judged(data).sound == sound, reports
+
+
+@pytest.mark.parametrize("name", ["timeout", "max_bytes"])
+@pytest.mark.parametrize("bad", [0, -1, "5", True, float("nan")])
+def test_limit_that_is_no_number_above_0_is_refused_by_name(name: str, bad: Any) -> None:
+    limits: dict[str, Any] = {name: bad}
+    with pytest.raises(InvalidRequest, match=f"^{name}: must be "):
+        inspect_sealed(b"%PDF-", **limits)

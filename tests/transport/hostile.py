@@ -21,6 +21,7 @@ from signing_async import (
 )
 from tests.fuzz.promises import TOKEN, check_error
 from tests.pdfs import make_pdf
+from tests.servers import talking
 
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.001, settle=0.1)
 PDF = make_pdf(2_000)
@@ -99,23 +100,8 @@ class Hostile:
 async def hostile(behave: Behave) -> AsyncIterator[Hostile]:
     """A server on a free port."""
     server = Hostile(behave)
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(server.serve(reader, writer), name="hostile")
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    listening = await asyncio.start_server(connected, "127.0.0.1", 0)
-    server.origin = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    try:
+    async with talking(server.serve) as server.origin:
         yield server
-    finally:
-        listening.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await listening.wait_closed()
 
 
 def saying(raw: bytes) -> Behave:

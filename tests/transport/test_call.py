@@ -354,10 +354,10 @@ async def test_on_attempt_is_told_of_every_attempt(sandbox: Sandbox, client: Sig
 
 
 @pytest.mark.parametrize(
-    ("kind", "in_doubt"), [("500", True), ("drop-before-commit", True), ("429", False), ("expired-token", False)]
+    ("kind", "ambiguous"), [("500", True), ("drop-before-commit", True), ("429", False), ("expired-token", False)]
 )
-async def test_attempt_is_in_doubt_if_it_failed_and_may_have_taken_effect(
-    sandbox: Sandbox, kind: str, in_doubt: bool
+async def test_attempt_is_ambiguous_if_it_failed_and_may_have_taken_effect(
+    sandbox: Sandbox, kind: str, ambiguous: bool
 ) -> None:
     told: list[Attempt] = []
     async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK, on_attempt=told.append) as client:
@@ -365,8 +365,9 @@ async def test_attempt_is_in_doubt_if_it_failed_and_may_have_taken_effect(
         sandbox.faults.add("recipients.add", kind, **({"retry_after": 0} if kind == "429" else {}))
         with suppress(Unauthorized):
             await client.recipients.add(signing, email="anna@example.com")
-    adding = [attempt.in_doubt for attempt in told if attempt.operation == "recipients.add"]
-    assert adding[0] is in_doubt
+    adding = [attempt.ambiguous for attempt in told if attempt.operation == "recipients.add"]
+    assert adding[0] is ambiguous
+    assert [attempt.in_doubt for attempt in told] == [attempt.ambiguous for attempt in told]  # the old name
     assert adding[1:] in ([], [False])
 
 

@@ -113,17 +113,39 @@ async def test_rejected_token_is_an_attempt_that_the_hook_and_the_log_are_told_o
         with caplog.at_level(logging.DEBUG, "signing_async"):
             await client.me()
         tokens.append(await oauth.access_token())
-    rejected, succeeded = seen
+    refresh, rejected, succeeded = seen
+    assert (refresh.operation, refresh.attempt, refresh.status, refresh.error) == ("oauth.refresh", 1, 200, None)
     assert (rejected.attempt, rejected.status, rejected.delay) == (1, 401, 0.0)
     assert rejected.error == "the token was rejected and has been refreshed"
     assert (succeeded.attempt, succeeded.status, succeeded.error) == (2, 200, None)
     own = [record for record in caplog.records if record.name == "signing_async"]
     assert {record.levelno for record in own} == {logging.DEBUG}
-    assert [record.getMessage().split(" in ")[0] for record in own if record.msg.startswith("%s attempt")][-2:] == [
+    assert [record.getMessage().split(" in ")[0] for record in own if record.msg.startswith("%s attempt")] == [
+        "oauth.refresh attempt 1: 200",
         "me attempt 1: 401",
         "me attempt 2: 200",
     ]
-    assert not any(token in caplog.text for token in tokens)
+    assert not any(token in caplog.text + repr(seen) for token in tokens)
+
+
+async def test_on_attempt_of_each_view_hears_of_the_refresh_that_its_call_caused(sandbox: Sandbox) -> None:
+    """Calls that wait for the same refresh do not report it a second time."""
+    told: dict[str, list[str]] = {"one": [], "other": []}
+    async with authorized(sandbox) as oauth, SigningClient(sandbox.base_url, oauth) as client:
+        views = {
+            name: client.with_options(on_attempt=lambda attempt, heard=heard: heard.append(attempt.operation))  # type: ignore[misc]  # the default binds it
+            for name, heard in told.items()
+        }
+        await client.me()
+        sandbox.clock.advance(days=1)
+        await asyncio.gather(*(views["one"].me() for _ in range(5)))
+        assert (told["one"].count("oauth.refresh"), told["other"]) == (1, [])
+        await views["other"].me()
+        assert told["other"] == ["me"]
+        sandbox.clock.advance(days=1)
+        await views["other"].me()
+        assert told["other"].count("oauth.refresh") == 1
+        assert told["one"].count("oauth.refresh") == 1
 
 
 async def test_refresh_that_fails_after_a_401_is_told_as_that_attempts_error(sandbox: Sandbox) -> None:
@@ -136,7 +158,8 @@ async def test_refresh_that_fails_after_a_401_is_told_as_that_attempts_error(san
         sandbox.faults.add("oauth.token", "empty", times=None)
         with pytest.raises(AuthError) as caught:
             await client.me()
-    assert [(attempt.status, attempt.error) for attempt in seen] == [(401, str(caught.value))]
+    assert [(attempt.operation, attempt.status) for attempt in seen] == [("oauth.refresh", 200), ("me", 401)]
+    assert [attempt.error for attempt in seen] == [str(caught.value)] * 2
 
 
 async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attempt_was_ambiguous() -> None:
@@ -325,6 +348,20 @@ async def test_send_succeeds_by_its_status_although_the_body_is_cut_off() -> Non
         await client.signings.send("id")
 
 
+@pytest.mark.parametrize("status", [520, 620])
+async def test_ambiguous_send_is_reconciled_whatever_the_status_of_the_failure(status: int) -> None:
+    """No status above 499 says that the request had no effect."""
+
+    async def fail_after_sending(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.json_response({}, status=status)
+        return web.json_response({"id": "s1", "is_draft": False})
+
+    async with serving(fail_after_sending) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        await client.signings.send("s1")
+        assert [request.method for request in server.requests] == ["POST", "GET"]
+
+
 async def _hang(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
 
@@ -354,7 +391,7 @@ async def test_stream_that_trickles_ends_at_its_timeout() -> None:
     raw = b"HTTP/1.1 200 OK\r\nX-Request-Id: tok-secret-1234\r\nContent-Length: 100000\r\n\r\n%PDF-1.7\n"
     async with answering(raw, then=trickle) as origin, SigningClient(origin, "tok-secret-1234") as client:
         async with client.with_options(timeout=0.4).documents.stream_signed("s1", "d1") as chunks:
-            with pytest.raises(RequestTimeout, match="did not arrive in time") as caught:
+            with pytest.raises(RequestTimeout, match=r"no complete response within its timeout of 0\.4 s") as caught:
                 [chunk async for chunk in chunks]
         assert caught.value.request_id == "[redacted]"
 

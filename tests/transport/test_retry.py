@@ -100,7 +100,7 @@ def test_ambiguous_write_with_a_single_attempt_is_unknown() -> None:
 
 
 def test_error_that_is_not_transient_is_not_retried() -> None:
-    failed = FailedAttempt(Outcome.LOST, ServerError("x", status=503), transient=False)
+    failed = FailedAttempt(Outcome.LOST, ServerError("x", status=503), may_retry=False)
     assert _retries().decide(failed, remaining=60) == Decision(Step.RETRY, None)
 
 

@@ -33,7 +33,7 @@ from signing_async import (
 )
 from signing_async.webhooks.check import check_receiver
 from tests.pdfs import make_pdf
-from tests.servers import serving
+from tests.servers import serving, talking
 
 MARK = "S3CR3T"
 TOKEN = f"{MARK}-token-0123456789"
@@ -82,7 +82,6 @@ async def tapped(origin: str) -> AsyncIterator[Line]:
     """A line to this server that writes down what it carries."""
     line = Line()
     host, port = origin.rpartition("//")[2].split(":")
-    tasks: set[asyncio.Task[None]] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: bool) -> None:
         with contextlib.suppress(ConnectionError):
@@ -104,21 +103,9 @@ async def tapped(origin: str) -> AsyncIterator[Line]:
         finally:
             writer.close()
 
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(both(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    listening = await asyncio.start_server(connected, "127.0.0.1", 0)
-    line.origin = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    try:
+    async with talking(both) as plain:
+        line.origin = plain.replace("http", "https", 1)
         yield line
-    finally:
-        listening.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await listening.wait_closed()
 
 
 def _oauth(origin: str, session: aiohttp.ClientSession | None = None) -> OAuth:

@@ -306,3 +306,12 @@ async def test_plain_http_to_another_host_can_be_allowed() -> None:
     """0.0.0.0 is this machine under an address that is not loopback."""
     with pytest.raises(TransportError, match="could not connect to"):
         await anext(check_receiver("http://0.0.0.0:1/", SECRET, plain_http=True))
+
+
+@pytest.mark.parametrize("name", ["response_timeout", "slow_limit", "over_long"])
+@pytest.mark.parametrize("bad", [0, -1, "5", True, float("nan")])
+async def test_limit_that_is_no_number_above_0_is_refused_by_name(name: str, bad: Any) -> None:
+    """Before anything is sent."""
+    limits: dict[str, Any] = {name: bad}
+    with pytest.raises(ConfigurationError, match=f"^{name}: must be "):
+        await anext(check_receiver("http://127.0.0.1:1/", SECRET, **limits))

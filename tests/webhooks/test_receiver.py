@@ -337,6 +337,15 @@ async def test_drain_without_any_delivery_returns_at_once() -> None:
     assert await Receiver(VERIFIER, print).drain(timeout=0.5)
 
 
+@pytest.mark.parametrize("bad", [-1, "5", None, True, float("nan")])
+async def test_drain_refuses_a_timeout_that_is_no_number_and_keeps_receiving(bad: Any) -> None:
+    receiver = Receiver(VERIFIER, print)
+    with pytest.raises(ConfigurationError, match=r"^timeout: must be a number of at least 0, got "):
+        await receiver.drain(bad)
+    body = event_body("a")
+    assert (await receiver.receive(signed(body), body)).status == 202
+
+
 async def test_drain_waits_for_every_running_handler_and_starts_no_new_one() -> None:
     started = {"a": asyncio.Event(), "b": asyncio.Event()}
     proceed = {"a": asyncio.Event(), "b": asyncio.Event()}

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from .. import _checks
 from ..errors import ConfigurationError
-from ..transport.rate_limit import Gate, LocalRateLimiter, RateLimiter, as_rate_limiter
+from ..transport.rate_limit import Gate, LocalRateLimiter, OldNames, RateLimiter, as_rate_limiter
 from .connection import Connection, RedisClient, RedisUnavailable, Script, cancel_and_wait, decoded
 
-__all__ = ["RedisGate"]
+__all__ = ["RedisGate", "RedisRateLimiter"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
@@ -153,11 +153,11 @@ class _SharedRate:
         self._slots.add(first, count)
 
 
-class RedisGate:
-    """A `Gate` for clients on any number of machines whose requests the service counts together. ::
+class RedisRateLimiter:
+    """A `RateLimiter` for clients on any number of machines whose requests the service counts together. ::
 
-        async with RedisGate("redis://redis.example.com", "tenant-7", rate=50) as gate:
-            client = SigningClient(base_url, oauth, gate=gate)
+        async with RedisRateLimiter("redis://redis.example.com", "tenant-7", rate=50) as limiter:
+            client = SigningClient(base_url, oauth, rate_limiter=limiter)
 
     A 429 for one worker pauses all workers within moments. With a ``rate``, all workers together send at most that
     many requests per second, and up to ``burst`` at once after an idle time; each worker reserves slots ahead, for at
@@ -201,7 +201,7 @@ class RedisGate:
         """Whether Redis responded last time; None before the first time."""
 
     def __repr__(self) -> str:
-        return f"RedisGate({self._connection.address!r}, {self.name!r})"
+        return f"{type(self).__name__}({self._connection.address!r}, {self.name!r})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,12 +226,12 @@ class RedisGate:
     # The protocol
 
     @property
-    def opens_at(self) -> float:
+    def next_at(self) -> float:
         """The earliest known time (loop time) for a request made now."""
         slot = None if self._slots is None else self._slots.next(asyncio.get_running_loop().time())
         return max(self._local.next_at, slot or 0.0)
 
-    def close(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Pause all workers for at least ``seconds``."""
         loop = asyncio.get_running_loop()
         self._adopt_loop(loop)
@@ -242,7 +242,7 @@ class RedisGate:
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 
-    async def passed(self, deadline: float) -> bool:
+    async def acquire(self, deadline: float) -> bool:
         """Wait until a request may be sent; return False if that is not before the deadline."""
         self._adopt_loop(asyncio.get_running_loop())
         if not self._synchronized.is_set():
@@ -254,9 +254,9 @@ class RedisGate:
             return False
         return await self._local.acquire(deadline)
 
-    def left(self, since: float, admitted: bool | None) -> None:
-        """Report the end of a request that was sent at ``since``."""
-        self._local.release(since, admitted)
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        """Record the end of a request."""
+        self._local.release(acquired_at, accepted)
 
     async def _wait_for_pause(self, deadline: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -357,3 +357,7 @@ class RedisGate:
         if self._is_shared is not False:
             self._is_shared = False
             log.warning("%r: the rate limit is not shared for now, this worker continues alone: %s", self, error)
+
+
+class RedisGate(OldNames, RedisRateLimiter):
+    """`RedisRateLimiter` under its old name and methods, for one release: use that instead."""

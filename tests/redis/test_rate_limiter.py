@@ -12,9 +12,17 @@ from typing import Any
 
 import pytest
 
-from signing_async import AuthError, ConfigurationError, Gate, LocalGate, RateLimited, RetryPolicy, SigningClient
-from signing_async.redis import RedisGate, RedisTokenStore
-from signing_async.redis.gate import _Slots
+from signing_async import (
+    AuthError,
+    ConfigurationError,
+    LocalRateLimiter,
+    RateLimited,
+    RateLimiter,
+    RetryPolicy,
+    SigningClient,
+)
+from signing_async.redis import RedisGate, RedisRateLimiter, RedisTokenStore
+from signing_async.redis.rate_limiter import _Slots
 from tests.auth.oauth_servers import Scripted, oauth_for, says
 from tests.redis.server import RedisServer, running_redis, slow_way
 
@@ -40,52 +48,53 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def open_for(gate: Gate, seconds: float) -> bool:
+async def open_for(gate: RateLimiter, seconds: float) -> bool:
     """Return whether a request may be sent within ``seconds``; it ends at once."""
-    passed = await gate.passed(now() + seconds)
+    passed = await gate.acquire(now() + seconds)
     if passed:
-        gate.left(now(), True)
+        gate.release(now(), True)
     return passed
 
 
-async def closed_soon(gate: Gate) -> float:
+async def closed_soon(gate: RateLimiter) -> float:
     """Wait until the gate has heard of a pause, and return how long it lasts."""
     async with asyncio.timeout(20):
-        while gate.opens_at <= now():
+        while gate.next_at <= now():
             await asyncio.sleep(0.005)
-    return gate.opens_at - now()
+    return gate.next_at - now()
 
 
 # Pauses
 
 
-async def test_gate_delegates_to_the_local_gate(shared: RedisServer) -> None:
-    """It implements `Gate`, lets requests pass at first, and reports their ends to the local gate."""
+async def test_limiter_delegates_to_the_local_limiter(shared: RedisServer) -> None:
+    """It implements `RateLimiter`, lets requests start at first, and reports their ends to the local limiter."""
 
-    class Watched(LocalGate):
+    class Watched(LocalRateLimiter):
         ended: tuple[float, bool | None] | None = None
 
-        def left(self, since: float, admitted: bool | None) -> None:
-            self.ended = (since, admitted)
+        def release(self, acquired_at: float, accepted: bool | None) -> None:
+            self.ended = (acquired_at, accepted)
 
     local = Watched()
-    async with RedisGate(shared.url, "fits", local=local) as gate:
-        assert isinstance(gate, Gate)
-        assert await gate.passed(now() + 5)
-        gate.left(1.5, True)
+    async with RedisRateLimiter(shared.url, "fits", local=local) as gate:
+        limiter: RateLimiter = gate
+        assert limiter.next_at <= now()
+        assert await gate.acquire(now() + 5)
+        gate.release(1.5, True)
         assert local.ended == (1.5, True)
-        assert gate.opens_at <= now()
+        assert gate.next_at <= now()
 
 
 async def test_429_for_one_worker_pauses_all_workers(shared: RedisServer) -> None:
     """Another worker's call waits for the Retry-After without sending a request."""
     async with (
         Scripted(says({}, 429, **{"Retry-After": "1"}), says(ME)) as server,
-        RedisGate(shared.url, "429") as gate,
-        RedisGate(shared.url, "429") as other,
-        SigningClient(server.base_url, "token", gate=gate) as client,
-        SigningClient(server.base_url, "token", gate=other, timeout=0.3) as hasty,
-        SigningClient(server.base_url, "token", gate=other) as patient,
+        RedisRateLimiter(shared.url, "429") as gate,
+        RedisRateLimiter(shared.url, "429") as other,
+        SigningClient(server.base_url, "token", rate_limiter=gate) as client,
+        SigningClient(server.base_url, "token", rate_limiter=other, timeout=0.3) as hasty,
+        SigningClient(server.base_url, "token", rate_limiter=other) as patient,
     ):
         await open_for(other, 5)
         call = asyncio.create_task(client.me())
@@ -95,7 +104,7 @@ async def test_429_for_one_worker_pauses_all_workers(shared: RedisServer) -> Non
         assert caught.value.retry_after is not None
         assert len(server.requests) == 1
         began = now()
-        waits = other.opens_at - began
+        waits = other.next_at - began
         await patient.me()
         assert now() - began >= waits - 0.01
         await call
@@ -103,36 +112,39 @@ async def test_429_for_one_worker_pauses_all_workers(shared: RedisServer) -> Non
 
 async def test_pause_applies_to_workers_that_start_later(shared: RedisServer) -> None:
     """It reads the pause before its first request; a shorter pause does not replace a longer one."""
-    async with RedisGate(shared.url, "later") as gate:
+    async with RedisRateLimiter(shared.url, "later") as gate:
         await open_for(gate, 5)
-        gate.close(30)
-        gate.close(2)
+        gate.pause(30)
+        gate.pause(2)
         await asyncio.gather(*gate._publishing)
-        async with RedisGate(shared.url, "later") as late, RedisGate(shared.url, "another") as apart:
+        async with RedisRateLimiter(shared.url, "later") as late, RedisRateLimiter(shared.url, "another") as apart:
             assert not await open_for(late, 20)
-            assert 20 < late.opens_at - now() <= 30.1
+            assert 20 < late.next_at - now() <= 30.1
             assert await open_for(apart, 5)
 
 
 async def test_pause_is_applied_once_by_each_worker(shared: RedisServer) -> None:
-    """However often a worker hears of one pause, its local gate is closed once."""
+    """However often a worker hears of one pause, its local limiter is paused once."""
 
-    class Counting(LocalGate):
-        closed = 0
+    class Counting(LocalRateLimiter):
+        pauses = 0
 
-        def close(self, seconds: float) -> None:
-            self.closed += 1
-            super().close(seconds)
+        def pause(self, seconds: float) -> None:
+            self.pauses += 1
+            super().pause(seconds)
 
     one, two = Counting(), Counting()
-    async with RedisGate(shared.url, "creep", local=one) as gate, RedisGate(shared.url, "creep", local=two) as other:
+    async with (
+        RedisRateLimiter(shared.url, "creep", local=one) as gate,
+        RedisRateLimiter(shared.url, "creep", local=two) as other,
+    ):
         await open_for(gate, 5)
         await open_for(other, 5)
-        gate.close(60)
-        opens = gate.opens_at
+        gate.pause(60)
+        opens = gate.next_at
         await asyncio.sleep(1.3)
-        assert opens <= gate.opens_at <= opens + 0.1
-        assert (one.closed, two.closed) == (1, 1)
+        assert opens <= gate.next_at <= opens + 0.1
+        assert (one.pauses, two.pauses) == (1, 1)
 
 
 async def test_pause_does_not_depend_on_the_worker_clock(shared: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +152,10 @@ async def test_pause_does_not_depend_on_the_worker_clock(shared: RedisServer, mo
 
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + 3600)
-    async with RedisGate(shared.url, "clock", rate=1000) as gate, RedisGate(shared.url, "clock") as other:
+    async with RedisRateLimiter(shared.url, "clock", rate=1000) as gate, RedisRateLimiter(shared.url, "clock") as other:
         assert await open_for(other, 5)
         assert await open_for(gate, 5)
-        gate.close(5)
+        gate.pause(5)
         assert 4 < await closed_soon(other) <= 5.1
 
 
@@ -151,13 +163,13 @@ async def test_given_client_with_short_timeouts_serves_many_gates_and_stays_open
     from redis.asyncio import Redis
 
     async with Redis.from_url(shared.url, socket_timeout=0.2, decode_responses=True) as client:
-        async with RedisGate(client, "given") as gate, RedisGate(client, "given", rate=1000) as other:
+        async with RedisRateLimiter(client, "given") as gate, RedisRateLimiter(client, "given", rate=1000) as other:
             assert await open_for(gate, 5)
             assert await open_for(other, 5)
             await asyncio.sleep(0.3)  # longer than the client's timeout
-            gate.close(30)
+            gate.pause(30)
             assert await closed_soon(other) <= 30
-            assert other.opens_at >= gate.opens_at - 0.1
+            assert other.next_at >= gate.next_at - 0.1
         async with asyncio.timeout(20):
             while not await responds(client):
                 await asyncio.sleep(0.02)
@@ -175,12 +187,12 @@ async def responds(client: Any) -> bool:
 # The rate
 
 
-async def spend(gates: list[RedisGate], each: int) -> list[float]:
+async def spend(gates: list[RedisRateLimiter], each: int) -> list[float]:
     """Return when each request could be sent, in seconds from now."""
     times: list[float] = []
     began = now()
 
-    async def one(gate: RedisGate) -> None:
+    async def one(gate: RedisRateLimiter) -> None:
         assert await open_for(gate, 60)
         times.append(now())
 
@@ -192,7 +204,7 @@ async def spend(gates: list[RedisGate], each: int) -> list[float]:
 async def test_all_workers_together_keep_to_the_rate(shared: RedisServer, workers: int) -> None:
     """At any time no more requests were sent than the rate and the burst allow."""
     name = f"rate-{workers}"
-    gates = [RedisGate(shared.url, name, rate=200, burst=10) for _ in range(workers)]
+    gates = [RedisRateLimiter(shared.url, name, rate=200, burst=10) for _ in range(workers)]
     times = await spend(gates, 120 // workers)
     for gate in gates:
         await gate.aclose()
@@ -204,34 +216,37 @@ async def test_all_workers_together_keep_to_the_rate(shared: RedisServer, worker
 
 async def test_request_whose_slot_comes_after_its_deadline_is_rejected_at_once(shared: RedisServer) -> None:
     """It takes no slot, and `opens_at` says when the slot is."""
-    async with RedisGate(shared.url, "late", rate=1, burst=1) as gate:
+    async with RedisRateLimiter(shared.url, "late", rate=1, burst=1) as gate:
         assert await open_for(gate, 5)
         began = now()
         assert not await open_for(gate, 0.4)
         assert not await open_for(gate, 0.4)
         assert now() - began < 0.4
-        assert 0.5 < gate.opens_at - began <= 1.1
+        assert 0.5 < gate.next_at - began <= 1.1
         assert await open_for(gate, 5)
         assert now() - began > 0.5
 
 
 async def test_no_slots_are_used_during_a_pause(shared: RedisServer) -> None:
     """After the pause, waiting requests are sent at the rate, not all at once."""
-    async with RedisGate(shared.url, "closed", rate=100, burst=1) as gate:
+    async with RedisRateLimiter(shared.url, "closed", rate=100, burst=1) as gate:
         await open_for(gate, 5)
-        gate.close(0.3)
+        gate.pause(0.3)
         assert not await open_for(gate, 0.1)
-        opens = gate.opens_at - now()
+        opens = gate.next_at - now()
         times = await spend([gate], 20)
         # One or two slots may have been fetched ahead.
         assert times[-1] >= opens + 15 / 100
 
 
 async def test_gate_name_cannot_collide_with_the_rate_key_of_another_gate(shared: RedisServer) -> None:
-    async with RedisGate(shared.url, "named", rate=100) as gate, RedisGate(shared.url, "named:rate") as other:
+    async with (
+        RedisRateLimiter(shared.url, "named", rate=100) as gate,
+        RedisRateLimiter(shared.url, "named:rate") as other,
+    ):
         assert await open_for(gate, 5)
-        other.close(60)
-        async with RedisGate(shared.url, "named:rate") as late:
+        other.pause(60)
+        async with RedisRateLimiter(shared.url, "named:rate") as late:
             async with asyncio.timeout(20):
                 while await open_for(late, 0.01):
                     await asyncio.sleep(0.02)
@@ -241,7 +256,7 @@ async def test_gate_name_cannot_collide_with_the_rate_key_of_another_gate(shared
 
 
 async def test_cancelled_request_does_not_block_others(shared: RedisServer) -> None:
-    async with RedisGate(shared.url, "cancelled", rate=20, burst=1) as gate:
+    async with RedisRateLimiter(shared.url, "cancelled", rate=20, burst=1) as gate:
         await open_for(gate, 5)
         tasks = [asyncio.create_task(open_for(gate, 60)) for _ in range(5)]
         await asyncio.sleep(0.02)
@@ -270,7 +285,7 @@ def test_slots_are_used_in_order_and_expire_after_a_second() -> None:
 async def test_slot_hours_ahead_is_ignored_after_redis_clock_was_set_back(shared: RedisServer) -> None:
     from redis.asyncio import Redis
 
-    async with Redis.from_url(shared.url) as client, RedisGate(shared.url, "ahead", rate=100) as gate:
+    async with Redis.from_url(shared.url) as client, RedisRateLimiter(shared.url, "ahead", rate=100) as gate:
         await client.set("signing:gate-rate:ahead", "99999999999")
         assert await open_for(gate, 5)
 
@@ -292,8 +307,8 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
     """
     caplog.set_level(logging.INFO)
     async with (
-        RedisGate(redis.url, "a", rate=100, burst=1, timeout=0.5) as gate,
-        RedisGate(redis.url, "a", timeout=0.5) as other,
+        RedisRateLimiter(redis.url, "a", rate=100, burst=1, timeout=0.5) as gate,
+        RedisRateLimiter(redis.url, "a", timeout=0.5) as other,
     ):
         await spend([gate], 2)
         await open_for(other, 5)
@@ -306,7 +321,7 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
         async with asyncio.timeout(20):
             while warned(caplog) < 2:
                 await asyncio.sleep(0.02)
-        gate.close(8)
+        gate.pause(8)
         await asyncio.sleep(0.7)
         assert not await open_for(gate, 1)
         assert await open_for(other, 1)
@@ -323,14 +338,14 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
 async def test_first_call_waits_for_the_timeout_only_while_redis_is_unavailable(redis: RedisServer) -> None:
     """Later calls do not wait at all."""
     redis.stop()
-    async with RedisGate(redis.url, "a", rate=1000) as gate:
+    async with RedisRateLimiter(redis.url, "a", rate=1000) as gate:
         began = now()
         assert await open_for(gate, 30)
         assert now() - began < 2
         began = now()
         assert [await open_for(gate, 30) for _ in range(20)] == [True] * 20
         assert now() - began < 0.8
-        async with RedisGate(redis.url, "b") as late:
+        async with RedisRateLimiter(redis.url, "b") as late:
             assert await open_for(late, 0.1)
     redis.wake()
 
@@ -342,8 +357,8 @@ async def test_call_that_needs_a_slot_and_a_token_fails_within_two_seconds_while
     async with (
         RedisTokenStore(redis.url, "a") as store,
         oauth_for("http://127.0.0.1:9", store=store) as oauth,
-        RedisGate(redis.url, "a", rate=100) as gate,
-        SigningClient("http://127.0.0.1:9", oauth, gate=gate) as client,
+        RedisRateLimiter(redis.url, "a", rate=100) as gate,
+        SigningClient("http://127.0.0.1:9", oauth, rate_limiter=gate) as client,
     ):
         began = now()
         with pytest.raises(AuthError, match="the token store is unavailable"):
@@ -353,20 +368,20 @@ async def test_call_that_needs_a_slot_and_a_token_fails_within_two_seconds_while
 
 
 async def test_pause_that_ended_during_an_outage_is_not_published(redis: RedisServer) -> None:
-    async with RedisGate(redis.url, "a", timeout=0.2) as gate:
+    async with RedisRateLimiter(redis.url, "a", timeout=0.2) as gate:
         await open_for(gate, 5)
         redis.kill()
-        gate.close(0.3)
+        gate.pause(0.3)
         async with asyncio.timeout(20):
             while gate._publishing:
                 await asyncio.sleep(0.02)
         redis.start()
-        async with RedisGate(redis.url, "a") as other:
+        async with RedisRateLimiter(redis.url, "a") as other:
             assert await open_for(other, 0.5)
 
 
 async def test_request_is_rejected_at_its_deadline_while_slots_are_being_reserved(shared: RedisServer) -> None:
-    async with slow_way(shared.port) as way, RedisGate(way.url, "way", rate=50) as gate:
+    async with slow_way(shared.port) as way, RedisRateLimiter(way.url, "way", rate=50) as gate:
         await open_for(gate, 5)
         await asyncio.sleep(0.25)
         way.delay = 0.3
@@ -376,7 +391,7 @@ async def test_request_is_rejected_at_its_deadline_while_slots_are_being_reserve
 
 async def test_slots_are_reserved_ahead_so_slow_redis_does_not_slow_requests(shared: RedisServer) -> None:
     """With 20 ms each way, hundreds of requests do not wait for hundreds of responses."""
-    async with slow_way(shared.port, 0.02) as way, RedisGate(way.url, "slow", rate=2000, burst=200) as gate:
+    async with slow_way(shared.port, 0.02) as way, RedisRateLimiter(way.url, "slow", rate=2000, burst=200) as gate:
         await open_for(gate, 5)
         began = now()
         for _ in range(400):
@@ -397,13 +412,13 @@ async def test_slots_are_reserved_ahead_so_slow_redis_does_not_slow_requests(sha
         ({"rate": True}, "rate: must be a number above 0, got True"),
         ({"rate": 5, "burst": 0}, "burst: must be an integer of at least 1, got 0"),
         ({"burst": 5}, "burst: needs a rate"),
-        ({"local": LocalGate}, "local: must be a RateLimiter, such as LocalRateLimiter"),
+        ({"local": LocalRateLimiter}, "local: must be a RateLimiter, such as LocalRateLimiter"),
         ({"timeout": True}, "timeout: must be a number above 0, got True"),
     ],
 )
 def test_invalid_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        RedisGate("redis://127.0.0.1", **settings)
+        RedisRateLimiter("redis://127.0.0.1", **settings)
 
 
 @pytest.mark.parametrize("ending", ["", "await gate.aclose()"])
@@ -411,22 +426,22 @@ def test_unclosed_gate_warns_at_exit(shared: RedisServer, ending: str) -> None:
     """A gate that is closed can be used again."""
     lines = [
         "import asyncio",
-        "from signing_async.redis import RedisGate",
+        "from signing_async.redis import RedisRateLimiter",
         "async def main():",
-        f"    gate = RedisGate({shared.url!r}, rate=50)",
+        f"    gate = RedisRateLimiter({shared.url!r}, rate=50)",
         "    for _ in range(2):",
-        "        assert await gate.passed(asyncio.get_running_loop().time() + 5)",
+        "        assert await gate.acquire(asyncio.get_running_loop().time() + 5)",
         f"        {ending or 'pass'}",
         "asyncio.run(main())",
     ]
     command = [sys.executable, "-W", "always", "-c", "\n".join(lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (f"RedisGate({shared.url!r}, 'default') was not closed" in done.stderr) is not bool(ending)
+    assert (f"RedisRateLimiter({shared.url!r}, 'default') was not closed" in done.stderr) is not bool(ending)
     assert bool(done.stderr) is not bool(ending)
 
 
 async def test_gate_collected_while_open_warns(shared: RedisServer) -> None:
-    async with RedisGate(shared.url, "dropped") as gate:
+    async with RedisRateLimiter(shared.url, "dropped") as gate:
         gate.__del__()
         await open_for(gate, 5)
         with pytest.warns(ResourceWarning, match="'dropped'"):
@@ -436,9 +451,9 @@ async def test_gate_collected_while_open_warns(shared: RedisServer) -> None:
 async def test_two_clients_share_one_gate(shared: RedisServer) -> None:
     async with (
         Scripted(says(ME)) as server,
-        RedisGate(shared.url, "calls", rate=5000) as gate,
-        SigningClient(server.base_url, "token", gate=gate, retry=RetryPolicy.none()) as client,
-        SigningClient(server.base_url, "token", gate=gate, retry=RetryPolicy.none()) as second,
+        RedisRateLimiter(shared.url, "calls", rate=5000) as gate,
+        SigningClient(server.base_url, "token", rate_limiter=gate, retry=RetryPolicy.none()) as client,
+        SigningClient(server.base_url, "token", rate_limiter=gate, retry=RetryPolicy.none()) as second,
     ):
         await asyncio.gather(*(each.me() for each in (client, second) for _ in range(30)))
         assert len(server.requests) == 60
@@ -448,30 +463,30 @@ def test_unclosed_gate_works_in_a_second_event_loop(shared: RedisServer) -> None
     """It hears of another worker's 429, reserves slots, and publishes its own 429."""
     code = f"""
 import asyncio
-from signing_async.redis import RedisGate
+from signing_async.redis import RedisRateLimiter
 
-gate = RedisGate({shared.url!r}, "loops", rate=200)
+gate = RedisRateLimiter({shared.url!r}, "loops", rate=200)
 
 def now():
     return asyncio.get_running_loop().time()
 
 async def passed(gate):
-    return await gate.passed(now() + 10)
+    return await gate.acquire(now() + 10)
 
 async def hear():
-    async with RedisGate({shared.url!r}, "loops") as other:
+    async with RedisRateLimiter({shared.url!r}, "loops") as other:
         print(await passed(gate), await passed(other))
-        other.close(60)
+        other.pause(60)
         async with asyncio.timeout(20):
-            while gate.opens_at <= now() + 20:
+            while gate.next_at <= now() + 20:
                 await asyncio.sleep(0.01)
         print("heard")
 
 async def publish():
-    gate.close(120)
-    async with asyncio.timeout(20), RedisGate({shared.url!r}, "loops") as other:
+    gate.pause(120)
+    async with asyncio.timeout(20), RedisRateLimiter({shared.url!r}, "loops") as other:
         await passed(other)
-        while other.opens_at <= now() + 90:
+        while other.next_at <= now() + 90:
             await asyncio.sleep(0.01)
     print("published")
 
@@ -484,3 +499,15 @@ asyncio.run(gate.aclose())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["True", "True", "True", "heard", "published"], done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_old_name_and_methods_work_for_one_release(shared: RedisServer) -> None:
+    async with RedisGate(shared.url, "old") as gate, RedisRateLimiter(shared.url, "old") as limiter:
+        assert repr(gate).startswith("RedisGate(")
+        assert await gate.passed(now() + 5)
+        gate.left(now(), True)
+        assert await limiter.acquire(now() + 5)
+        gate.close(30)
+        assert gate.opens_at == gate.next_at > now()
+        while limiter.next_at <= now():
+            await asyncio.sleep(0.01)
