@@ -8,6 +8,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
@@ -112,6 +113,16 @@ async def claim_under_way(postgres: PostgresServer) -> None:
     async with asyncio.timeout(20):
         while not await postgres.execute(sleeping):
             await asyncio.sleep(0.01)
+
+
+async def test_event_whose_sender_has_gone_is_stored_with_the_others(open_store: Callable[[], EventStore]) -> None:
+    store = open_store()
+    adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
+    await asyncio.sleep(0)
+    adding[1].cancel()
+    assert await asyncio.gather(*adding, return_exceptions=True) == [True, ANY, True]
+    assert adding[1].cancelled()
+    assert await ids(store) == ["a", "b", "c"]
 
 
 async def test_workers_claim_different_events_without_waiting_for_each_other(
