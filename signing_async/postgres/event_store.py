@@ -217,20 +217,22 @@ class PostgresEventStore:
         """Commit the waiting events together, until none wait."""
         while self._adding:
             batch, self._adding = self._adding[:_PAGE], self._adding[_PAGE:]
-            waiting = [added for _, _, added in batch if not added.done()]
             rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
             columns = [list(column) for column in zip(*rows, strict=True)]
+            failure, new = None, set()
             try:
                 new = {row["id"] for row in await self._fetch(_ADD, *columns, self._database.name)}
             except InboxError as error:
-                for added in waiting:
-                    added.set_exception(copy.copy(error))
-                continue
+                failure = error
             for event, _, added in batch:
                 is_new = event.id in new
                 new.discard(event.id)
-                if not added.done():
+                if added.done():
+                    continue  # the sender has gone
+                if failure is None:
                     added.set_result(is_new)
+                else:
+                    added.set_exception(copy.copy(failure))
 
     # Claims
 

@@ -322,6 +322,22 @@ async def test_every_operation_fails_in_time_during_an_outage(
     assert {"b", "c"} <= {claim.stored.id for claim in await store.claim(5)} <= {"b", "c", "d"}
 
 
+async def test_sender_that_goes_during_an_outage_does_not_affect_the_others(
+    postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    store = open_store()
+    assert await ids(store) == []
+    with postgres.down():
+        adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
+        await asyncio.sleep(0.1)
+        adding[1].cancel()
+        async with asyncio.timeout(10):
+            first, _, third = await asyncio.gather(*adding, return_exceptions=True)
+    assert isinstance(first, InboxError)
+    assert isinstance(third, InboxError)
+    assert await add(store, "a")
+
+
 async def test_closing_during_an_outage_leaves_claims_to_their_leases(
     postgres: PostgresServer, dsn: str, open_store: Callable[[], EventStore], caplog: pytest.LogCaptureFixture
 ) -> None:
