@@ -396,6 +396,46 @@ async def test_claims_are_quick_with_a_long_backlog(
             assert len(await store.claim(8)) == 8
 
 
+async def test_claims_are_quick_while_many_events_wait_for_a_postponed_one(
+    postgres: PostgresServer, table: str, dsn: str
+) -> None:
+    """Once that is requeued and handled, the next one is due."""
+    store = PostgresEventStore(dsn, timeout=20, lease=60)
+    assert await ids(store) == []
+    await postgres.execute(
+        f"INSERT INTO {table} (id, signing_id, type, body, received_at)"
+        " SELECT 'e' || n, 's', 't', 'x', now() FROM generate_series(1, 15000) AS n"
+    )
+    (claim,) = await store.claim(1)
+    await store.postpone(claim, 3600, None)
+    async with asyncio.timeout(20):
+        for _ in range(300):
+            assert await store.claim(1) == []
+    await store.requeue(EventFilter(ids=["e1"]))
+    for name in ("e1", "e2", "e3"):
+        (claim,) = await store.claim(5)
+        assert claim.stored.id == name
+        await store.settle(claim, EventStatus.HANDLED)
+    await store.aclose()
+
+
+async def test_event_waits_for_its_own_next_attempt_when_an_earlier_one_was_handled(
+    open_store: Callable[[], EventStore],
+) -> None:
+    store = open_store()
+    await add(store, "a1", "a")
+    await add(store, "a2", "a")
+    (claim,) = await store.claim(1)
+    await store.settle(claim, EventStatus.DEAD)
+    (claim,) = await store.claim(1)
+    await store.postpone(claim, 3600, None)
+    await store.requeue(EventFilter(ids=["a1"]))
+    (claim,) = await store.claim(5)
+    assert claim.stored.id == "a1"
+    await store.settle(claim, EventStatus.HANDLED)
+    assert await store.claim(5) == []
+
+
 # Threads
 
 
