@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from taskiq import InMemoryBroker
+from taskiq import InMemoryBroker, TaskiqResult
 
 from signing_async.postgres import PostgresInbox
 from signing_async.taskiq import event_task, redis_streams
@@ -277,17 +277,22 @@ async def test_worker_that_cannot_read_the_inbox_leaves_the_message_for_redelive
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a"])
 
 
-async def test_event_is_handled_again_if_its_end_could_not_be_reported(
+async def test_event_is_handled_again_if_its_task_broke_off_and_its_end_could_not_be_reported(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The inbox waits for the next delivery of the message."""
     calls: list[str] = []
     broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
     save = broker.result_backend.set_result
 
-    async def fail_first(*arguments: Any) -> None:
+    async def fail_first(task_id: str, result: Any) -> None:
         if len(calls) < 2:
+            broken: TaskiqResult[Any] = TaskiqResult(
+                is_err=True, return_value=None, execution_time=0.1, error=RuntimeError("cancelled")
+            )
+            await save(task_id, broken)
             raise ConnectionError
-        await save(*arguments)
+        await save(task_id, result)
 
     monkeypatch.setattr(broker.result_backend, "set_result", fail_first)
     async with opened(tmp_path, broker) as inbox:

@@ -100,13 +100,31 @@ UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
 WHERE event.id = held.key AND event.fence = held.fence AND event.owner IS NOT NULL
 RETURNING held.key"""
-_HELD = "id = $1 AND fence = $2 AND owner IS NOT NULL RETURNING true"
+# Events that wait for a postponed one are due with it: a claim then does not read them in vain.
 _SETTLE = """\
-UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL
-WHERE {held}"""
+WITH settled AS (
+    UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL
+    WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
+    RETURNING signing_id
+), due AS (
+    UPDATE {table} AS event SET due_at = statement_timestamp()
+    FROM settled
+    WHERE event.signing_id = settled.signing_id AND event.status = 'pending' AND event.attempts = 0
+        AND event.due_at > statement_timestamp()
+)
+SELECT true FROM settled"""
 _POSTPONE = """\
-UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, owner = NULL, leased_until = NULL
-WHERE {held}"""
+WITH postponed AS (
+    UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, owner = NULL, leased_until = NULL
+    WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
+    RETURNING seq, signing_id, due_at
+), waiting AS (
+    UPDATE {table} AS event SET due_at = postponed.due_at
+    FROM postponed
+    WHERE event.signing_id = postponed.signing_id AND event.status = 'pending' AND event.seq > postponed.seq
+        AND event.attempts = 0 AND event.due_at < postponed.due_at
+)
+SELECT true FROM postponed"""
 _IS_ENDED = "SELECT true FROM {table} WHERE id = $1 AND fence = $2 AND owner IS NULL"
 _RELEASE = """\
 WITH released AS (
@@ -142,7 +160,7 @@ SELECT status, count(*) AS number, min(received_at) FILTER (WHERE status = 'pend
 FROM {table} GROUP BY status"""
 
 
-_PARTS = {"columns": _COLUMNS, "held": _HELD, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH}
+_PARTS = {"columns": _COLUMNS, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH}
 
 
 class PostgresEventStore:
@@ -217,20 +235,22 @@ class PostgresEventStore:
         """Commit the waiting events together, until none wait."""
         while self._adding:
             batch, self._adding = self._adding[:_PAGE], self._adding[_PAGE:]
-            waiting = [added for _, _, added in batch if not added.done()]
             rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
             columns = [list(column) for column in zip(*rows, strict=True)]
+            failure, new = None, set()
             try:
                 new = {row["id"] for row in await self._fetch(_ADD, *columns, self._database.name)}
             except InboxError as error:
-                for added in waiting:
-                    added.set_exception(copy.copy(error))
-                continue
+                failure = error
             for event, _, added in batch:
                 is_new = event.id in new
                 new.discard(event.id)
-                if not added.done():
+                if added.done():
+                    continue  # the sender has gone
+                if failure is None:
                     added.set_result(is_new)
+                else:
+                    added.set_exception(copy.copy(failure))
 
     # Claims
 

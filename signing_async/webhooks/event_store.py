@@ -36,7 +36,7 @@ class StoredEvent:
     received_at: datetime
     status: EventStatus = EventStatus.PENDING
     attempts: int = 0
-    """How often a handler was started, counted before it starts: an event that kills its process is counted too."""
+    """How many attempts began, counted before the handler starts: an attempt that kills its process counts too."""
     due_at: datetime | None = None
     """The time of the next attempt, if a pending event waits for one."""
     error: str | None = None

@@ -190,7 +190,8 @@ class Inbox:
             yield
         finally:
             task.cancel()
-            await asyncio.wait([task])
+            # Unlike `wait`, it passes a second cancellation on.
+            await asyncio.gather(task, return_exceptions=True)
             if not task.cancelled():
                 task.result()
 

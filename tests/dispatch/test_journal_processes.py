@@ -82,9 +82,12 @@ from signing_async import SqliteJournal
 async def main():
     journal = SqliteJournal(sys.argv[1])
     claim = await journal.claim("lease")
+    ready, started = os.pipe()
     child = os.fork()
     if not child:
+        os.write(started, b"x")
         time.sleep(600)
+    os.read(ready, 1)
     await journal.write(claim, "begun")
     print(child, flush=True)
     await asyncio.sleep(600)

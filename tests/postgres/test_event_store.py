@@ -8,6 +8,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
@@ -112,6 +113,16 @@ async def claim_under_way(postgres: PostgresServer) -> None:
     async with asyncio.timeout(20):
         while not await postgres.execute(sleeping):
             await asyncio.sleep(0.01)
+
+
+async def test_event_whose_sender_has_gone_is_stored_with_the_others(open_store: Callable[[], EventStore]) -> None:
+    store = open_store()
+    adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
+    await asyncio.sleep(0)
+    adding[1].cancel()
+    assert await asyncio.gather(*adding, return_exceptions=True) == [True, ANY, True]
+    assert adding[1].cancelled()
+    assert await ids(store) == ["a", "b", "c"]
 
 
 async def test_workers_claim_different_events_without_waiting_for_each_other(
@@ -311,6 +322,22 @@ async def test_every_operation_fails_in_time_during_an_outage(
     assert {"b", "c"} <= {claim.stored.id for claim in await store.claim(5)} <= {"b", "c", "d"}
 
 
+async def test_sender_that_goes_during_an_outage_does_not_affect_the_others(
+    postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    store = open_store()
+    assert await ids(store) == []
+    with postgres.down():
+        adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
+        await asyncio.sleep(0.1)
+        adding[1].cancel()
+        async with asyncio.timeout(10):
+            first, _, third = await asyncio.gather(*adding, return_exceptions=True)
+    assert isinstance(first, InboxError)
+    assert isinstance(third, InboxError)
+    assert await add(store, "a")
+
+
 async def test_closing_during_an_outage_leaves_claims_to_their_leases(
     postgres: PostgresServer, dsn: str, open_store: Callable[[], EventStore], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -367,6 +394,46 @@ async def test_claims_are_quick_with_a_long_backlog(
     async with asyncio.timeout(10):
         for _ in range(50):
             assert len(await store.claim(8)) == 8
+
+
+async def test_claims_are_quick_while_many_events_wait_for_a_postponed_one(
+    postgres: PostgresServer, table: str, dsn: str
+) -> None:
+    """Once that is requeued and handled, the next one is due."""
+    store = PostgresEventStore(dsn, timeout=20, lease=60)
+    assert await ids(store) == []
+    await postgres.execute(
+        f"INSERT INTO {table} (id, signing_id, type, body, received_at)"
+        " SELECT 'e' || n, 's', 't', 'x', now() FROM generate_series(1, 15000) AS n"
+    )
+    (claim,) = await store.claim(1)
+    await store.postpone(claim, 3600, None)
+    async with asyncio.timeout(20):
+        for _ in range(300):
+            assert await store.claim(1) == []
+    await store.requeue(EventFilter(ids=["e1"]))
+    for name in ("e1", "e2", "e3"):
+        (claim,) = await store.claim(5)
+        assert claim.stored.id == name
+        await store.settle(claim, EventStatus.HANDLED)
+    await store.aclose()
+
+
+async def test_event_waits_for_its_own_next_attempt_when_an_earlier_one_was_handled(
+    open_store: Callable[[], EventStore],
+) -> None:
+    store = open_store()
+    await add(store, "a1", "a")
+    await add(store, "a2", "a")
+    (claim,) = await store.claim(1)
+    await store.settle(claim, EventStatus.DEAD)
+    (claim,) = await store.claim(1)
+    await store.postpone(claim, 3600, None)
+    await store.requeue(EventFilter(ids=["a1"]))
+    (claim,) = await store.claim(5)
+    assert claim.stored.id == "a1"
+    await store.settle(claim, EventStatus.HANDLED)
+    assert await store.claim(5) == []
 
 
 # Threads

@@ -248,6 +248,19 @@ async def test_restart_keeps_the_delay_and_the_count_of_attempts(tmp_path: Path)
     assert timedelta(seconds=280) < event.due_at - datetime.now(UTC) < timedelta(seconds=601)
 
 
+async def test_event_with_more_attempts_than_the_policy_allows_is_dead_without_another(tmp_path: Path) -> None:
+    """As after deaths of its process, or if the policy was tightened."""
+    handled: list[Event] = []
+    async with Inbox(tmp_path / "inbox.db", retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
+        inbox.on("*")(handled.append)
+        await add(inbox, "e1")
+        (claim,) = await inbox.store.claim(1)
+        await inbox.store.postpone(claim, 0, "ValueError: no")
+        async with inbox.running():
+            [event] = await settled(inbox)
+    assert (event.status, event.error, handled) == (EventStatus.DEAD, "ValueError: no", [])
+
+
 async def test_drop_ends_the_event_with_its_reason(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     @inbox.on("*")
     def handle(event: Event) -> None:

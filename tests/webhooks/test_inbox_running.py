@@ -56,26 +56,35 @@ async def test_cancelled_run_waits_for_running_handlers_and_starts_no_new_ones(i
     assert (second.status, second.attempts) == (EventStatus.PENDING, 0)
 
 
+@pytest.mark.parametrize("in_block", [False, True], ids=["run", "running"])
 @pytest.mark.parametrize("again", [False, True], ids=["after the timeout", "cancelled again"])
 async def test_handlers_that_do_not_end_are_cancelled_and_their_attempts_do_not_count(
-    inbox: Inbox, again: bool
+    inbox: Inbox, again: bool, in_block: bool
 ) -> None:
     started = asyncio.Event()
+    timeout = 3600 if again else 0.01
 
     @inbox.on("*")
     async def handle(event: Event) -> None:
         started.set()
         await asyncio.Event().wait()
 
+    async def work() -> None:
+        if not in_block:
+            await inbox.run(drain_timeout=timeout)
+        async with inbox.running(drain_timeout=timeout):
+            await asyncio.Event().wait()
+
     await add(inbox, "e1")
-    running = asyncio.create_task(inbox.run(drain_timeout=3600 if again else 0.01))
+    working = asyncio.create_task(work())
     await started.wait()
-    running.cancel()
+    working.cancel()
     if again:
         await asyncio.sleep(0.01)
-        running.cancel()
+        assert not working.done()
+        working.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await running
+        await working
     event = await stored(inbox, "e1")
     assert (event.status, event.attempts, event.due_at) == (EventStatus.PENDING, 0, None)
 

@@ -68,9 +68,13 @@ def lines_of(process: subprocess.Popen[str]) -> list[str]:
 async def test_two_processes_share_the_work_and_handle_each_event_once_and_in_order(tmp_path: Path) -> None:
     path = tmp_path / "inbox.db"
     async with Inbox(path) as inbox:
-        for number in range(300):
-            await add(inbox, f"{number % 20}-{number}", f"sig_{number % 20}")
+        await inbox.stats()
         with worker(path) as first, worker(path) as second:
+            async with asyncio.timeout(30):
+                while len(list(tmp_path.glob("*.lock"))) < 3:
+                    await asyncio.sleep(0.01)
+            for number in range(300):
+                await add(inbox, f"{number % 20}-{number}", f"sig_{number % 20}")
             events = await settled(inbox)
             for process in (first, second):
                 process.send_signal(signal.SIGTERM)
