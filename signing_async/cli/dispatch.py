@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MAX_SHOWN = 20
 """The number of failures, and of abandoned drafts, that are shown to people."""
 
+REPORTED = ("package %s was not sent", "package %s: draft %s was abandoned")
+"""The log records that the command reports with the lines of the manifest."""
+
 SECONDS_BETWEEN_LINES = 10.0
 """The interval of progress lines where there is no terminal."""
 
@@ -99,7 +102,7 @@ def dispatch(
     if journal == "":
         # The value of an unset variable, perhaps: with another journal, packages might be sent twice.
         raise InvalidRequest("--journal: must not be empty")
-    _check_no_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
+    check_no_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
     plan = Plan(
         manifest,
         journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
@@ -130,7 +133,7 @@ def _stem(manifest: Path) -> str:
 
 def _broker_url(text: str | None) -> str | None:
     """Return the URL of ``--broker``, read from a variable if it names one."""
-    _check_no_password("--broker", text, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
+    check_no_password("--broker", text, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
     if text is None or not text.startswith("env:"):
         return text
     name = text.removeprefix("env:")
@@ -140,7 +143,7 @@ def _broker_url(text: str | None) -> str | None:
     return url
 
 
-def _check_no_password(option: str, text: str | None, advice: str) -> None:
+def check_no_password(option: str, text: str | None, advice: str) -> None:
     from ..settings import holds_password
 
     if text is not None and holds_password(text):
@@ -272,7 +275,7 @@ class Run:
     async def dispatch(self, client: Any, journal: Journal) -> None:
         """Send all packages, or as many as were begun before Ctrl-C."""
         display = ProgressDisplay(self._state.out, "Sending", self._checked.packages)
-        with self._stop, reported_by_line(), display:
+        with self._stop, without_log_of(*REPORTED), display:
             try:
                 async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
                     async for result in results:
@@ -353,12 +356,11 @@ class Run:
 
 
 @contextlib.contextmanager
-def reported_by_line() -> Iterator[None]:
-    """Drop the log records about single packages, which the command reports with their lines."""
-    dropped = ("package %s was not sent", "package %s: draft %s was abandoned")
+def without_log_of(*beginnings: str) -> Iterator[None]:
+    """Drop the log records about single items, which the command reports itself."""
 
     def is_kept(record: logging.LogRecord) -> bool:
-        return not record.msg.startswith(dropped)
+        return not record.msg.startswith(beginnings)
 
     log = logging.getLogger("signing_async")
     log.addFilter(is_kept)
