@@ -7,7 +7,7 @@ import fnmatch
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..client import SigningClient
     from ..sealed import Trust
     from ..webhooks import Wakeups
-    from ..webhooks.wakeups import Subscription
 
 __all__ = ["Archive"]
 
@@ -122,7 +121,7 @@ class Archive:
         _checks.number("every", every, above=0, error=InvalidRequest)
         report = on_result or _ignore
         loop = asyncio.get_running_loop()
-        with _subscribed(wakeups) as subscription:
+        with nullcontext() if wakeups is None else wakeups.subscribe() as subscription:
             while True:
                 due = loop.time() + every
                 with _transient_errors_logged():
@@ -206,15 +205,6 @@ def _id(signing: str | Signing) -> str:
 
 
 def _ignore(_: ArchiveResult) -> None: ...
-
-
-@contextmanager
-def _subscribed(wakeups: Wakeups | None) -> Iterator[Subscription | None]:
-    if wakeups is None:
-        yield None
-        return
-    with wakeups.subscribe() as subscription:
-        yield subscription
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A set of short hashes in 16 bytes each: an archive of a million documents fits in memory."""
+"""A set of short hashes in 16 to 32 bytes each: an archive of a million documents fits in memory."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ class Incoming:
     async def new_path(self) -> Path:
         """Return a free path."""
         async with self._opening:
-            if self._folder is None:
-                self._folder = await asyncio.to_thread(self._open)
-        return self._folder / f"{secrets.token_hex(8)}.pdf"
+            folder = self._folder or await asyncio.to_thread(self._open)
+            self._folder = folder
+        return folder / f"{secrets.token_hex(8)}.pdf"
 
     async def aclose(self) -> None:
         """Remove the folder, and those of dead processes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -115,7 +114,6 @@ class _Place:
         self._claim: Claim | None = None
         self._pages: deque[_Page] = deque()
         self._is_whole = False
-        self._saving = asyncio.Lock()
         self.saved: str | None = None
         """The cursor of the first page that an interrupted sweep did not finish."""
 
@@ -156,9 +154,8 @@ class _Place:
         self._is_whole = True
 
     async def _save(self, cursor: str | None) -> None:
-        async with self._saving:
-            if self._claim is not None and cursor != self.saved:
-                # Another sweep may have taken over: then it saves its own place.
-                with suppress(ClaimLost):
-                    await journaled(self._journal.write(self._claim, json.dumps({"cursor": cursor})))
-                self.saved = cursor
+        if self._claim is not None and cursor != self.saved:
+            self.saved = cursor
+            # Another sweep may have taken over: then it saves its own place.
+            with suppress(ClaimLost):
+                await journaled(self._journal.write(self._claim, json.dumps({"cursor": cursor})))

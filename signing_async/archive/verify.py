@@ -83,7 +83,7 @@ async def verify_archive(
 
 
 class _Verification:
-    """One run over an archive: the chain first, then the files. Memory grows by 16 bytes for each document."""
+    """One run over an archive: the chain first, then the files. Memory grows by 16 to 32 bytes for each document."""
 
     def __init__(self, store: ArchiveStore, reporter: ProgressReporter) -> None:
         self._store = store

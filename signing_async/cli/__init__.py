@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "add-recipient": ("recipients:add_recipient", "Add a recipient to a draft."),
+    "archive": ("archive:archive", "Archive the sealed PDFs of all signings, verify the archive, tell what is stuck."),
     "completion": ("completion:completion", "Print the completion script for your shell."),
     "create": ("signings:create", "Create a draft."),
     "demo": ("demo:demo", "Run through everything on this machine in seconds, from a new app to a sealed PDF."),

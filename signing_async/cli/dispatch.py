@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MAX_SHOWN = 20
 """The number of failures, and of abandoned drafts, that are shown to people."""
 
+REPORTED = ("package %s was not sent", "package %s: draft %s was abandoned")
+"""The log records that the command reports with the lines of the manifest."""
+
 SECONDS_BETWEEN_LINES = 10.0
 """The interval of progress lines where there is no terminal."""
 
@@ -265,7 +268,7 @@ class Run:
     async def dispatch(self, client: Any, journal: Journal) -> None:
         """Send all packages, or as many as were begun before Ctrl-C."""
         display = ProgressDisplay(self._state.out, "Sending", self._checked.packages)
-        with self._stop, reported_by_line(), display:
+        with self._stop, without_log_of(*REPORTED), display:
             try:
                 async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
                     async for result in results:
@@ -346,12 +349,11 @@ class Run:
 
 
 @contextlib.contextmanager
-def reported_by_line() -> Iterator[None]:
-    """Drop the log records about single packages, which the command reports with their lines."""
-    dropped = ("package %s was not sent", "package %s: draft %s was abandoned")
+def without_log_of(*beginnings: str) -> Iterator[None]:
+    """Drop the log records about single items, which the command reports itself."""
 
     def is_kept(record: logging.LogRecord) -> bool:
-        return not record.msg.startswith(dropped)
+        return not record.msg.startswith(beginnings)
 
     log = logging.getLogger("signing_async")
     log.addFilter(is_kept)

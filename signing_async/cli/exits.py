@@ -12,6 +12,7 @@ __all__ = [
     "INTERRUPTED",
     "NOT_SOUND",
     "PIPE_CLOSED",
+    "STUCK",
     "TERMINATED",
     "TIMED_OUT",
     "UNAUTHORIZED",
@@ -31,6 +32,7 @@ TIMED_OUT = 5
 CANCELLED = 6
 NOT_SOUND = 7
 UNTRUSTED = 8
+STUCK = 9
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 TERMINATED = 143
@@ -43,8 +45,9 @@ CODES = {
     UNAUTHORIZED: "not logged in, or not permitted",
     TIMED_OUT: "timed out while waiting",
     CANCELLED: "the signing was cancelled",
-    NOT_SOUND: "a sealed PDF is not sound: a signature is invalid, or it was changed since",
+    NOT_SOUND: "a sealed PDF is not sound, or an archive is not as its manifest says: something was changed since",
     UNTRUSTED: "a sealed PDF is sound but not trusted",
+    STUCK: "a signing or a dispatch is stuck",
     INTERRUPTED: "interrupted by Ctrl-C (143: terminated by SIGTERM)",
 }
 

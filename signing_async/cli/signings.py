@@ -25,12 +25,24 @@ _SPAN = re.compile(r"(\d{1,6})(min|h|d|w)")
 _UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
+def duration(text: str) -> timedelta:
+    """Parse a duration."""
+    span = _SPAN.fullmatch(text)
+    if span is None:
+        raise click.BadParameter(f"must be a duration such as 90min, 12h, 7d or 2w, got {text!r}")
+    return timedelta(**{_UNITS[span[2]]: int(span[1])})
+
+
+def duration_or_moment(text: str) -> timedelta | datetime:
+    """Parse a duration before now, a date or a time."""
+    return duration(text) if _SPAN.fullmatch(text) else moment(text)
+
+
 def moment(text: str) -> datetime:
     """Parse a date, a time, or a duration before now."""
-    span = _SPAN.fullmatch(text)
     try:
-        if span:
-            return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: int(span[1])})
+        if _SPAN.fullmatch(text):
+            return datetime.now(UTC) - duration(text)
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise click.BadParameter(

@@ -36,14 +36,16 @@ def sweep(base_url: str, token: str, folder: str, report_each: str) -> None:
 
 async def _sweep(base_url: str, token: str, folder: Path, report_each: int) -> None:
     began, done = time.monotonic(), 0
-    async with SigningClient(base_url, token) as client:
-        async with Archive(client, folder / "archive", journal=folder / "the.journal") as archive:
-            async for result in archive.sweep():
-                if result.error is not None:
-                    raise result.error
-                done += 1
-                if done % report_each == 0:
-                    print(f"{done} documents, {time.monotonic() - began:.1f} s, {memory_peak():.1f} MB", flush=True)
+    async with (
+        SigningClient(base_url, token) as client,
+        Archive(client, folder / "archive", journal=folder / "the.journal") as archive,
+    ):
+        async for result in archive.sweep():
+            if result.error is not None:
+                raise result.error
+            done += 1
+            if done % report_each == 0:
+                print(f"{done} documents, {time.monotonic() - began:.1f} s, {memory_peak():.1f} MB", flush=True)
     print(f"end: {done} documents, {time.monotonic() - began:.1f} s, {memory_peak():.1f} MB", flush=True)
 
 

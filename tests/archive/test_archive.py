@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import signing_async.archive
 from signing_async import (
     ConfigurationError,
     DecodeError,
@@ -626,3 +627,10 @@ async def test_server_error_of_a_list_is_raised(sandbox: Sandbox, archive: Archi
     sandbox.faults.add("signings.list", "500", times=None)
     with pytest.raises(ServerError):
         await sweep(archive)
+
+
+def test_public_module_has_exactly_its_names() -> None:
+    for name in signing_async.archive.__all__:
+        assert getattr(signing_async.archive, name).__doc__
+    with pytest.raises(AttributeError, match=r"^module 'signing_async\.archive' has no attribute 'Archiv'$"):
+        signing_async.archive.Archiv  # noqa: B018  # that it is missing is what is tested

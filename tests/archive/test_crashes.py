@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from signing_async import SigningClient, SqliteJournal
-from signing_async.archive import Archive, ArchiveStore, FolderStore
+from signing_async.archive import Archive, ArchiveStore, FolderStore, verify_archive
 from signing_async.sandbox import Sandbox
 from tests.archive import kill
 from tests.archive.tenants import completed, count, files_in, judge, lines_of
@@ -183,6 +184,27 @@ async def test_downloads_of_a_live_process_are_left_to_it(
         sweeping.cancel()
         await asyncio.wait([sweeping])
     assert (await judge(filled, folder)).wrong == []
+
+
+async def test_another_run_that_removes_the_same_leftovers_does_no_harm(
+    filled: Sandbox, client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lock or remove a lock file at any moment."""
+    folder = tmp_path / "archive"
+    (folder / ".incoming").mkdir(parents=True)
+    (folder / ".incoming/removed.lock").symlink_to("nowhere")
+    flock, refused = fcntl.flock, []
+
+    def first_refused(descriptor: int, operation: int) -> None:
+        if ".incoming" in str(Path(f"/proc/self/fd/{descriptor}").readlink()) and not refused:
+            refused.append(descriptor)
+            raise BlockingIOError
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", first_refused)
+    await sweep(client, FolderStore(folder), tmp_path / "journal")
+    assert refused
+    assert (await verify_archive(folder)).documents == 3
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -188,6 +188,15 @@ async def test_changed_line_is_logged_and_its_document_is_archived_again(
     assert await manifest.append(document(1))
 
 
+async def test_line_that_was_copied_does_not_complete_its_signing(folder: Path) -> None:
+    await Manifest(FolderStore(folder)).append(document(1))
+    path = folder / "manifest.jsonl"
+    path.write_bytes(2 * path.read_bytes())
+    manifest = Manifest(FolderStore(folder))
+    await manifest.refresh()
+    assert not manifest.is_complete(SERVICE, "s")
+
+
 @pytest.mark.parametrize("change", ["removed", "replaced"])
 async def test_manifest_that_is_changed_under_a_writer_is_an_error(folder: Path, change: str) -> None:
     manifest = Manifest(FolderStore(folder))

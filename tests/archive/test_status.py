@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ def package(name: str) -> SigningPackage:
 
 
 @pytest.fixture
-async def one_of_each(sandbox: Sandbox, client: SigningClient) -> AsyncIterator[None]:
+async def one_of_each(sandbox: Sandbox, client: SigningClient) -> None:
     """A draft with a document, an empty draft, and signings that were sent, completed and cancelled."""
     draft = await client.signings.create(name="draft", language="EN")
     await client.documents.upload(draft, make_pdf(), "lease.pdf")
@@ -35,7 +34,6 @@ async def one_of_each(sandbox: Sandbox, client: SigningClient) -> AsyncIterator[
     await sent(client, "sent")
     await completed(sandbox, client, "completed")
     await sandbox.cancel((await sent(client, "cancelled")).id)
-    yield
 
 
 async def test_drafts_with_documents_and_unfinished_signings_are_found(

@@ -1,0 +1,354 @@
+"""`archive`: the sealed PDFs of all signings, each once; whether an archive is unchanged; what is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ConfigurationError, InvalidRequest, NotYetSigned
+from .command import Seconds, State, command, common_options, refuse_password
+from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
+from .exits import NOT_SOUND, STUCK, code_of, code_of_all
+from .output import ago, iso, on_one_line
+from .records import recipient_facts, signing_facts
+from .signings import duration, duration_or_moment, moment
+
+if TYPE_CHECKING:
+    from ..archive import Archive, ArchiveResult, ArchiveStatus, ArchiveStore, OpenDispatch, StuckSigning
+    from ..client import SigningClient
+    from ..dispatch.journal import Journal
+    from ..worker_pool import Progress
+
+SECONDS_BETWEEN_REMINDERS = 3600.0
+"""With --follow: how often signings without progress are looked for. It takes a list of all signings."""
+
+REPORTED = ("document %s of signing %s was not archived", "signing %s was not archived")
+"""The log records that the command reports as results."""
+
+KINDS = {
+    "no_progress": "not signed",
+    "not_sealed": "not sealed",
+    "not_sent": "not sent",
+}
+
+
+class _Group(click.Group):
+    """A group whose first argument may be an archive instead of a command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        return "", run, args
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        run.format_usage(ctx, formatter)
+        run.format_help_text(ctx, formatter)
+        run.format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+# An option that is not a common one belongs to `run`.
+@click.group(cls=_Group, params=list(common_options()), context_settings={"ignore_unknown_options": True})
+def archive() -> None:
+    """Archive the sealed PDFs of all signings."""
+
+
+_journal_option = click.option(
+    "--journal",
+    metavar="PATH|URL",
+    help="The journal: a file on a local disk, or postgresql://... for many machines. Put a URL with a password into"
+    " SIGNING_JOURNAL.",
+)
+
+
+@command()
+@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
+@_journal_option
+@click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
+@click.option("--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: between two sweeps.")
+@click.option("--since", type=duration_or_moment, help="Only signings updated since: 30d, 12h, 2031-03-31, ...")
+@click.option("--name", metavar="PATTERN", help="Only signings with such a name: 'Lease *'.")
+@click.option("--template", metavar="TEXT", help="The names of the files.")
+@click.option("--verify", is_flag=True, help="Archive only PDFs whose signatures are sound.")
+@click.option("--trust", multiple=True, metavar="ROOTS", help='As in verify-sealed: a file, a folder or "system".')
+@click.option(
+    "--remind-after", type=duration, help="Remind recipients of signings without progress, once in this time."
+)
+@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Signings at once.")
+def run(
+    state: State,
+    to: str,
+    journal: str | None,
+    follow: bool,
+    every: float,
+    since: datetime | timedelta | None,
+    remind_after: timedelta | None,
+    template: str | None,
+    trust: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Archive the sealed PDFs of all signings: each document of a completed signing once, in a folder or in S3.
+
+    Whatever ends the command, run it again: nothing is fetched twice, and no half file is left. The files are listed in
+    manifest.jsonl, which "archive verify" proves them against. Several processes may share an archive and its journal,
+    by default the file .journal in the folder; an archive in S3 needs --journal or SIGNING_JOURNAL. With --remind-after
+    7d, recipients who have not finished are reminded if nobody signed for 7 days, and at most once in 7 days.
+
+    Exit codes: 0: done; documents that are not yet sealed are fetched by a later run. 1: some documents failed.
+
+    \b
+    Example:
+      signing-async archive contracts/ --since 30d
+      signing-async archive contracts/
+    """
+    if template is not None:
+        options["template"] = template
+    place = _journal_of(state, journal) or _default_journal(to)
+    state.run(
+        _Run(state, follow, every, remind_after).run(to, place, {**options, "since": since, "trust": trust or None})
+    )
+
+
+@command()
+@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
+def verify(state: State, to: str) -> None:
+    """Prove an archive against its manifest: no file or line is missing, changed or added. No service is asked.
+
+    Exit codes: 0: the archive is as its manifest says. 7: it is not. 2: there is no archive.
+
+    \b
+    Example:
+      signing-async archive verify contracts/
+    """
+    state.run(_verify(state, to))
+
+
+@command()
+@_journal_option
+@click.option("--after", default="7d", show_default=True, type=duration, help="Not updated for this time.")
+@click.option("--since", type=moment, help="Only signings updated since: 90d, 2031-03-31, ...")
+def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
+    """Tell what is stuck.
+
+    Drafts with documents that were not sent, signings without progress and who has not signed, completed signings that
+    are not sealed, and dispatches in the journal that have had no outcome for an hour.
+
+    Exit codes: 0: nothing is stuck. 9: something is.
+
+    \b
+    Example:
+      signing-async archive status --after 7d
+    """
+    state.run(_status(state, _journal_of(state, journal), after, since))
+
+
+for _command in (verify, status):
+    archive.add_command(_command)
+
+
+def _journal_of(state: State, given: str | None) -> str | None:
+    if given == "":
+        # The value of an unset variable, perhaps.
+        raise InvalidRequest("--journal: must not be empty")
+    refuse_password("--journal", given, "put the URL into SIGNING_JOURNAL")
+    return given or (None if state.settings.journal is None else str(state.settings.journal))
+
+
+def _default_journal(to: str) -> str:
+    if "://" in to:
+        raise InvalidRequest("--journal: an archive in S3 needs one: a path, or postgresql://... for many machines")
+    folder = Path(to)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"could not create the folder {to!r}: {error.strerror}") from None
+    # Names that begin with a dot are not part of the archive.
+    return str(folder / ".journal")
+
+
+@contextlib.asynccontextmanager
+async def _store(to: str) -> AsyncIterator[ArchiveStore]:
+    if "://" not in to:
+        from ..archive import FolderStore
+
+        yield FolderStore(to)
+        return
+    try:
+        from ..archive import S3Store
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from None
+    async with S3Store(to) as store:
+        yield store
+
+
+class _Run:
+    """One run of `archive`, and its results."""
+
+    def __init__(self, state: State, follow: bool, every: float, remind_after: timedelta | None) -> None:
+        self._state = state
+        self._out = state.out
+        self._follow = follow
+        self._every = every
+        self._remind_after = remind_after
+        self._display = ProgressDisplay(self._out, "Archiving", None)
+        self._archived = self._size = self._failed = self._reminded = 0
+        self._unsealed: set[tuple[str, str]] = set()
+        self._errors: dict[int, BaseException] = {}
+        """One error for each exit code."""
+
+    async def run(self, to: str, journal: str, options: dict[str, Any]) -> None:
+        from ..archive import Archive
+
+        async with contextlib.AsyncExitStack() as exits:
+            store = await exits.enter_async_context(_store(to))
+            opened = await exits.enter_async_context(open_journal(journal))
+            client = await exits.enter_async_context(self._state.client())
+            # A rejected token would fail every document.
+            await client.me()
+            archive = await exits.enter_async_context(Archive(client, store, journal=opened, **options))
+            exits.enter_context(without_log_of(*REPORTED))
+            exits.callback(self._summarize)
+            exits.enter_context(self._display)
+            work = [self._archive(archive)]
+            if self._remind_after is not None:
+                work.append(self._remind(client, opened, self._remind_after))
+            await _all(work)
+        self._state.end(code_of_all(self._errors.values(), done=self._archived))
+
+    async def _archive(self, archive: Archive) -> None:
+        if self._follow:
+            await archive.follow(every=self._every, on_result=self._take)
+        async with archive.sweep() as results:
+            async for result in results:
+                self._take(result)
+
+    def _take(self, result: ArchiveResult) -> None:
+        facts: dict[str, Any] = {"signing": result.signing.id, "name": result.signing.name}
+        facts["document"] = None if result.document is None else result.document.id
+        if result.entry is not None:
+            self._archived, self._size = self._archived + 1, self._size + result.entry.size
+            self._out.result({**facts, **result.entry.as_dict(), "signing": result.signing.id})
+        elif isinstance(result.error, NotYetSigned):
+            self._unsealed.add((result.signing.id, str(facts["document"])))
+        elif result.error is not None:
+            self._failed += 1
+            self._errors.setdefault(code_of(result.error), result.error)
+            if self._state.json or self._failed <= MAX_SHOWN:
+                self._out.failed(f"{result.signing.name or result.signing.id}", result.error, facts)
+        self._display.advance(failed=result.error is not None)
+
+    async def _remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
+        from ..archive import archive_status
+
+        while True:
+            found = await archive_status(client, journal, after=after, remind_every=after)
+            for stuck in found.signings:
+                for reminder in stuck.reminders:
+                    email = reminder.recipient.email
+                    facts = {"signing": stuck.signing.id, "email": email, "reminded": reminder.error is None}
+                    if reminder.error is None:
+                        self._reminded += 1
+                        self._out.result(facts, on_one_line(f"Reminded {email} of {stuck.signing.name}."))
+                    else:
+                        self._errors.setdefault(code_of(reminder.error), reminder.error)
+                        self._out.failed(email, reminder.error, facts)
+            if not self._follow:
+                return
+            await asyncio.sleep(SECONDS_BETWEEN_REMINDERS)
+
+    def _summarize(self) -> None:
+        facts = {"archived": self._archived, "bytes": self._size, "failed": self._failed}
+        facts |= {"not_yet_sealed": len(self._unsealed), "reminded": self._reminded}
+        noun = "document was" if self._archived == 1 else "documents were"
+        text = f"{self._archived} {noun} archived ({self._size} bytes), {self._failed} failed."
+        if self._unsealed:
+            text += f" {len(self._unsealed)} not yet sealed: a later run fetches them."
+        self._out.result({"summary": facts}, text)
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Await all; if one fails, cancel the others and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        failure = errors.exceptions[0]
+    else:
+        return
+    raise failure
+
+
+async def _verify(state: State, to: str) -> None:
+    from ..archive import verify_archive
+
+    async with _store(to) as store:
+        with state.out.progress("Verifying") as report:
+
+            def on_progress(progress: Progress) -> None:
+                report(progress.files_done, progress.files_total, progress.bytes_done, progress.bytes_total)
+
+            found = await verify_archive(store, on_progress)
+    if not found.lines and not found.findings:
+        raise InvalidRequest(f"{to}: is not an archive: it has no manifest.jsonl")
+    for finding in found.findings:
+        facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
+        state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
+    facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
+    verdict = "the archive is as its manifest says" if found.ok else f"{len(found.findings)} findings"
+    text = f"{found.documents} documents ({found.size} bytes): {verdict}. Head: {found.head}"
+    state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
+    state.end(0 if found.ok else NOT_SOUND)
+
+
+async def _status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
+    from ..archive import archive_status
+
+    async with contextlib.AsyncExitStack() as exits:
+        client = await exits.enter_async_context(state.client())
+        opened = None if journal is None else await exits.enter_async_context(open_journal(journal))
+        found = await archive_status(client, opened, after=after, since=since)
+    if state.json:
+        _print_json(state, found)
+    elif found.ok:
+        state.out.say("Nothing is stuck.")
+    else:
+        rows = [_signing_row(state, stuck) for stuck in found.signings]
+        rows += [_dispatch_row(state, dispatch) for dispatch in found.dispatches]
+        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
+    state.end(0 if found.ok else STUCK)
+
+
+def _print_json(state: State, found: ArchiveStatus) -> None:
+    done_fields = state.settings.assumptions.recipient_done_fields
+    for stuck in found.signings:
+        pending = [recipient_facts(recipient, done_fields) for recipient in stuck.pending]
+        documents = [{"id": document.id, "name": document.name} for document in stuck.documents]
+        facts = {"stuck": stuck.kind, "signing": signing_facts(stuck.signing)}
+        state.out.result({**facts, "pending": pending, "documents": documents})
+    for dispatch in found.dispatches:
+        state.out.result({"stuck": "dispatch", "dispatch": dispatch})
+
+
+def _signing_row(state: State, stuck: StuckSigning) -> tuple[str, ...]:
+    people = [recipient.email for recipient in stuck.pending]
+    names = people or [document.name or document.id for document in stuck.documents]
+    signing = stuck.signing
+    return signing.id, signing.name, KINDS[stuck.kind], _time(state, signing.updated_at), ", ".join(names)
+
+
+def _dispatch_row(state: State, dispatch: OpenDispatch) -> tuple[str, ...]:
+    problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
+    return dispatch.signing or "", dispatch.key, problem, _time(state, dispatch.updated_at), dispatch.error or ""
+
+
+def _time(state: State, when: datetime | None) -> str:
+    return ago(when) if state.out.is_terminal else iso(when)

@@ -1,0 +1,293 @@
+"""archive: the sealed PDFs of all signings, each once; verify finds every change; status tells what is stuck."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.archive.s3_server import CREDENTIALS, S3Server
+from tests.cli.conftest import Run
+from tests.cli.service import Service
+from tests.cli.terminal import COMMAND, ROOT
+
+Complete = Callable[..., list[str]]
+
+
+@pytest.fixture
+def complete(service: Service) -> Complete:
+    """Makes so many completed signings, with two documents each."""
+
+    def make(count: int, name: str = "Lease") -> list[str]:
+        made = []
+        for number in range(count):
+            signing = service.draft("a.pdf", "b.pdf", to=("anna@example.com",), name=f"{name} {number}", sent=True)
+            service.call(service.sandbox.complete(signing))
+            made.append(signing)
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with S3Server() as running:
+        yield running
+
+
+def downloads(service: Service) -> int:
+    records = service.do(lambda: list(service.sandbox.requests))
+    return len([one for one in records if one.operation == "documents.download_signed"])
+
+
+def test_every_document_is_archived_once_and_the_folder_verifies(
+    run: Run, complete: Complete, service: Service, tmp_path: Path
+) -> None:
+    complete(3)
+    ran = run("archive", "contracts")
+    assert (ran.code, ran.out.splitlines()[-1][:27]) == (0, "6 documents were archived (")
+    assert len(list((tmp_path / "contracts").rglob("*.pdf"))) == 6
+    again = run("archive", "contracts", "--json")
+    assert again.lines == [{"summary": {"archived": 0, "bytes": 0, "failed": 0, "not_yet_sealed": 0, "reminded": 0}}]
+    assert downloads(service) == 6
+    ran = run("archive", "verify", "contracts")
+    assert ran.code == 0
+    assert "6 documents" in ran.out
+    assert "the archive is as its manifest says. Head: " in ran.out
+
+
+def test_json_has_a_line_for_each_document(run: Run, complete: Complete) -> None:
+    (signing,) = complete(1)
+    ran = run("archive", "contracts", "--json")
+    *documents, summary = ran.lines
+    assert [document["signing"] for document in documents] == [signing] * 2
+    assert all(document["sha256"] and document["path"] for document in documents)
+    assert summary["summary"]["archived"] == 2
+
+
+def test_filters_select_signings(run: Run, complete: Complete) -> None:
+    complete(1, "Lease")
+    complete(1, "Loan")
+    assert run("archive", "leases", "--name", "Lease *", "--json").lines[-1]["summary"]["archived"] == 2
+    assert run("archive", "new", "--since", "2999-01-01", "--json").lines[-1]["summary"]["archived"] == 0
+    assert run("archive", "new", "--since", "30d", "--json").lines[-1]["summary"]["archived"] == 4
+    assert run("archive", "named", "--template", "{signing.id}-{document.name}", "--json").code == 0
+
+
+@pytest.mark.parametrize("change", ["file", "line", "extra", "removed"])
+def test_verify_finds_every_change(run: Run, complete: Complete, tmp_path: Path, change: str) -> None:
+    complete(2)
+    assert run("archive", "contracts").code == 0
+    folder = tmp_path / "contracts"
+    pdf, manifest = next(folder.rglob("*.pdf")), folder / "manifest.jsonl"
+    if change == "file":
+        pdf.write_bytes(pdf.read_bytes()[:-1] + b"?")
+    elif change == "line":
+        manifest.write_bytes(manifest.read_bytes().replace(b"a.pdf", b"c.pdf", 1))
+    elif change == "extra":
+        (folder / "extra.pdf").write_bytes(b"%PDF-")
+    else:
+        pdf.unlink()
+    ran = run("archive", "verify", "contracts", "--json")
+    assert ran.code == 7
+    kinds = {"file": "changed_file", "line": "changed_line", "extra": "extra_file", "removed": "missing_file"}
+    assert kinds[change] in [line.get("finding") for line in ran.lines]
+    assert ran.lines[-1]["summary"]["ok"] is False
+    ran = run("archive", "verify", "contracts")
+    assert kinds[change].replace("_", " ") in ran.out
+
+
+def test_verify_of_what_is_no_archive_is_wrong_usage(run: Run, tmp_path: Path) -> None:
+    """A misspelt name must not look like a sound archive."""
+    for name in ("missing", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        ran = run("archive", "verify", name)
+        assert (ran.code, "is not an archive" in ran.err) == (2, True)
+
+
+def test_folder_named_like_a_command_is_archived_by_its_path(run: Run, complete: Complete, tmp_path: Path) -> None:
+    complete(1)
+    assert run("archive", "./verify").code == 0
+    assert len(list((tmp_path / "verify").rglob("*.pdf"))) == 2
+
+
+def test_options_may_come_before_the_folder(run: Run, complete: Complete) -> None:
+    complete(1)
+    assert run("archive", "--json", "--name", "Lease *", "contracts").lines[-1]["summary"]["archived"] == 2
+    assert run("archive", "--json", "verify", "contracts").lines[-1]["summary"]["ok"] is True
+
+
+def test_help_shows_the_options_and_the_commands(run: Run) -> None:
+    shown = run("archive", "--help").out
+    for part in ("FOLDER|s3://BUCKET/PREFIX", "--follow", "--since", "verify", "status", "Example:"):
+        assert part in shown
+    assert "--follow" in run("archive", "contracts", "--help").out
+
+
+def test_failed_document_is_reported_and_the_others_are_archived(
+    run: Run, complete: Complete, service: Service
+) -> None:
+    """A later run archives it."""
+    complete(2)
+    service.do(service.sandbox.faults.add, "documents.download_signed", "not-json", times=1)
+    ran = run("archive", "contracts", "--json")
+    assert (ran.code, ran.lines[-1]["summary"]["archived"], ran.lines[-1]["summary"]["failed"]) == (1, 3, 1)
+    (failed,) = [line for line in ran.lines if "error" in line]
+    assert failed["document"]
+    ran = run("archive", "contracts")
+    assert (ran.code, ran.out.startswith("1 document was archived")) == (0, True)
+
+
+@pytest.mark.parametrize("options", [(), ("--follow",)])
+def test_store_that_fails_ends_the_command_with_a_sentence(
+    run: Run, complete: Complete, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    complete(1)
+    (tmp_path / "journal").write_text("not a journal")
+    ran = run("archive", "contracts", "--journal", "journal", *options)
+    assert ran.code == 1
+    assert "Traceback" not in ran.err
+    assert "journal" in ran.err
+
+
+def test_missing_token_is_exit_code_4(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong")
+    assert run("archive", "contracts").code == 4
+
+
+def test_follow_archives_what_is_completed_later_and_ends_cleanly(
+    run: Run, complete: Complete, service: Service, tmp_path: Path
+) -> None:
+    """On Ctrl-C and on SIGTERM, with a summary, an archive that verifies, and nothing left behind."""
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        complete(1, f"Before {code}")
+        following = subprocess.Popen(
+            [*COMMAND, "archive", "contracts", "--follow", "--every", "1", "--json"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert following.stdout is not None
+        lines = [json.loads(following.stdout.readline()) for _ in range(2)]
+        complete(1, f"After {code}")
+        lines += [json.loads(following.stdout.readline()) for _ in range(2)]
+        following.send_signal(number)
+        out, err = following.communicate(timeout=30)
+        assert following.returncode == code
+        assert json.loads(out.splitlines()[-1])["summary"]["archived"] == 4
+        assert "Traceback" not in err
+        assert len({line["document"] for line in lines}) == 4
+        assert run("archive", "verify", "contracts").code == 0
+    assert not list(tmp_path.rglob(".incoming/*"))
+
+
+def test_reminders_are_sent_once_in_the_given_time(run: Run, service: Service) -> None:
+    service.draft("a.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
+    assert run("archive", "contracts", "--remind-after", "7d", "--json").lines[-1]["summary"]["reminded"] == 0
+    ran = run("archive", "contracts", "--remind-after", "0d")
+    assert ran.out.count("Reminded ") == 2
+    service.do(service.sandbox.faults.add, "recipients.remind", "drop-after-commit", times=1)
+    ran = run("archive", "contracts", "--remind-after", "0d", "--json")
+    assert ran.code == 3
+    assert [line["reminded"] for line in ran.lines if "reminded" in line] == [False, True]
+
+
+def test_status_tells_what_is_stuck(run: Run, complete: Complete, service: Service, tmp_path: Path) -> None:
+    """Exit code 9; for machines a JSON object each."""
+    assert run("archive", "status", "--after", "0d").code == 0
+    complete(1)
+    draft = service.draft("lease.pdf", name="Forgotten")
+    waiting = service.draft("a.pdf", to=("anna@example.com",), name="Waiting", sent=True)
+    ran = run("archive", "status", "--after", "0d")
+    assert ran.code == 9
+    head, *rows = ran.out.splitlines()
+    assert head.split() == ["ID", "NAME", "PROBLEM", "SINCE", "DETAILS"]
+    assert [row.split()[:2] for row in rows] == [[waiting, "Waiting"], [draft, "Forgotten"]]
+    assert "anna@example.com" in rows[0]
+    assert "lease.pdf" in rows[1]
+    assert run("archive", "status").code == 0
+    ran = run("archive", "status", "--after", "0d", "--json")
+    assert [line["stuck"] for line in ran.lines] == ["no_progress", "not_sent"]
+    assert [recipient["email"] for recipient in ran.lines[0]["pending"]] == ["anna@example.com"]
+
+
+def test_status_lists_dispatches_without_an_outcome(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import asyncio
+
+    from signing_async import SqliteJournal
+
+    async def write() -> None:
+        async with SqliteJournal(tmp_path / "leases.journal") as journal:
+            claim = await journal.claim("lease-1")
+            assert claim is not None
+            state = {"content": "x", "service": "y", "status": "draft", "signing": "s1", "error": "HTTP 500"}
+            with monkeypatch.context() as patched:
+                patched.setattr("time.time", lambda: 1_000_000.0)
+                await journal.write(claim, json.dumps(state))
+
+    asyncio.run(write())
+    ran = run("archive", "status", "--journal", "leases.journal")
+    assert ran.code == 9
+    for part in ("lease-1", "s1", "not dispatched", "HTTP 500"):
+        assert part in ran.out
+    (line,) = run("archive", "status", "--journal", "leases.journal", "--json").lines
+    assert (line["stuck"], line["dispatch"]["key"]) == ("dispatch", "lease-1")
+
+
+def test_archive_in_s3_is_archived_and_verified(
+    run: Run, complete: Complete, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_server.url}.items():
+        monkeypatch.setenv(name, value)
+    complete(2)
+    to = f"s3://{s3_server.new_bucket()}/archive"
+    ran = run("archive", to)
+    assert (ran.code, "--journal: an archive in S3 needs one" in ran.err) == (2, True)
+    assert run("archive", to, "--journal", "s3.journal", "--json").lines[-1]["summary"]["archived"] == 4
+    assert run("archive", to, "--journal", "s3.journal", "--json").lines[-1]["summary"]["archived"] == 0
+    assert run("archive", "verify", to, "--json").lines[-1]["summary"]["documents"] == 4
+
+
+def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
+    for name in ("signing_async.archive.s3", "signing_async.archive.s3_bucket"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    ran = run("archive", "verify", "s3://bucket")
+    assert (ran.code, "pip install 'signing-async[s3]'" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("c", "--since", "soon"), "must be a duration such as 90min, 12h, 7d or 2w, or a date"),
+        (("c", "--remind-after", "2031-01-01"), "must be a duration such as 90min, 12h, 7d or 2w, got '2031-01-01'"),
+        (("c", "--journal", ""), "--journal: must not be empty"),
+        (("c", "--journal", "postgresql://a:b@host/db"), "put the URL into SIGNING_JOURNAL"),
+        (("ftp://host/c", "--journal", "j"), "url: must be s3://bucket"),
+        (("c", "--every", "0"), "--every"),
+        (("c", "--template", "{nope}"), "template"),
+        (("file",), "could not create the folder 'file'"),
+    ],
+)
+def test_bad_argument_is_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    (tmp_path / "file").write_text("")
+    ran = run("archive", *arguments)
+    assert ran.code == 2
+    assert message in " ".join(ran.err.split())
+
+
+def test_default_journal_is_not_part_of_the_archive(run: Run, complete: Complete, tmp_path: Path) -> None:
+    complete(1)
+    run("archive", "contracts")
+    assert (tmp_path / "contracts" / ".journal").exists()
+    names: list[Any] = [line.get("finding") for line in run("archive", "verify", "contracts", "--json").lines]
+    assert names == [None]
