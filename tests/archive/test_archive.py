@@ -329,6 +329,31 @@ async def _other_authority() -> bytes:
         return await other.certificate_pem()
 
 
+async def test_file_that_is_being_placed_gets_its_line_if_the_sweep_is_cancelled(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await completed(sandbox, client)
+    begun, may_end, store = asyncio.Event(), asyncio.Event(), FolderStore(folder)
+
+    async def put(name: str, source: Path, sha256: str) -> None:
+        begun.set()
+        await may_end.wait()
+        await store.put(name, source, sha256)
+
+    slow = Broken(folder, ZeroDivisionError())
+    slow.put = put  # type: ignore[method-assign]  # the store of this test
+    async with Archive(client, slow, journal=journal) as archive:
+        collecting = asyncio.create_task(archive.collect(sandbox.signings[0].id))
+        await begun.wait()
+        collecting.cancel()
+        await asyncio.wait([collecting], timeout=0.05)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+    report = await verify_archive(folder)
+    assert (report.documents, report.findings) == (1, ())
+
+
 # Filters
 
 
