@@ -171,7 +171,7 @@ def _read(path: Path, offset: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(_BLOCK)
-    except NotADirectoryError as error:
+    except (NotADirectoryError, IsADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, error.filename) from None
 
 

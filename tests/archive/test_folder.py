@@ -117,11 +117,16 @@ async def test_failing_disk_is_an_archive_error_that_names_the_file(
     with pytest.raises(ArchiveError, match=r"Not a directory|File exists") as caught:
         await put(store, tmp_path, "x/a.pdf", b"one")
     assert caught.value.transient
-    with pytest.raises(FileNotFoundError):
-        await content(store, "x/a.pdf")
-    (folder / "y").mkdir()
-    with pytest.raises(ArchiveError, match="Is a directory"):
-        await content(store, "y")
+    (folder / "loop").symlink_to("loop")
+    with pytest.raises(ArchiveError, match="Too many levels of symbolic links"):
+        await content(store, "loop")
+
+
+async def test_folder_is_no_file(store: FolderStore, tmp_path: Path) -> None:
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    for name in ("x", "x/a.pdf/b", "y"):
+        with pytest.raises(FileNotFoundError):
+            await content(store, name)
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "a\0b", 7])
