@@ -1,8 +1,10 @@
-"""`demo`: everything on this machine, from a new app to a verified webhook and a sealed PDF."""
+"""`demo`: everything on this machine, from a new app to an archive of sealed PDFs whose worker is killed."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -16,19 +18,26 @@ import click
 from aiohttp import web
 
 from .._sample_pdf import sample_pdf
+from ..archive import verify_archive
 from ..auth.oauth import OAuth
 from ..auth.token_stores import FileTokenStore
 from ..client import SigningClient
+from ..dispatch.package import SigningPackage
+from ..documents.source import PdfSource
 from ..errors import InvalidRequest, InvalidSignature
-from ..models import Document, Signing
+from ..models import Document, NewRecipient, Signing
 from ..sandbox import Sandbox
-from ..webhooks import Event, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
+from ..webhooks import Event, Inbox, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from .command import State, command
 from .output import Output
 
 _SECRET = "whsec-of-the-demo"  # used by the demo only
 _PEOPLE = (("Anna", "Berg", "bankid"), ("Bo", "Ek", "email"))
 _FILES = (("lease.pdf", "Lease of the boat house"), ("inventory.pdf", "Inventory of the boat house"))
+_BERTHS = 20  # more than the archive fetches at once, so that its worker can be killed in the middle
+_KILL_AFTER = 10  # downloads
+_DOWNLOAD = "documents.download_signed"
+_COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()")
 
 
 @command()
@@ -71,20 +80,29 @@ class _Demo:
         self._steps = 0
 
     async def run(self) -> dict[str, Any]:
-        async with self._receiving() as url, Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox:
+        with tempfile.TemporaryDirectory() as state:
+            return await self._with_state(Path(state))
+
+    async def _with_state(self, state: Path) -> dict[str, Any]:
+        async with (
+            self._receiving(state / "inbox.db") as url,
+            Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox,
+        ):
             self._step("A sandbox of the signing service", sandbox.base_url, "not a legal signing service")
-            with tempfile.TemporaryDirectory() as secrets:
-                app = sandbox.register_app(redirect_uri="http://127.0.0.1:8000/callback", name="Demo")
-                oauth = OAuth(
-                    sandbox.base_url,
-                    client_id=app.client_id,
-                    client_secret=app.client_secret or "",
-                    redirect_uri=app.redirect_uri,
-                    store=FileTokenStore(Path(secrets) / "token.json"),
-                )
-                self._step("An app is registered", f"client id {app.client_id}", "its secret is shown once")
-                async with oauth, SigningClient(sandbox.base_url, oauth) as client:
-                    return await self._with_client(sandbox, client, oauth, app)
+            app = sandbox.register_app(redirect_uri="http://127.0.0.1:8000/callback", name="Demo")
+            oauth = OAuth(
+                sandbox.base_url,
+                client_id=app.client_id,
+                client_secret=app.client_secret or "",
+                redirect_uri=app.redirect_uri,
+                store=FileTokenStore(state / "token.json"),
+            )
+            self._step("An app is registered", f"client id {app.client_id}", "its secret is shown once")
+            async with oauth, SigningClient(sandbox.base_url, oauth) as client:
+                facts = await self._with_client(sandbox, client, oauth, app)
+                facts["archive"] = await self._archive(sandbox, client, state / "berths.journal")
+                self._print_hints(self._folder / _FILES[0][0])
+                return facts
 
     async def _with_client(self, sandbox: Sandbox, client: SigningClient, oauth: OAuth, app: Any) -> dict[str, Any]:
         request = oauth.authorization_request()
@@ -137,6 +155,8 @@ class _Demo:
         async for recipient in client.recipients.list(signing):
             await sandbox.sign(recipient.id)
         completed = await waiting
+        while not any(event.type == "signing.completed" for event in self._events):
+            await self._wakeups.wait(0.1)
         kinds = [event.type for event in self._events]
         self._step("Both sign", "completion seen through its webhook, not by polling", ", ".join(kinds))
         self._step("A forged webhook is refused", _refusal())
@@ -147,23 +167,74 @@ class _Demo:
         ]
         lines = [f"{file.path}  {file.size} bytes  sha256 {file.sha256[:16]}…" for file in sealed]
         self._step("The sealed PDFs are on disk, with valid and trusted signatures", *lines)
-        self._print_hints(sealed[0].path)
         return {
             "signing": {"id": completed.id, "name": completed.name, "state": completed.state.value},
             "sealed": [{"path": str(file.path), "size": file.size, "sha256": file.sha256} for file in sealed],
             "events": kinds,
         }
 
+    async def _archive(self, sandbox: Sandbox, client: SigningClient, journal: Path) -> dict[str, Any]:
+        contract = PdfSource(sample_pdf("Rent of a berth"), "berth.pdf")
+        tenant = NewRecipient("eva@example.com", "Eva", "Dahl")
+        packages = [
+            SigningPackage(f"Berth {number}", "EN", [contract], [tenant], key=f"berth-{number}")
+            for number in range(1, _BERTHS + 1)
+        ]
+        async for sent in client.dispatch_many(packages, journal):
+            if sent.error is not None:
+                raise sent.error
+            assert sent.signing is not None
+            await sandbox.complete(sent.signing.id)
+        self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, by a journal")
+
+        archive = self._folder / "archive"
+        before = len(sandbox.requests_of(_DOWNLOAD))
+        slow = sandbox.faults.add(_DOWNLOAD, "slow", times=None, seconds=0.2)
+        worker = await self._worker(sandbox, archive)
+        try:
+            while worker.returncode is None and len(sandbox.requests_of(_DOWNLOAD)) < before + _KILL_AFTER:
+                await asyncio.sleep(0.01)
+        finally:
+            worker.kill()
+            await worker.wait()
+        slow.remove()
+        kept = (await verify_archive(archive)).documents
+        await (worker := await self._worker(sandbox, archive)).wait()
+        report = await verify_archive(archive)
+        self._step(
+            "A worker archives all sealed PDFs, and is killed in the middle",
+            f"killed (SIGKILL) when {kept} documents were archived; another worker went on",
+            f"{report.documents} documents in {archive}, each once: "
+            + ("the manifest proves it" if report.ok and not worker.returncode else "not true: this is a bug"),
+        )
+        return {"path": str(archive), "documents": report.documents, "archived_before_the_kill": kept, "ok": report.ok}
+
+    async def _worker(self, sandbox: Sandbox, archive: Path) -> asyncio.subprocess.Process:
+        """Start `signing-async archive` in a process of its own."""
+        settings = {"SIGNING_BASE_URL": sandbox.base_url, "SIGNING_ACCESS_TOKEN": sandbox.access_token()}
+        return await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            "archive",
+            str(archive),
+            env={**os.environ, **settings},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+
     @asynccontextmanager
-    async def _receiving(self) -> AsyncIterator[str]:
-        """Serve a webhook endpoint, as an integrator would."""
+    async def _receiving(self, path: Path) -> AsyncIterator[str]:
+        """Serve a webhook endpoint with an inbox, as an integrator would."""
+        inbox = Inbox(path)
+        inbox.on("*")(self._keep)
         app = web.Application()
-        app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), self._keep)))
+        app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), inbox)))
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/webhooks"
+            async with inbox, inbox.running():
+                yield f"http://127.0.0.1:{runner.addresses[0][1]}/webhooks"
         finally:
             await runner.cleanup()
 

@@ -13,9 +13,17 @@ from tests.cli.terminal import piped
 def test_demo_prints_each_step_and_leaves_two_sealed_pdfs(tmp_path: Path) -> None:
     ran = piped("demo", "--folder", str(tmp_path / "signed"))
     assert (ran.returncode, ran.stderr) == (0, "")
-    for text in ("not a legal signing service", "sent once: 1 invitation", "signing.completed", "refused", "What next"):
+    for text in (
+        "not a legal signing service",
+        "sent once: 1 invitation",
+        "signing.completed",
+        "refused",
+        "killed (SIGKILL)",
+        "the manifest proves it",
+        "What next",
+    ):
         assert text in ran.stdout
-    assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["inventory.pdf", "lease.pdf"]
+    assert sorted(path.name for path in (tmp_path / "signed").iterdir()) == ["archive", "inventory.pdf", "lease.pdf"]
     assert (tmp_path / "signed/lease.pdf").read_bytes().startswith(sample_pdf("Lease of the boat house"))
 
 
@@ -24,6 +32,10 @@ def test_demo_as_json_prints_one_object_with_the_sealed_files() -> None:
     facts = json.loads(ran.stdout)
     assert facts["signing"]["state"] == "completed"
     assert facts["events"][-1] == "signing.completed"
+    archive = facts["archive"]
+    assert archive["ok"]
+    assert archive["archived_before_the_kill"] < archive["documents"] == 22
+    assert len(list(Path(archive["path"]).rglob("*.pdf"))) == 22
     for file in facts["sealed"]:
         data = Path(file["path"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"])
