@@ -114,6 +114,8 @@ class Worker:
                 return await self._store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
                 log.warning("cannot record the end of event %s now: %s", claim.stored.id, error)
+                if outcome is None:
+                    return True  # the worker ends, and its claims with it
                 await asyncio.sleep(_PAUSE)
 
     async def _drain(self) -> None:

@@ -146,6 +146,30 @@ async def test_store_that_fails_for_a_while_ends_no_run(
     assert calls == 2
 
 
+async def test_store_that_fails_at_the_end_does_not_keep_a_run_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
+        started = asyncio.Event()
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        await add(inbox, "e1")
+        running = asyncio.create_task(inbox.run(drain_timeout=0))
+        await started.wait()
+        with locked(path):
+            running.cancel()
+            await asyncio.wait([running], timeout=30)
+            assert running.done()
+    assert "cannot record the end of event e1" in caplog.text
+    async with Inbox(path) as inbox:
+        assert [claim.stored.id for claim in await inbox.store.claim(1)] == ["e1"]
+
+
 async def test_lost_claim_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with Inbox(tmp_path / "inbox.db") as inbox, Inbox(tmp_path / "inbox.db") as other:
 
