@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import count
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
@@ -76,13 +75,13 @@ WITH added AS (
     RETURNING id
 )
 SELECT id, pg_notify($6, '') FROM added"""
-# An expired claim is taken over before other events of its signing are looked at. If the response to a claim is lost,
-# the repeated statement finds the events under the same owner, and counts no second attempt.
+# An expired claim is taken over before other events of its signing are looked at. If the response to a claim was lost,
+# the next claim returns its events, which have this owner but are not held, and counts no second attempt.
 _CLAIM = """\
 WITH claimable AS (
     SELECT seq FROM {table} AS event
     WHERE status = 'pending' AND due_at <= statement_timestamp()
-        AND (owner IS NULL OR owner = $2 OR leased_until <= statement_timestamp())
+        AND (owner IS NULL OR owner = $2 OR leased_until <= statement_timestamp()) AND id <> ALL($4::text[])
         AND (owner IS NOT NULL OR NOT EXISTS (
             SELECT FROM {table} AS other
             WHERE other.signing_id = event.signing_id AND other.status = 'pending'
@@ -188,7 +187,7 @@ class PostgresEventStore:
         self._listens = isinstance(postgres, str) or postgres.get_max_size() > 1
         del postgres  # some tools show the variables of a traceback
         self._id = secrets.token_hex(8)
-        self._numbers = count()
+        self._claiming = asyncio.Lock()
         self._adding: list[tuple[Event, bytes, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -255,7 +254,7 @@ class PostgresEventStore:
     # Claims
 
     async def claim(self, limit: int) -> list[EventClaim]:
-        return await self._leases.claim(self._claim(limit), self._release_all)
+        return await self._leases.claim(self._claim(limit), self._give_up)
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         return await self._update(_SETTLE, claim, status.value, error)
@@ -264,22 +263,26 @@ class PostgresEventStore:
         return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error)
 
     async def release(self, claim: EventClaim) -> None:
-        await self._release_all([claim])
+        await self._release({claim.stored.id: claim.fence})
+        self._forget(claim)
 
     async def _claim(self, limit: int) -> list[EventClaim]:
-        # A repeated attempt finds the events of the first under this name.
-        owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}:{next(self._numbers)}"
+        owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}"
         statement = self._database.render(_CLAIM, **_PARTS)
 
         async def claim(connection: Any) -> Any:
             while True:
                 # Another worker has just claimed an event of the same signing: a new snapshot shows it.
                 with contextlib.suppress(asyncpg.UniqueViolationError):
-                    return await connection.fetch(statement, limit, owner, self._leases.duration)
+                    return await connection.fetch(
+                        statement, limit, owner, self._leases.duration, list(self._leases.held)
+                    )
 
-        rows = sorted(await self._database.run(claim), key=lambda row: (row["due"], row["seq"]))
-        for row in rows:
-            self._leases.add(row["id"], row["fence"])
+        # One at a time: what another call is claiming is not held yet.
+        async with self._claiming:
+            rows = sorted(await self._database.run(claim), key=lambda row: (row["due"], row["seq"]))
+            for row in rows:
+                self._leases.add(row["id"], row["fence"])
         return [EventClaim(_decode(row), row["fence"]) for row in rows]
 
     async def _update(self, statement: str, claim: EventClaim, *values: object) -> bool:
@@ -296,10 +299,12 @@ class PostgresEventStore:
         self._forget(claim)
         return updated
 
-    async def _release_all(self, claims: list[EventClaim]) -> None:
-        await self._release({claim.stored.id: claim.fence for claim in claims})
+    async def _give_up(self, claims: list[EventClaim]) -> None:
+        """Release the claims of a cancelled caller. If that fails, the next claim returns them."""
         for claim in claims:
             self._forget(claim)
+        with contextlib.suppress(InboxError):
+            await self._release({claim.stored.id: claim.fence for claim in claims})
 
     async def _release(self, held: dict[str, int]) -> None:
         await self._fetch(_RELEASE, list(held), list(held.values()), self._database.name)

@@ -25,7 +25,126 @@ _LATER = timedelta(days=1)
 _TIMEOUT = 20.0
 
 
-class EventStoreConformance:
+class _ManagementConformance:
+    """The part of `EventStoreConformance` about reading, repeating and purging stored events."""
+
+    async def test_select_yields_the_matching_events_in_order_of_arrival(self, open_store: OpenStore) -> None:
+        store = open_store()
+        types = ["signing.sent", "recipient.signed", "recipient.declined", "Signing.sent", "recipient", "re%"]
+        for number, kind in enumerate(types):
+            event, body = delivery(f"e{5 - number}", type=kind, received=_RECEIVED + timedelta(hours=number))
+            await store.add(event, body)
+        (claim,) = await store.claim(1)
+        await store.settle(claim, EventStatus.DEAD)
+        for selection, expected in (
+            (_ALL, "e5 e4 e3 e2 e1 e0"),
+            (EventFilter(ids=["e0", "e3", "none"]), "e3 e0"),
+            (EventFilter(ids=[]), ""),
+            (EventFilter(status=EventStatus.DEAD), "e5"),
+            (EventFilter(status=EventStatus.PENDING), "e4 e3 e2 e1 e0"),
+            (EventFilter(type="signing.sent"), "e5"),
+            (EventFilter(type="recipient.*"), "e4 e3"),
+            (EventFilter(type="re%*"), "e0"),
+            (EventFilter(type="*"), "e5 e4 e3 e2 e1 e0"),
+            (EventFilter(since=_RECEIVED + timedelta(hours=1), until=_RECEIVED + timedelta(hours=3)), "e4 e3"),
+            (EventFilter(type="recipient.*", ids=["e3"], status=EventStatus.PENDING), "e3"),
+            (EventFilter(type="recipient.*", ids=["e5"]), ""),
+        ):
+            assert await ids(open_store(), selection) == expected.split(), selection
+
+    async def test_select_pages_through_many_events(self, open_store: OpenStore) -> None:
+        """A consumer may stop early."""
+        store = open_store()
+        names = [f"e{number}" for number in range(1200)]
+        for start in range(0, 1200, 100):
+            await asyncio.gather(*(add(store, name) for name in names[start : start + 100]))
+        assert sorted(await ids(store)) == sorted(names)
+        assert (await anext(store.select(_ALL))).id in names
+
+    async def test_requeued_events_are_due_with_no_attempts_counted(self, open_store: OpenStore) -> None:
+        """Handled, dropped, dead, or waiting for their next attempt; those that do not match are not changed."""
+        store = open_store()
+        for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
+            await add(store, status, f"s {status}")
+            (claim,) = await store.claim(1)
+            await store.settle(claim, status, "an error")
+        await add(store, "postponed")
+        (claim,) = await store.claim(1)
+        await store.postpone(claim, 3600, "an error")
+        assert await store.requeue(EventFilter(status=EventStatus.DEAD)) == 1
+        (claim,) = await open_store().claim(5)
+        assert (claim.stored.id, claim.stored.attempts) == ("dead", 1)
+        assert (claim.stored.error, claim.stored.settled_at) == (None, None)
+        assert await store.requeue(EventFilter(ids=["none"])) == 0
+        assert await store.requeue(_ALL) == 3
+        assert sorted(claim.stored.id for claim in await store.claim(5)) == ["dropped", "handled", "postponed"]
+
+    async def test_requeued_event_waits_for_a_claimed_one_of_its_signing_and_precedes_the_rest(
+        self, open_store: OpenStore
+    ) -> None:
+        store = open_store()
+        for name in ("a1", "a2", "a3"):
+            await add(store, name, "a")
+        (first,) = await store.claim(1)
+        await store.settle(first, EventStatus.DEAD)
+        (second,) = await store.claim(1)
+        assert await store.requeue(EventFilter(ids=["a1", "a2"])) == 1
+        assert await store.claim(5) == []
+        assert await store.settle(second, EventStatus.HANDLED)
+        for name in ("a1", "a3"):
+            (claim,) = await store.claim(5)
+            assert claim.stored.id == name
+            await store.settle(claim, EventStatus.HANDLED)
+
+    async def test_postponed_event_waits_for_an_earlier_one_that_was_requeued(self, open_store: OpenStore) -> None:
+        store = open_store()
+        await add(store, "a1", "a")
+        await add(store, "a2", "a")
+        (first,) = await store.claim(1)
+        await store.settle(first, EventStatus.DEAD)
+        (second,) = await store.claim(1)
+        await store.requeue(EventFilter(ids=["a1"]))
+        await store.postpone(second, 0, None)
+        (claim,) = await store.claim(5)
+        assert claim.stored.id == "a1"
+
+    async def test_purge_forgets_the_bodies_of_handled_and_dropped_events_and_keeps_their_ids(
+        self, open_store: OpenStore
+    ) -> None:
+        store = open_store()
+        for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
+            await add(store, status)
+            (claim,) = await store.claim(1)
+            await store.settle(claim, status)
+        await add(store, "pending")
+        assert await store.purge(datetime.now(UTC) - _LATER) == 0
+        assert await open_store().purge(datetime.now(UTC) + _LATER) == 2
+        assert await store.purge(datetime.now(UTC) + _LATER) == 0
+        kept = {stored.id: bool(stored.body) for stored in await everything(store)}
+        assert kept == {"handled": False, "dropped": False, "dead": True, "pending": True}
+        assert not await add(store, "handled")
+        assert await store.requeue(EventFilter(ids=["handled", "dropped"])) == 0
+
+    async def test_stats_count_the_events_and_name_the_oldest_pending_one(self, open_store: OpenStore) -> None:
+        store = open_store()
+        empty = await store.stats()
+        assert (sum(empty.counts.values()), empty.oldest_pending) == (0, None)
+        for number in range(4):
+            event, body = delivery(f"e{number}", received=_RECEIVED + timedelta(hours=number))
+            await store.add(event, body)
+        for claim in await store.claim(2):
+            await store.settle(claim, EventStatus.HANDLED)
+        stats = await open_store().stats()
+        assert stats.oldest_pending == _RECEIVED + timedelta(hours=2)
+        assert {status: stats.counts.get(status, 0) for status in EventStatus} == {
+            EventStatus.PENDING: 2,
+            EventStatus.HANDLED: 2,
+            EventStatus.DROPPED: 0,
+            EventStatus.DEAD: 0,
+        }
+
+
+class EventStoreConformance(_ManagementConformance):
     """Tests the promises of the `EventStore` protocol, which let an `Inbox` lose no event.
 
     Subclass it with a fixture ``open_store`` that returns a function. Each call of the function opens the same storage
@@ -245,123 +364,6 @@ class EventStoreConformance:
             await store.wait(_TIMEOUT)
         assert time.monotonic() - started < _TIMEOUT / 2
         await store.wait(0.01)
-
-    # Managing
-
-    async def test_select_yields_the_matching_events_in_order_of_arrival(self, open_store: OpenStore) -> None:
-        store = open_store()
-        types = ["signing.sent", "recipient.signed", "recipient.declined", "Signing.sent", "recipient", "re%"]
-        for number, kind in enumerate(types):
-            event, body = delivery(f"e{5 - number}", type=kind, received=_RECEIVED + timedelta(hours=number))
-            await store.add(event, body)
-        (claim,) = await store.claim(1)
-        await store.settle(claim, EventStatus.DEAD)
-        for selection, expected in (
-            (_ALL, "e5 e4 e3 e2 e1 e0"),
-            (EventFilter(ids=["e0", "e3", "none"]), "e3 e0"),
-            (EventFilter(ids=[]), ""),
-            (EventFilter(status=EventStatus.DEAD), "e5"),
-            (EventFilter(status=EventStatus.PENDING), "e4 e3 e2 e1 e0"),
-            (EventFilter(type="signing.sent"), "e5"),
-            (EventFilter(type="recipient.*"), "e4 e3"),
-            (EventFilter(type="re%*"), "e0"),
-            (EventFilter(type="*"), "e5 e4 e3 e2 e1 e0"),
-            (EventFilter(since=_RECEIVED + timedelta(hours=1), until=_RECEIVED + timedelta(hours=3)), "e4 e3"),
-            (EventFilter(type="recipient.*", ids=["e3"], status=EventStatus.PENDING), "e3"),
-            (EventFilter(type="recipient.*", ids=["e5"]), ""),
-        ):
-            assert await ids(open_store(), selection) == expected.split(), selection
-
-    async def test_select_pages_through_many_events(self, open_store: OpenStore) -> None:
-        """A consumer may stop early."""
-        store = open_store()
-        names = [f"e{number}" for number in range(1200)]
-        for start in range(0, 1200, 100):
-            await asyncio.gather(*(add(store, name) for name in names[start : start + 100]))
-        assert sorted(await ids(store)) == sorted(names)
-        assert (await anext(store.select(_ALL))).id in names
-
-    async def test_requeued_events_are_due_with_no_attempts_counted(self, open_store: OpenStore) -> None:
-        """Handled, dropped, dead, or waiting for their next attempt; those that do not match are not changed."""
-        store = open_store()
-        for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
-            await add(store, status, f"s {status}")
-            (claim,) = await store.claim(1)
-            await store.settle(claim, status, "an error")
-        await add(store, "postponed")
-        (claim,) = await store.claim(1)
-        await store.postpone(claim, 3600, "an error")
-        assert await store.requeue(EventFilter(status=EventStatus.DEAD)) == 1
-        (claim,) = await open_store().claim(5)
-        assert (claim.stored.id, claim.stored.attempts) == ("dead", 1)
-        assert (claim.stored.error, claim.stored.settled_at) == (None, None)
-        assert await store.requeue(EventFilter(ids=["none"])) == 0
-        assert await store.requeue(_ALL) == 3
-        assert sorted(claim.stored.id for claim in await store.claim(5)) == ["dropped", "handled", "postponed"]
-
-    async def test_requeued_event_waits_for_a_claimed_one_of_its_signing_and_precedes_the_rest(
-        self, open_store: OpenStore
-    ) -> None:
-        store = open_store()
-        for name in ("a1", "a2", "a3"):
-            await add(store, name, "a")
-        (first,) = await store.claim(1)
-        await store.settle(first, EventStatus.DEAD)
-        (second,) = await store.claim(1)
-        assert await store.requeue(EventFilter(ids=["a1", "a2"])) == 1
-        assert await store.claim(5) == []
-        assert await store.settle(second, EventStatus.HANDLED)
-        for name in ("a1", "a3"):
-            (claim,) = await store.claim(5)
-            assert claim.stored.id == name
-            await store.settle(claim, EventStatus.HANDLED)
-
-    async def test_postponed_event_waits_for_an_earlier_one_that_was_requeued(self, open_store: OpenStore) -> None:
-        store = open_store()
-        await add(store, "a1", "a")
-        await add(store, "a2", "a")
-        (first,) = await store.claim(1)
-        await store.settle(first, EventStatus.DEAD)
-        (second,) = await store.claim(1)
-        await store.requeue(EventFilter(ids=["a1"]))
-        await store.postpone(second, 0, None)
-        (claim,) = await store.claim(5)
-        assert claim.stored.id == "a1"
-
-    async def test_purge_forgets_the_bodies_of_handled_and_dropped_events_and_keeps_their_ids(
-        self, open_store: OpenStore
-    ) -> None:
-        store = open_store()
-        for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
-            await add(store, status)
-            (claim,) = await store.claim(1)
-            await store.settle(claim, status)
-        await add(store, "pending")
-        assert await store.purge(datetime.now(UTC) - _LATER) == 0
-        assert await open_store().purge(datetime.now(UTC) + _LATER) == 2
-        assert await store.purge(datetime.now(UTC) + _LATER) == 0
-        kept = {stored.id: bool(stored.body) for stored in await everything(store)}
-        assert kept == {"handled": False, "dropped": False, "dead": True, "pending": True}
-        assert not await add(store, "handled")
-        assert await store.requeue(EventFilter(ids=["handled", "dropped"])) == 0
-
-    async def test_stats_count_the_events_and_name_the_oldest_pending_one(self, open_store: OpenStore) -> None:
-        store = open_store()
-        empty = await store.stats()
-        assert (sum(empty.counts.values()), empty.oldest_pending) == (0, None)
-        for number in range(4):
-            event, body = delivery(f"e{number}", received=_RECEIVED + timedelta(hours=number))
-            await store.add(event, body)
-        for claim in await store.claim(2):
-            await store.settle(claim, EventStatus.HANDLED)
-        stats = await open_store().stats()
-        assert stats.oldest_pending == _RECEIVED + timedelta(hours=2)
-        assert {status: stats.counts.get(status, 0) for status in EventStatus} == {
-            EventStatus.PENDING: 2,
-            EventStatus.HANDLED: 2,
-            EventStatus.DROPPED: 0,
-            EventStatus.DEAD: 0,
-        }
 
     # Closing
 

@@ -254,10 +254,8 @@ class Inbox:
     def _find(self, event_type: str) -> EventHandler | None:
         if event_type in self._handlers:
             return self._handlers[event_type]
-        starts = [
-            pattern for pattern in self._handlers if pattern.endswith("*") and event_type.startswith(pattern[:-1])
-        ]
-        return self._handlers[max(starts, key=len)] if starts else None
+        matching = [name for name in self._handlers if name.endswith("*") and event_type.startswith(name[:-1])]
+        return self._handlers[max(matching, key=len)] if matching else None
 
     async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:
         if iscoroutinefunction(handler):

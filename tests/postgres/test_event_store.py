@@ -185,15 +185,68 @@ async def test_add_claim_and_settle_are_repeated_after_their_responses_were_lost
         lose_response()
         (claim,) = await store.claim(5)
         assert (claim.stored.attempts, claim.fence) == (1, 2)
+        assert await store.claim(5) == []
         lose_response()
         assert await store.settle(claim, EventStatus.HANDLED)
         assert await open_store().claim(5) == []
 
 
+async def test_claim_that_failed_after_it_took_effect_is_returned_by_the_next_one(
+    postgres: PostgresServer, dsn: str
+) -> None:
+    async with lossy(postgres, dsn) as (store, lose_response):
+        await add(store, "a", "s")
+        lose_response(ValueError("the response is lost"))
+        with pytest.raises(InboxError, match="the response is lost"):
+            await store.claim(5)
+        (claim,) = await store.claim(5)
+        assert claim.stored.attempts == 1
+        assert await store.claim(5) == []
+        assert await store.settle(claim, EventStatus.HANDLED)
+
+
+async def test_claim_of_a_cancelled_caller_that_cannot_be_released_is_returned_by_the_next_one(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+) -> None:
+    store = open_store()
+    await add(store, "a", "s")
+    schema = table.partition(".")[0]
+    await postgres.execute(
+        f"CREATE FUNCTION {schema}.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no release'; END $$"
+    )
+    await postgres.execute(
+        f"CREATE TRIGGER fail BEFORE UPDATE ON {table} FOR EACH ROW"
+        f" WHEN (NEW.owner IS NULL) EXECUTE FUNCTION {schema}.fail()"
+    )
+    claiming = asyncio.create_task(store.claim(5))
+    await asyncio.sleep(0)
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    assert (await soon_claimed(store)).stored.attempts == 1
+    assert await store.claim(5) == []
+
+
+async def test_expired_claim_is_not_claimed_again_by_its_own_holder(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+) -> None:
+    """Its handler is still running, and its lease is renewed."""
+    one, two = open_store(), open_store()
+    await add(one, "a", "s")
+    (claim,) = await one.claim(1)
+    await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s'")
+    assert await one.claim(1) == []
+    async with asyncio.timeout(20):
+        while not await postgres.execute(f"SELECT FROM {table} WHERE leased_until > now()"):
+            await asyncio.sleep(0.02)
+    assert await two.claim(1) == []
+    assert await one.settle(claim, EventStatus.HANDLED)
+
+
 @contextlib.asynccontextmanager
-async def lossy(postgres: PostgresServer, dsn: str) -> AsyncIterator[tuple[PostgresEventStore, Callable[[], None]]]:
+async def lossy(postgres: PostgresServer, dsn: str) -> AsyncIterator[tuple[PostgresEventStore, Callable[..., None]]]:
     """Open a store, and yield it with a function after which the server's next result does not reach it."""
-    is_losing = False
+    failure: Exception | None = None
 
     class Losing:
         """A pool whose connections break after the next statement."""
@@ -220,18 +273,18 @@ async def lossy(postgres: PostgresServer, dsn: str) -> AsyncIterator[tuple[Postg
                 return method
 
             async def call(*arguments: Any) -> Any:
-                nonlocal is_losing
+                nonlocal failure
                 result = await method(*arguments)
-                if is_losing:
-                    is_losing = False
-                    raise ConnectionResetError("the response is lost")
+                if failure is not None:
+                    lost, failure = failure, None
+                    raise lost
                 return result
 
             return call
 
-    def lose() -> None:
-        nonlocal is_losing
-        is_losing = True
+    def lose(error: Exception | None = None) -> None:
+        nonlocal failure
+        failure = error or ConnectionResetError("the response is lost")
 
     async with asyncpg.create_pool(dsn, min_size=0, max_size=3) as pool:
         store = PostgresEventStore(Losing(pool), lease=60)

@@ -214,7 +214,7 @@ FAULTS = {
     "kept at the end": "test_closing_releases_all_claims",
     "never closed": "test_closing_releases_all_claims",
 }
-EVERY = [name for name in vars(EventStoreConformance) if name.startswith("test_") and "settled_event" not in name]
+EVERY = [name for name in dir(EventStoreConformance) if name.startswith("test_") and "settled_event" not in name]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
