@@ -86,13 +86,16 @@ async def _run_and_kill(
         await asyncio.sleep(0.005)
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str | None) -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=description)
     for name, default in (("signings", 100), ("kills", 20), ("seed", 1), ("processes", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args()
-    outcome = asyncio.run(run(given.signings, given.kills, given.seed, given.processes))
+    return parser.parse_args()
+
+
+def report(given: argparse.Namespace, outcome: Outcome) -> None:
+    """Print the outcome, and exit with 0 if the archive is whole."""
     verdict = outcome.verdict
     print(
         f"{given.signings} signings, {given.processes} processes, {outcome.kills} kills, {outcome.runs} runs,"
@@ -102,6 +105,12 @@ def main() -> None:
     for wrong in verdict.wrong:
         print(wrong)
     sys.exit(verdict.documents != 2 * given.signings or bool(verdict.wrong) or bool(outcome.failures))
+
+
+def main() -> None:
+    """Run from the command line."""
+    given = arguments(__doc__)
+    report(given, asyncio.run(run(given.signings, given.kills, given.seed, given.processes)))
 
 
 if __name__ == "__main__":
