@@ -429,7 +429,7 @@ class StorageError(SigningError):
 
 
 class JournalError(StorageError):
-    """The journal cannot be read or written. The run stops, since nothing may be sent without a journal entry.
+    """The journal cannot be read or written. The run stops, since nothing may be done without a journal entry.
 
     The entries remain valid: the next run continues from them. ``transient`` is false if it would fail in the same way:
     the journal is closed, it is not a journal, or it is not permitted to open it.

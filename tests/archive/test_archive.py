@@ -452,6 +452,14 @@ async def test_collect_returns_what_was_added(sandbox: Sandbox, client: SigningC
     assert count(sandbox) == before
 
 
+@pytest.mark.parametrize("signing", [None, "", 7, ".."])
+async def test_collect_refuses_an_invalid_id(sandbox: Sandbox, archive: Archive, signing: Any) -> None:
+    """An event need not have one."""
+    with pytest.raises(InvalidRequest, match="signing_id"):
+        await archive.collect(signing)
+    assert not sandbox.requests
+
+
 async def test_collect_raises_the_first_error_after_all_documents(
     sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
 ) -> None:
@@ -614,7 +622,7 @@ async def test_sweep_that_fails_for_now_does_not_end_the_following(
     follower = following(None, 0.02)
     await follower.wait_for(2)
     assert hits.hits == 6
-    assert "the archive is followed on after: HTTP 500 on signings.list" in caplog.text
+    assert "archiving continues after: HTTP 500 on signings.list" in caplog.text
     assert not follower.task.done()
 
 
