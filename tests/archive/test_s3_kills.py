@@ -1,4 +1,4 @@
-"""Processes that archive into a bucket are killed, while the service and the bucket fail: nothing is lost or doubled."""
+"""Processes that archive into a bucket are killed, while it and the service fail: nothing is lost or doubled."""
 
 from __future__ import annotations
 
