@@ -27,7 +27,7 @@
     ├── DecodeError              a successful response that cannot be decoded
     ├── NotSound                 a downloaded PDF was changed after it was signed, or is not trusted
     ├── ClientClosed             a call after aclose()
-    ├── JournalError             the journal of a dispatch cannot be read or written
+    ├── JournalError             the journal of a dispatch or archive cannot be read or written
     ├── InboxError               the inbox cannot be read or written
     ├── ArchiveError             the archive cannot be read or written
     │   └── ArchiveConflict      another writer was first, or a name holds another file
@@ -396,7 +396,7 @@ class ClientClosed(SigningError):
 
 
 class JournalError(SigningError):
-    """The journal cannot be read or written. The run stops, since nothing may be sent without a journal entry.
+    """The journal cannot be read or written. The run stops, since nothing may be done without a journal entry.
 
     The entries remain valid: the next run continues from them.
     """

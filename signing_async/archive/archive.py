@@ -17,6 +17,8 @@ from ..dispatch.entry import open_journal
 from ..dispatch.journal import Journal
 from ..errors import ConfigurationError, InvalidRequest, SigningError
 from ..models import Signing
+from ..signings import signing_path
+from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Progress, ProgressReporter, Results, log
 from .collector import ArchiveResult, Collector, Judgement
 from .manifest import MANIFEST, ArchivedDocument, decode_line, whole_lines
@@ -92,10 +94,11 @@ class Archive:
         archived before. The first error is raised after all documents were tried, so that an inbox delivers the event
         again. If another run is working on the signing, the call waits for that run.
         """
+        signing_path(signing)  # an invalid id raises before anything is read
         await self._collector.manifest.refresh()
         deferrals, results = Deferrals(), await self._collect(signing)
         while results is None:
-            await asyncio.sleep(deferrals.next(f"signing {_id(signing)}").delay)
+            await asyncio.sleep(deferrals.next(f"signing {one_line(_id(signing))}").delay)
             results = await self._collect(signing)
         for result in results:
             if result.error is not None:
@@ -214,4 +217,4 @@ def _transient_errors_logged() -> Iterator[None]:
     except SigningError as error:
         if not error.transient:
             raise
-        log.warning("the archive is followed on after: %s", error)
+        log.warning("archiving continues after: %s", error)

@@ -23,6 +23,7 @@ from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, JournalError, NotYetSigned, SigningError
 from ..models import Document, Signing, SigningState
+from ..transport.error_response import one_line
 from ..worker_pool import log
 from .incoming import Incoming
 from .manifest import ArchivedDocument, Manifest, Verdict
@@ -140,7 +141,7 @@ class _OneSigning:
             await self._read_signing()
         except Exception as error:
             _raise_if_fatal(error)
-            log.warning("signing %s was not archived: %s", self._signing.id, error)
+            log.warning("signing %s was not archived: %s", one_line(self._signing.id), error)
             return [ArchiveResult(self._signing, error=error)]
         if self._signing.state is not SigningState.COMPLETED or (matches is not None and not matches(self._signing)):
             return []
@@ -168,7 +169,8 @@ class _OneSigning:
         except Exception as error:
             _raise_if_fatal(error)
             level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
-            log.log(level, "document %s of signing %s was not archived: %s", document.id, self._signing.id, error)
+            ids = one_line(document.id), one_line(self._signing.id)
+            log.log(level, "document %s of signing %s was not archived: %s", *ids, error)
             return ArchiveResult(self._signing, document, error=error)
         return ArchiveResult(self._signing, document, entry) if is_new else None
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import secrets
 import shutil
+import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from .folder import FolderStore, try_lock
 from .store import ArchiveStore
 
 __all__ = ["Incoming"]
+
+_PREFIX = "signing-archive-"
 
 
 class Incoming:
@@ -22,7 +26,7 @@ class Incoming:
     """
 
     def __init__(self, store: ArchiveStore) -> None:
-        self._parent = store.incoming if isinstance(store, FolderStore) else None
+        self._parent = store.incoming if isinstance(store, FolderStore) else _own_temporary_folder()
         self._opening = asyncio.Lock()
         self._folder: Path | None = None
         self._lock: int | None = None
@@ -30,7 +34,7 @@ class Incoming:
     async def new_path(self) -> Path:
         """Return a free path."""
         async with self._opening:
-            folder = self._folder or await asyncio.to_thread(self._open)
+            folder = await asyncio.to_thread(self._open) if self._folder is None else self._folder
             self._folder = folder
         return folder / f"{secrets.token_hex(8)}.pdf"
 
@@ -40,7 +44,7 @@ class Incoming:
 
     def _open(self) -> Path:
         if self._parent is None:
-            return Path(tempfile.mkdtemp(prefix="signing-archive-"))
+            return Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_dead()
         while True:
@@ -66,6 +70,20 @@ class Incoming:
         if self._parent is not None:
             for lock in self._parent.glob("*.lock"):
                 _remove_if_dead(lock)
+
+
+def _own_temporary_folder() -> Path | None:
+    """Return a folder among the temporary files that is this user's alone; None if another user may have prepared it.
+
+    Unlike the folders of `tempfile.mkdtemp` it is found again by the next process, after this one was killed.
+    """
+    if sys.platform == "win32":
+        return None
+    folder = Path(tempfile.gettempdir(), f"{_PREFIX}{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder if is_own else None
 
 
 def _lock_of(folder: Path) -> Path:

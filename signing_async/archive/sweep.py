@@ -13,6 +13,7 @@ from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..errors import BadRequest, DecodeError, InvalidRequest, NotFound
 from ..models import Signing, SigningState
+from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Deferred, ProgressReporter, Several, log
 from .collector import ArchiveResult, Collector
 
@@ -42,7 +43,7 @@ class Sweep:
         """Archive what is missing of a signing; defer a signing that another run is working on."""
         results = await self._collector.collect(job.signing)
         if results is None:
-            return job.deferrals.next(f"signing {job.signing.id}")
+            return job.deferrals.next(f"signing {one_line(job.signing.id)}")
         for result in results:
             if result.entry is not None:
                 self._reporter.add(1, result.entry.size)

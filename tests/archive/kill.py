@@ -13,17 +13,17 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from signing_async import SigningClient
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import Verdict, completed, count, judge
-from tests.archive.victim import ARCHIVE, work
+from tests.archive.victim import ARCHIVE, OpenStore, folder_store, work
 from tests.dispatch.kill import Worker
 
 FAULTS = {"500": 0.02, "503": 0.02, "429": 0.02, "truncate": 0.02, "drop-before-commit": 0.01, "502-html": 0.01}
+DOWNLOAD = "documents.download_signed"
 NAMES = [("lease.pdf", "annex.pdf"), ("same.pdf", "Same.PDF"), ("../../evil.pdf", "con"), ("a.pdf", "é/b\\c.pdf")]
 
 
@@ -41,7 +41,9 @@ class Outcome:
     """Unexpected exit codes."""
 
 
-async def run(signings: int, kills: int, seed: int, processes: int = 1) -> Outcome:
+async def run(
+    signings: int, kills: int, seed: int, processes: int = 1, open_store: OpenStore = folder_store
+) -> Outcome:
     """Archive completed signings of two documents with this number of processes and kills."""
     chance, outcome = random.Random(seed), Outcome()
     with tempfile.TemporaryDirectory() as name:
@@ -54,36 +56,29 @@ async def run(signings: int, kills: int, seed: int, processes: int = 1) -> Outco
                 details = {"retry_after": 0} if kind == "429" else {}
                 sandbox.faults.add("*", kind, times=None, probability=share, seed=f"{seed} {index}", **details)
             started = time.monotonic()
-            crew = [Worker(sandbox.base_url, sandbox.access_token(), name, target=work) for _ in range(processes)]
+            arguments = (sandbox.base_url, sandbox.access_token(), name, open_store)
+            crew = [Worker(*arguments, target=work) for _ in range(processes)]
             try:
-                await _run_and_kill(lambda: len(_lines(folder)), crew, 2 * signings, kills, chance, outcome)
+                await _run_and_kill(sandbox, crew, 2 * signings, kills, chance, outcome)
             finally:
                 for worker in crew:
                     worker.kill()
             outcome.seconds = time.monotonic() - started
-            outcome.verdict = await judge(sandbox, folder / ARCHIVE)
+            is_folder = open_store is folder_store
+            async with open_store(folder) as store:
+                outcome.verdict = await judge(sandbox, folder / ARCHIVE if is_folder else store)
             outcome.runs = sum(worker.runs for worker in crew)
             outcome.failures = [code for worker in crew for code in worker.failures]
             outcome.faults = sum(fault.hits for fault in sandbox.faults.arranged)
-            outcome.downloads = count(sandbox)["documents.download_signed"]
+            outcome.downloads = count(sandbox)[DOWNLOAD]
     return outcome
 
 
-def _lines(folder: Path) -> list[bytes]:
-    manifest = folder / ARCHIVE / "manifest.jsonl"
-    return manifest.read_bytes().splitlines() if manifest.exists() else []
-
-
 async def _run_and_kill(
-    archived: Callable[[], int],
-    crew: list[Worker],
-    documents: int,
-    kills: int,
-    chance: random.Random,
-    outcome: Outcome,
+    sandbox: Sandbox, crew: list[Worker], documents: int, kills: int, chance: random.Random, outcome: Outcome
 ) -> None:
     while sum(worker.is_running() for worker in crew) and not any(worker.failures for worker in crew):
-        if outcome.kills < kills and archived() >= documents * outcome.kills / (kills + 1):
+        if outcome.kills < kills and len(sandbox.requests_of(DOWNLOAD)) >= documents * outcome.kills / (kills + 1):
             await asyncio.sleep(chance.expovariate(1 / 0.02))
             victim = chance.choice(crew)
             await asyncio.to_thread(victim.kill)
@@ -91,13 +86,16 @@ async def _run_and_kill(
         await asyncio.sleep(0.005)
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str | None) -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=description)
     for name, default in (("signings", 100), ("kills", 20), ("seed", 1), ("processes", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args()
-    outcome = asyncio.run(run(given.signings, given.kills, given.seed, given.processes))
+    return parser.parse_args()
+
+
+def report(given: argparse.Namespace, outcome: Outcome) -> None:
+    """Print the outcome, and exit with 0 if the archive is whole."""
     verdict = outcome.verdict
     print(
         f"{given.signings} signings, {given.processes} processes, {outcome.kills} kills, {outcome.runs} runs,"
@@ -107,6 +105,12 @@ def main() -> None:
     for wrong in verdict.wrong:
         print(wrong)
     sys.exit(verdict.documents != 2 * given.signings or bool(verdict.wrong) or bool(outcome.failures))
+
+
+def main() -> None:
+    """Run from the command line."""
+    given = arguments(__doc__)
+    report(given, asyncio.run(run(given.signings, given.kills, given.seed, given.processes)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from signing_async import Signing, SigningClient
-from signing_async.archive import FolderStore, verify_archive
+from signing_async.archive import ArchiveStore, FolderStore, verify_archive
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 from tests.servers import serving
@@ -85,14 +85,17 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
 
 
-async def judge(sandbox: Sandbox, folder: Path) -> Verdict:
+async def judge(sandbox: Sandbox, archive: Path | ArchiveStore) -> Verdict:
     """Check that each sealed document has one line and one file, and that there is nothing else."""
     verdict = Verdict()
-    report = await verify_archive(FolderStore(folder))
+    store = FolderStore(archive) if isinstance(archive, Path) else archive
+    report = await verify_archive(store)
     verdict.wrong += [finding.text for finding in report.findings]
-    lines = Counter((line["signing"], line["document"]) for line in lines_of(folder))
+    manifest = b"".join([chunk async for chunk in store.read("manifest.jsonl")])
+    entries = [json.loads(line) for line in manifest.splitlines()]
+    lines = Counter((line["signing"], line["document"]) for line in entries)
     verdict.wrong += [f"{key}: {times} lines" for key, times in lines.items() if times > 1]
-    paths = Counter(line["path"] for line in lines_of(folder))
+    paths = Counter(line["path"] for line in entries)
     verdict.wrong += [f"{path}: in {times} lines" for path, times in paths.items() if times > 1]
     due = {
         (signing.id, document.id)
@@ -103,6 +106,7 @@ async def judge(sandbox: Sandbox, folder: Path) -> Verdict:
     verdict.documents = len(due & lines.keys())
     verdict.wrong += [f"{key}: not archived" for key in due - lines.keys()]
     verdict.wrong += [f"{key}: not a sealed document" for key in lines.keys() - due]
-    # Hidden files too: downloads of dead processes.
-    verdict.wrong += [f"{name}: left over" for name in files_in(folder) if name not in paths]
+    if isinstance(archive, Path):
+        # Hidden files too: downloads of dead processes.
+        verdict.wrong += [f"{name}: left over" for name in files_in(archive) if name not in paths]
     return verdict

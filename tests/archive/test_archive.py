@@ -32,12 +32,14 @@ from signing_async import (
 )
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
+from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.webhooks import Event, Wakeups
 from tests.archive.tenants import completed, count, files_in, front_of, judge, lines_of, sent
 from tests.dispatch.holders import taken
 from tests.dispatch.observing import Failing
 from tests.pdfs import make_pdf
+from tests.postgres.server import PostgresServer
 
 DOWNLOAD = "documents.download_signed"
 
@@ -131,6 +133,25 @@ async def test_two_archives_share_a_sweep(sandbox: Sandbox, client: SigningClien
 
     assert sum(await asyncio.gather(one(), one())) == 16
     assert count(sandbox)[DOWNLOAD] == 16
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_machines_share_an_archive_through_postgres(
+    sandbox: Sandbox, client: SigningClient, folder: Path, postgres: PostgresServer
+) -> None:
+    dsn = await postgres.new_schema()
+    for number in range(6):
+        await completed(sandbox, client, f"Lease {number}")
+
+    async def one() -> int:
+        async with (
+            PostgresJournal(dsn) as journal,
+            Archive(client, folder, journal=journal, concurrency=2) as archive,
+        ):
+            return len(await archived(archive))
+
+    assert sum(await asyncio.gather(one(), one())) == 12
+    assert count(sandbox)[DOWNLOAD] == 12
     assert (await judge(sandbox, folder)).wrong == []
 
 
@@ -329,6 +350,31 @@ async def _other_authority() -> bytes:
         return await other.certificate_pem()
 
 
+async def test_file_that_is_being_placed_gets_its_line_if_the_sweep_is_cancelled(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await completed(sandbox, client)
+    begun, may_end, store = asyncio.Event(), asyncio.Event(), FolderStore(folder)
+
+    async def put(name: str, source: Path, sha256: str) -> None:
+        begun.set()
+        await may_end.wait()
+        await store.put(name, source, sha256)
+
+    slow = Broken(folder, ZeroDivisionError())
+    slow.put = put  # type: ignore[method-assign]  # the store of this test
+    async with Archive(client, slow, journal=journal) as archive:
+        collecting = asyncio.create_task(archive.collect(sandbox.signings[0].id))
+        await begun.wait()
+        collecting.cancel()
+        await asyncio.wait([collecting], timeout=0.05)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+    report = await verify_archive(folder)
+    assert (report.documents, report.findings) == (1, ())
+
+
 # Filters
 
 
@@ -404,6 +450,14 @@ async def test_collect_returns_what_was_added(sandbox: Sandbox, client: SigningC
     before = count(sandbox)
     assert await archive.collect(signing.id) == ()
     assert count(sandbox) == before
+
+
+@pytest.mark.parametrize("signing", [None, "", 7, ".."])
+async def test_collect_refuses_an_invalid_id(sandbox: Sandbox, archive: Archive, signing: Any) -> None:
+    """An event need not have one."""
+    with pytest.raises(InvalidRequest, match="signing_id"):
+        await archive.collect(signing)
+    assert not sandbox.requests
 
 
 async def test_collect_raises_the_first_error_after_all_documents(
@@ -568,7 +622,7 @@ async def test_sweep_that_fails_for_now_does_not_end_the_following(
     follower = following(None, 0.02)
     await follower.wait_for(2)
     assert hits.hits == 6
-    assert "the archive is followed on after: HTTP 500 on signings.list" in caplog.text
+    assert "archiving continues after: HTTP 500 on signings.list" in caplog.text
     assert not follower.task.done()
 
 

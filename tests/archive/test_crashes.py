@@ -156,7 +156,7 @@ async def test_journal_entry_that_cannot_be_decoded_costs_a_download(filled: San
 async def test_downloads_of_a_killed_process_are_removed_by_the_next_run(filled: Sandbox, tmp_path: Path) -> None:
     folder = tmp_path / "archive"
     filled.faults.add(DOWNLOAD, "hang")
-    script = "import sys; from tests.archive.victim import work;work(sys.argv[1], sys.argv[2], sys.argv[3])"
+    script = "import sys; from tests.archive.victim import folder_store, work; work(*sys.argv[1:], folder_store)"
     arguments = [sys.executable, "-c", script, filled.base_url, filled.access_token(), str(tmp_path)]
     with subprocess.Popen(arguments) as process:
         while not count(filled)[DOWNLOAD]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -116,11 +117,16 @@ async def test_failing_disk_is_an_archive_error_that_names_the_file(
     with pytest.raises(ArchiveError, match=r"Not a directory|File exists") as caught:
         await put(store, tmp_path, "x/a.pdf", b"one")
     assert caught.value.transient
-    with pytest.raises(FileNotFoundError):
-        await content(store, "x/a.pdf")
-    (folder / "y").mkdir()
-    with pytest.raises(ArchiveError, match="Is a directory"):
-        await content(store, "y")
+    (folder / "loop").symlink_to("loop")
+    with pytest.raises(ArchiveError, match="Too many levels of symbolic links"):
+        await content(store, "loop")
+
+
+async def test_folder_is_no_file(store: FolderStore, tmp_path: Path) -> None:
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    for name in ("x", "x/a.pdf/b", "y"):
+        with pytest.raises(FileNotFoundError):
+            await content(store, name)
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "a\0b", 7])
@@ -187,6 +193,18 @@ async def test_of_concurrent_appends_at_one_offset_one_wins(store: FolderStore) 
     )
     assert sum(isinstance(error, ArchiveConflict) for error in tried) == 7
     assert len(await content(store, "lines")) == 2
+
+
+async def test_append_waits_for_a_writer_of_another_process(store: FolderStore, folder: Path) -> None:
+    await store.append("lines", 0, b"one\n")
+    with (folder / "lines").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        appending = asyncio.create_task(store.append("lines", 4, b"two\n"))
+        await asyncio.wait([appending], timeout=0.2)
+        other.write(b"2\n")
+    with pytest.raises(ArchiveConflict):
+        await appending
+    assert await content(store, "lines") == b"one\n2\n"
 
 
 async def test_processes_append_to_one_file_without_losing_a_line(store: FolderStore, folder: Path) -> None:
