@@ -96,9 +96,11 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     def prepare(command: str) -> None:
         empty = command in {"upload", "add-recipient"}
         signing = service.draft() if empty else service.draft("lease.pdf", to=RECIPIENTS, sent=command != "send")
-        if command in {"watch", "download"}:
+        if command in {"watch", "download", "archive verify"}:
             service.call(service.sandbox.complete(signing))
         monkeypatch.setenv("SIGNING", signing)
+        if command == "archive verify":
+            assert run("archive", "contracts/").code == 0
         if command == "login":
             _register(service, monkeypatch)
         if command == "verify-sealed":
