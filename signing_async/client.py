@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 import attrs
@@ -202,9 +202,9 @@ class SigningClient:
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
 
     # Requests to endpoints that have no method here.
-    request = endpoints.request
-    paginate = endpoints.paginate
-    stream = endpoints.stream
+    request: Final = endpoints.request
+    paginate: Final = endpoints.paginate
+    stream: Final = endpoints.stream
 
     async def dispatch(
         self,

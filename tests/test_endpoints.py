@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -645,6 +646,7 @@ async def test_on_attempt_gets_the_headers_of_each_response() -> None:
     assert attempts[1].headers["content-type"].startswith("application/json")
     assert "X-RateLimit-Reset" not in repr(attempts)
     assert len({*attempts}) == 2
+    assert pickle.loads(pickle.dumps(attempts)) == attempts
 
 
 async def test_on_attempt_gets_no_headers_without_a_response(unused_tcp_port: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -305,16 +306,19 @@ async def test_none_without_a_reading_is_no_evidence() -> None:
 async def test_failed_reading_that_the_function_swallows_is_no_evidence() -> None:
     """None then means that nothing is known."""
 
-    async def swallowing(read: Reader) -> None:
-        try:
-            await read("/api/1.0/me")
-        except SigningError:
-            await read("/api/1.0/signings/s0")
+    async def handle(request: web.Request) -> web.Response:
+        status = {"/forbidden": 403, "/x": 503}.get(request.path, 200)
+        return web.json_response({"code": "busy"}, status=status)
 
-    error, service = await _ambiguous(swallowing)
-    assert isinstance(error, OutcomeUnknown)
-    assert "could not be read" in str(error)
-    assert service.held["s0"].requests == 1
+    async def swallowing(read: Reader) -> None:
+        with suppress(SigningError):
+            await read("/forbidden")
+        await read("/allowed")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=POLICY) as client:
+        with pytest.raises(OutcomeUnknown, match="the service could not be read: HTTP 403 on GET /forbidden"):
+            await client.request("POST", "/x", reconcile=swallowing)
+    assert [request.path for request in server.requests] == ["/x", "/forbidden", "/allowed"]
 
 
 async def test_record_that_is_not_found_is_evidence() -> None:
