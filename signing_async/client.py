@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterable, Callable, Iterable
-from types import TracebackType
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
@@ -72,24 +72,12 @@ class SigningClient:
         gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
     ) -> None:
         origin = wire.check_origin(base_url)
-        if isinstance(auth, str):
-            bearer: Bearer | OAuth = Bearer(auth)
-        elif isinstance(auth, OAuth):
-            bearer = auth
-            if bearer.origin != origin:
-                raise ConfigurationError(
-                    f"auth: its tokens are for {bearer.origin}, not for {origin}: use that base_url"
-                )
-        else:
-            raise ConfigurationError(f"auth: must be an access token or an OAuth, got {type(auth).__name__}")
+        bearer = _bearer(auth, origin)
         # Some tracebacks show variables.
         del auth
         if session is not None and not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
-        if rate_limiter is not None and gate is not None:
-            raise ConfigurationError("gate: the old name of rate_limiter; give one of them")
-        given = gate if rate_limiter is None else rate_limiter
-        limiter = None if given is None else as_rate_limiter(given)
+        limiter = _rate_limiter(rate_limiter, gate)
         options = _options(retry, timeout, assumptions, on_attempt, on_response)
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):
@@ -142,15 +130,12 @@ class SigningClient:
 
         Required are ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
         ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE`` (not required after
-        ``signing-async login``). `signing_async.settings` lists the others. The arguments are the constructor's, and
-        take precedence.
+        ``signing-async login``). `signing_async.settings` lists the others. The constructor's arguments take precedence.
         """
-        # Imported here: most clients are made without it.
-        from .settings import Settings
+        from .settings import Settings  # most clients are made without it
 
         settings = Settings.load()
-        if assumptions is not None:
-            settings = attrs.evolve(settings, assumptions=assumptions)
+        settings = attrs.evolve(settings, assumptions=settings.assumptions if assumptions is None else assumptions)
         return cls(
             settings.origin,
             settings.auth(),
@@ -195,10 +180,7 @@ class SigningClient:
 
     async def me(self) -> User:
         """Return the user whom the token belongs to; a cheap check of the token."""
-
-        def decode(data: Any, response: wire.Response) -> User:
-            return decode_record(record(data, self._transport.options.assumptions), User)
-
+        decode = partial(_decode_user, self._transport.options.assumptions)
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
 
     # Requests to endpoints that have no method here.
@@ -219,8 +201,8 @@ class SigningClient:
         or a `Journal`, the call can be repeated whatever ended it, even a crash: the package is sent once, and each
         call returns its signing. If the call fails, a note of the exception names the draft. If another run is working
         on the package, the call waits for that run. With a journal, an `OutcomeUnknown` is ``transient`` if the next
-        call may find out what happened. Documents are uploaded one after the other, in the package's order;
-        with ``ordered=False`` side by side, in any order. ::
+        call may find out what happened. Documents are uploaded one after the other, in the package's order; with
+        ``ordered=False`` side by side, in any order. ::
 
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
             signing = await client.dispatch(package, journal="leases.journal")
@@ -269,16 +251,9 @@ class SigningClient:
             for document in await client.archive(signing, "archive/"):
                 print(document.path, document.sha256)
         """
-        from .archive.archive import Archive
-        from .archive.names import DEFAULT_TEMPLATE
-        from .dispatch.entry import NoJournal
+        from .archive.archive import archive_one
 
-        given = NoJournal() if journal is None else journal
-        named = DEFAULT_TEMPLATE if template is None else template
-        async with Archive(self, to, journal=given, template=named, verify=verify, trust=trust) as archive:
-            await archive.collect(signing)
-            wanted = (self.base_url, signing.id if isinstance(signing, Signing) else signing)
-            return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
+        return await archive_one(self, signing, to, journal, template=template, verify=verify, trust=trust)
 
     def _dispatcher(self) -> Dispatcher:
         # Imported on first use: the import takes a tenth of the package's import time, and needs SQLite.
@@ -308,9 +283,7 @@ class SigningClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await leave(self.aclose(), error)
 
     def __repr__(self) -> str:
@@ -320,6 +293,27 @@ class SigningClient:
         # If the constructor raised, there is nothing to close; a view closes nothing.
         if getattr(self, "_owns", False):
             self._shared.sessions.warn_if_open(self)
+
+
+def _decode_user(assumptions: Assumptions, data: Any, _: wire.Response) -> User:
+    return decode_record(record(data, assumptions), User)
+
+
+def _bearer(auth: str | OAuth, origin: str) -> Bearer | OAuth:
+    if isinstance(auth, str):
+        return Bearer(auth)
+    if not isinstance(auth, OAuth):
+        raise ConfigurationError(f"auth: must be an access token or an OAuth, got {type(auth).__name__}")
+    if auth.origin != origin:
+        raise ConfigurationError(f"auth: its tokens are for {auth.origin}, not for {origin}: use that base_url")
+    return auth
+
+
+def _rate_limiter(rate_limiter: RateLimiter | Gate | None, gate: RateLimiter | Gate | None) -> RateLimiter | None:
+    if rate_limiter is not None and gate is not None:
+        raise ConfigurationError("gate: the old name of rate_limiter; give one of them")
+    given = gate if rate_limiter is None else rate_limiter
+    return None if given is None else as_rate_limiter(given)
 
 
 def _options(

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .. import _checks
-from ..dispatch.entry import open_journal
+from ..dispatch.entry import NoJournal, open_journal
 from ..dispatch.journal import Journal
 from ..errors import ConfigurationError, InvalidRequest, SigningError
 from ..models import Signing
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..sealed import Trust
     from ..webhooks import Wakeups
 
-__all__ = ["Archive"]
+__all__ = ["Archive", "archive_one"]
 
 
 class Archive:
@@ -171,6 +171,25 @@ class Archive:
         if self._collector.has_all(signing):
             return []
         return await self._collector.collect(signing, self._matches)
+
+
+async def archive_one(
+    client: SigningClient,
+    signing: str | Signing,
+    to: ArchiveStore | str | os.PathLike[str],
+    journal: Journal | str | os.PathLike[str] | None,
+    *,
+    template: str | None,
+    verify: bool,
+    trust: Trust | Iterable[Trust] | None,
+) -> tuple[ArchivedDocument, ...]:
+    """Archive the documents of one signing; return them all. See `SigningClient.archive`."""
+    given = NoJournal() if journal is None else journal
+    named = DEFAULT_TEMPLATE if template is None else template
+    async with Archive(client, to, journal=given, template=named, verify=verify, trust=trust) as archive:
+        await archive.collect(signing)
+        wanted = (client.base_url, _id(signing))
+        return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
 
 
 class _Filter:

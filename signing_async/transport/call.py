@@ -12,8 +12,8 @@ from .. import errors
 from ..reconcile import Found, Reconciler, Undecidable
 from . import retry
 from .deadlines import Deadline
-from .exchange import Exchange, TokenReplaced
-from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, call_hook, log, report
+from .exchange import Exchange, TokenReplaced, report_attempt
+from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log
 from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
 
 __all__ = [
@@ -122,7 +122,7 @@ class _Call(Generic[T]):
         try:
             result = await self._request()
         except errors.SigningError as error:
-            self._report(began, str(error))
+            report_attempt(self.exchange, self.retries.attempts, began, str(error))
             if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
                 if self.exchange.status is not None:
                     # It may be a refusal because an earlier attempt took effect late: give that time to show.
@@ -133,13 +133,14 @@ class _Call(Generic[T]):
             self._retry_with_new_token(began)
         if isinstance(result, FailedAttempt):
             return await self._follow(result, began)
-        self._report(began)
+        report_attempt(self.exchange, self.retries.attempts, began)
         return self._succeed(result if self.reconciler is None else await self.verify(result))
 
     def _retry_with_new_token(self, began: float) -> NoReturn:
         self.may_refresh = False
         self.retries.uncounted += 1
-        self._report(began, "the token was rejected and has been refreshed", delay=0.0, level=logging.DEBUG)
+        text = "the token was rejected and has been refreshed"
+        report_attempt(self.exchange, self.retries.attempts, began, text, delay=0.0, level=logging.DEBUG)
         self.retry_at = asyncio.get_running_loop().time()
         raise RetryRequested(0.0)
 
@@ -152,7 +153,8 @@ class _Call(Generic[T]):
         if decision.pause is not None:
             self.shared.rate_limiter.pause(decision.pause)
         is_ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
-        self._report(began, str(failed.error), delay=decision.delay, ambiguous=is_ambiguous)
+        attempts, text = self.retries.attempts, str(failed.error)
+        report_attempt(self.exchange, attempts, began, text, delay=decision.delay, ambiguous=is_ambiguous)
         self.last_failure = failed.error
         self.may_have_taken_effect |= failed.outcome.is_ambiguous
         if self.operation.effect is not None and is_ambiguous:
@@ -300,7 +302,7 @@ class _Call(Generic[T]):
         remaining = max(0.0, self.deadline - asyncio.get_running_loop().time())
         return min(self.shared.response_times.expected(self.operation.effect.reading), _RESERVED_SHARE * remaining)
 
-    # Errors and reports
+    # Errors
 
     def _unknown(
         self, cause: str, known: Iterable[object] = (), *, timed_out: bool = False, may_clear: bool = False
@@ -316,31 +318,6 @@ class _Call(Generic[T]):
         )
         log.warning("%s", unknown)
         return unknown
-
-    def _report(
-        self,
-        began: float,
-        error: str | None = None,
-        *,
-        delay: float | None = None,
-        ambiguous: bool = False,
-        level: int | None = None,
-    ) -> None:
-        """Tell the log and the hooks about an attempt."""
-        options, exchange = self.options, self.exchange
-        if level is None:
-            level = logging.DEBUG if delay is None else logging.INFO
-        if options.on_response is not None and (response := exchange.response) is not None:
-            call_hook("on_response", options.on_response, response)
-        hook = options.on_attempt
-        if hook is None and not log.isEnabledFor(level):
-            return
-        seconds, status, request_id = time.perf_counter() - began, exchange.status, exchange.request_id
-        name, number = self.operation.name, self.retries.attempts
-        headers = {} if hook is None else exchange.headers
-        attempt = Attempt(name, number, status, seconds, request_id, delay, error, ambiguous, headers)
-        report(attempt, level=level)
-        call_hook("on_attempt", hook, attempt)
 
 
 def _complete(error: errors.SigningError, reason: str, attempts: int) -> errors.SigningError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -15,12 +16,12 @@ from .. import errors
 from . import retry, wire
 from .decode import Unreadable, parse
 from .error_response import error_from
-from .operation import Operation, Options, Shared, reporting_to
+from .operation import Attempt, Operation, Options, Shared, call_hook, log, report, reporting_to
 from .redaction import redact_data
 from .response import Response
 from .retry import FailedAttempt, Outcome, Repeat
 
-__all__ = ["Exchange", "TokenReplaced"]
+__all__ = ["Exchange", "TokenReplaced", "report_attempt"]
 
 T = TypeVar("T")
 
@@ -46,18 +47,18 @@ class Exchange(Generic[T]):
     _error_id: str | None = None
 
     def __init__(self, operation: Operation[T], shared: Shared, options: Options) -> None:
-        self._operation = operation
+        self.operation = operation
         self._shared = shared
-        self._options = options
+        self.options = options
 
     @property
     def request_id(self) -> str | None:
         """The request id of the response, looked up only when it is needed."""
         data = self._data
-        if self._operation.respond is not None and self._content is not None:
+        if self.operation.respond is not None and self._content is not None:
             with contextlib.suppress(Unreadable):
                 data = parse(self._content)
-        return self._error_id or self._shared.request_id(self._headers, data, self._options.assumptions)
+        return self._error_id or self._shared.request_id(self._headers, data, self.options.assumptions)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -68,11 +69,11 @@ class Exchange(Generic[T]):
     @property
     def response(self) -> Response | None:
         """The response; None if its body was not read, or not to its end."""
-        status, content, operation = self.status, self._content, self._operation
+        status, content, operation = self.status, self._content, self.operation
         if status is None or content is None:
             return None
         may_repeat = operation.repeat is Repeat.READ
-        assumptions = self._options.assumptions
+        assumptions = self.options.assumptions
         return Response(
             operation.name, status, self._headers, content, self._shared, assumptions, may_repeat=may_repeat
         )
@@ -82,8 +83,8 @@ class Exchange(Generic[T]):
 
         A rejected token is replaced if ``may_refresh``.
         """
-        operation, loop = self._operation, asyncio.get_running_loop()
-        with reporting_to(self._options.on_attempt):
+        operation, loop = self.operation, asyncio.get_running_loop()
+        with reporting_to(self.options.on_attempt):
             token = await self._shared.auth.token()
         if operation.body is not None:
             self.body = operation.body()
@@ -98,9 +99,9 @@ class Exchange(Generic[T]):
             operation.headers,
         )
         # While an upload is processed there is silence; it must not be taken for a lost response.
-        silence = self._options.timeouts.call if operation.receive is not None else None
+        silence = self.options.timeouts.call if operation.receive is not None else None
         for _ in range(_MAX_REDIRECTS + 1):
-            connect = max(min(self._options.timeouts.connect, 0.9 * (limit - loop.time())), 0.001)
+            connect = max(min(self.options.timeouts.connect, 0.9 * (limit - loop.time())), 0.001)
             response = await wire.send(self._shared.sessions, request, token, connect=connect, silence=silence)
             if isinstance(response, wire.Failure):
                 return self._failed(response)
@@ -110,13 +111,13 @@ class Exchange(Generic[T]):
                     request = self._redirected(request, response)
                     self.status, self._headers = None, {}
                     continue
-                may_be_expired = response.status in self._options.assumptions.expired_token_statuses
+                may_be_expired = response.status in self.options.assumptions.expired_token_statuses
                 if may_refresh and token is not None and may_be_expired:
                     rejection = await self._error(response)
                     response.close()
                     # The request was refused: nothing is ambiguous while the token is refreshed.
                     self.body = None
-                    with reporting_to(self._options.on_attempt):
+                    with reporting_to(self.options.on_attempt):
                         is_renewed = await self._shared.auth.renewed(token)
                     if is_renewed:
                         return TokenReplaced()
@@ -138,7 +139,7 @@ class Exchange(Generic[T]):
 
     def timeout_error(self) -> errors.RequestTimeout:
         """Return the error for a response that did not arrive in time."""
-        operation, timeouts = self._operation, self._options.timeouts
+        operation, timeouts = self.operation, self.options.timeouts
         seconds = timeouts.transfer if operation.transfer else timeouts.call
         missing = "response" if self.status is None else "complete response"
         return errors.RequestTimeout(
@@ -150,7 +151,7 @@ class Exchange(Generic[T]):
 
     def transport_error(self, failure: wire.Failure) -> errors.TransportError:
         """Return the error for a response that did not come, or was cut off."""
-        name = self._operation.name
+        name = self.operation.name
         error = errors.TransportError(
             f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
         )
@@ -161,7 +162,7 @@ class Exchange(Generic[T]):
         """Return the error for a successful response that cannot be decoded."""
         assert self.status is not None
         return self._shared.decode_error(
-            self._operation.name, problem, self.status, self.request_id, self._content or b""
+            self.operation.name, problem, self.status, self.request_id, self._content or b""
         )
 
     # Failed attempts
@@ -177,10 +178,10 @@ class Exchange(Generic[T]):
         error = errors.RateLimited(
             "the service asked all calls to wait for longer than this call may take; nothing was sent",
             status=429,
-            operation=self._operation.name,
+            operation=self.operation.name,
             retry_after=wait,
         )
-        return FailedAttempt(Outcome.THROTTLED, self._operation.error_from(error, {}), wait, may_retry=False)
+        return FailedAttempt(Outcome.THROTTLED, self.operation.error_from(error, {}), wait, may_retry=False)
 
     def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
         """Return the request that a redirect asks for; raise an error if it leads to another origin."""
@@ -191,14 +192,14 @@ class Exchange(Generic[T]):
 
     def _refused_redirect(self, reason: str) -> errors.APIError:
         return errors.APIError(
-            reason, status=self.status or 302, operation=self._operation.name, request_id=self.request_id
+            reason, status=self.status or 302, operation=self.operation.name, request_id=self.request_id
         )
 
     def _failed(self, failure: wire.Failure) -> FailedAttempt:
         return FailedAttempt(failure.outcome, self.transport_error(failure), may_retry=failure.transient)
 
     async def _receive(self, response: wire.Response) -> T | FailedAttempt:
-        operation = self._operation
+        operation = self.operation
         if not response.ok:
             return await self._fail(response)
         try:
@@ -206,11 +207,11 @@ class Exchange(Generic[T]):
                 return await operation.receive(response)
             # Not in local variables: some tracebacks show those. Decoding uses up the data, and an error needs it.
             if operation.decode is not None:
-                self._content = await response.read(self._options.assumptions.max_answer_bytes)
+                self._content = await response.read(self.options.assumptions.max_answer_bytes)
                 self._data = parse(self._content)
                 return operation.decode(self._data, response)
             if operation.respond is not None:
-                self._content = await response.read(self._options.assumptions.max_answer_bytes)
+                self._content = await response.read(self.options.assumptions.max_answer_bytes)
             else:
                 # The status suffices: it does not matter if the body is cut off or hangs.
                 self._content = await response.read_start()
@@ -240,14 +241,14 @@ class Exchange(Generic[T]):
             # A 502 or 504, or a proxy's page, says nothing about the service behind it.
             own = status in (500, 503) and error.code is not None
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
-        if not 400 <= status < 500 and self._operation.method not in _READING:
+        if not 400 <= status < 500 and self.operation.method not in _READING:
             # Some server took the request, and it is not known what became of it.
             return FailedAttempt(Outcome.LOST, error, may_retry=False)
         raise error
 
     def _noted(self, content: bytes) -> bytes:
         """Keep the body of an error for the hook. Without a hook, such as for a token request, no field holds it."""
-        if self._options.on_response is not None:
+        if self.options.on_response is not None:
             self._content = content
         return content
 
@@ -258,13 +259,39 @@ class Exchange(Generic[T]):
             headers,
             self._noted(await response.read_start()),
             reason=response.reason,
-            operation=self._operation.name,
-            not_found=self._operation.not_found,
+            operation=self.operation.name,
+            not_found=self.operation.not_found,
             retry_after=retry.read_retry_after(headers.get("Retry-After"), date=headers.get("Date"), now=time.time),
             secrets=self._shared.auth.secrets(),
-            assumptions=self._options.assumptions,
+            assumptions=self.options.assumptions,
         )
-        return self._operation.error_from(error, headers)
+        return self.operation.error_from(error, headers)
+
+
+def report_attempt(
+    exchange: Exchange[Any],
+    number: int,
+    began: float,
+    error: str | None = None,
+    *,
+    delay: float | None = None,
+    ambiguous: bool = False,
+    level: int | None = None,
+) -> None:
+    """Tell the log and the hooks about an attempt: its number in the call, and when it began."""
+    options, name = exchange.options, exchange.operation.name
+    if level is None:
+        level = logging.DEBUG if delay is None else logging.INFO
+    if options.on_response is not None and (response := exchange.response) is not None:
+        call_hook("on_response", options.on_response, response)
+    hook = options.on_attempt
+    if hook is None and not log.isEnabledFor(level):
+        return
+    headers = {} if hook is None else exchange.headers
+    seconds = time.perf_counter() - began
+    attempt = Attempt(name, number, exchange.status, seconds, exchange.request_id, delay, error, ambiguous, headers)
+    report(attempt, level=level)
+    call_hook("on_attempt", hook, attempt)
 
 
 def _is_html_page(body: bytes, response: wire.Response) -> bool:
