@@ -130,7 +130,7 @@ class SigningClient:
 
         Required are ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
         ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE`` (not required after
-        ``signing-async login``). `signing_async.settings` lists the others. The constructor's arguments take precedence.
+        ``signing-async login``). `signing_async.settings` lists the others. The arguments take precedence.
         """
         from .settings import Settings  # most clients are made without it
 
