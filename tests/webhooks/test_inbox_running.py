@@ -193,7 +193,10 @@ async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised(tmp_p
         async def wait(self, timeout: float) -> None:
             raise LookupError("a mistake")
 
-    async with Inbox(Faulty(tmp_path / "inbox.db")) as other:
-        with pytest.raises(LookupError, match="a mistake"):
-            async with other.running():
-                await asyncio.sleep(0.05)
+    async def work() -> None:
+        async with Inbox(Faulty(tmp_path / "inbox.db")) as inbox, inbox.running(), asyncio.timeout(30):
+            while len(asyncio.all_tasks()) > 1:  # the run has not ended
+                await asyncio.sleep(0.001)
+
+    with pytest.raises(LookupError, match="a mistake"):
+        await work()

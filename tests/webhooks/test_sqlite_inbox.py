@@ -178,9 +178,10 @@ async def test_inbox_made_before_a_fork_works_in_the_child_and_one_that_was_used
         receiver = Receiver(WebhookVerifier(SECRET), inbox)
         for _ in range(2):
             ours, theirs = context.Pipe()
-            child = context.Process(target=_deliver_in_child, args=(receiver, theirs))
+            child = context.Process(target=_deliver_in_child, args=(receiver, theirs), daemon=True)
             child.start()
-            messages.append(await asyncio.to_thread(ours.recv))
+            assert await asyncio.to_thread(ours.poll, 30)
+            messages.append(ours.recv())
             child.join()
             assert await inbox.get("evt_child") is not None
     assert messages == ["accepted", "cannot store events now"]
