@@ -47,7 +47,7 @@ def events_and_inbox() -> tuple[Any, PostgresInbox]:
     """
     folder = Path(os.environ["SIGNING_TEST_FOLDER"])
     broker = redis_streams(os.environ["SIGNING_BROKER"], queue="signing-events", redeliver_after=2.0)
-    inbox = PostgresInbox(os.environ["SIGNING_INBOX"], lease=1.5, timeout=0.5)
+    inbox = PostgresInbox(os.environ["SIGNING_INBOX"], lease=3, timeout=1)
 
     @event_task(broker, inbox, "*")
     async def handle(event: Event) -> None:

@@ -40,8 +40,8 @@ async def open_store(dsn: str) -> AsyncIterator[Callable[[], EventStore]]:
     """Open stores with short leases, and close them in the end."""
     async with contextlib.AsyncExitStack() as opened:
 
-        def open_store() -> EventStore:
-            store = PostgresEventStore(dsn, lease=1.5, timeout=0.5)
+        def open_store(**settings: float) -> EventStore:
+            store = PostgresEventStore(dsn, **{"lease": 1.5, "timeout": 0.5, **settings})
             opened.push_async_callback(store.aclose)
             return store
 
@@ -74,10 +74,10 @@ class TestPostgresEventStore(EventStoreConformance, FencedEventStoreConformance)
 
 
 async def test_one_event_of_a_signing_is_claimed_by_workers_that_see_different_snapshots(
-    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
 ) -> None:
     """An earlier event is requeued while the claim of a later one is not committed yet."""
-    one, two = open_store(), open_store()
+    one, two = (open_store(lease=60, timeout=20) for _ in range(2))
     await add(one, "a1", "a")
     await add(one, "a2", "a")
     (claim,) = await one.claim(1)
@@ -115,7 +115,7 @@ async def claim_under_way(postgres: PostgresServer) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_event_whose_sender_has_gone_is_stored_with_the_others(open_store: Callable[[], EventStore]) -> None:
+async def test_event_whose_sender_has_gone_is_stored_with_the_others(open_store: Callable[..., EventStore]) -> None:
     store = open_store()
     adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
     await asyncio.sleep(0)
@@ -126,9 +126,9 @@ async def test_event_whose_sender_has_gone_is_stored_with_the_others(open_store:
 
 
 async def test_workers_claim_different_events_without_waiting_for_each_other(
-    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
 ) -> None:
-    one, two = open_store(), open_store()
+    one, two = (open_store(lease=60, timeout=20) for _ in range(2))
     for name in ("e1", "e2"):
         await add(one, name)
     await slow_down(postgres, table, "e1")

@@ -38,7 +38,7 @@ async def dsn(postgres: PostgresServer) -> str:
 @contextlib.asynccontextmanager
 async def opened(dsn: str, **settings: Any) -> AsyncIterator[PostgresInbox]:
     """Open an inbox with short leases."""
-    async with PostgresInbox(dsn, **{"lease": 1.5, "timeout": 0.5, **settings}) as inbox:
+    async with PostgresInbox(dsn, **{"lease": 3, "timeout": 1, **settings}) as inbox:
         yield inbox
 
 

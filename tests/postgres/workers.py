@@ -41,7 +41,7 @@ async def claim(dsn: str) -> None:
 async def handle(dsn: str) -> None:
     """Handle events one at a time; each handler ends with a line of input. Print the package's log too."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    async with PostgresInbox(dsn, lease=1.5, timeout=0.5) as inbox:
+    async with PostgresInbox(dsn, lease=3, timeout=1) as inbox:
 
         @inbox.on("*")
         async def handle(event: Event) -> None:
