@@ -1,7 +1,7 @@
 """Kill processes that archive into a bucket: ``python -m tests.archive.kill_s3 --signings 80 --kills 40 --seed 1``.
 
-As `tests.archive.kill`, with an `S3Store` behind a proxy that fails a tenth of the requests to it: some are refused, and
-of some the request or the response is lost.
+As `tests.archive.kill`, with an `S3Store` behind a proxy that fails a tenth of the requests to it: some are refused,
+and of some the request or the response is lost.
 """
 
 from __future__ import annotations
