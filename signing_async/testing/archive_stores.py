@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,14 +248,9 @@ class ListedStoreConformance:
 
 async def put(store: ArchiveStore, name: str, content: bytes, folder: Path) -> None:
     """Store content under a name, from a local file of its own."""
-    for number in itertools.count():
-        source = folder / f"source-{number}"
-        try:
-            with source.open("xb") as file:
-                file.write(content)
-        except FileExistsError:
-            continue
-        break
+    # Never a name that was used: a cancelled call may still be at work on its source, in a thread.
+    source = folder / f"source-{secrets.token_hex(8)}"
+    source.write_bytes(content)
     try:
         await store.put(name, source, hashlib.sha256(content).hexdigest())
     finally:

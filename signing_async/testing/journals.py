@@ -179,11 +179,17 @@ class ListedJournalConformance:
         journal, other = open_journal(), open_journal()
         assert [record async for record in journal.records()] == []
         began = datetime.now(UTC) - timedelta(minutes=1)
-        keys = [f"k{number:04}" for number in range(1100)]
-        claims = await asyncio.gather(*(claimed(other, key) for key in keys))
-        await asyncio.gather(*(other.write(claim, "earlier") for claim in claims[:20]))
-        await asyncio.gather(*(other.write(claim, f"of {claim.key}") for claim in claims))
-        await asyncio.gather(*(other.release(claim) for claim in claims[:10]))
+        keys = [f"k{number:03}" for number in range(520)]
+
+        async def write(key: str) -> None:
+            claim = await claimed(other, key)
+            await other.write(claim, "earlier")
+            await other.write(claim, f"of {key}")
+            if key < "k010":
+                await other.release(claim)
+
+        for first in range(0, len(keys), 8):
+            await asyncio.gather(*(write(key) for key in keys[first : first + 8]))
         await claimed(journal, "without a text")
         for each in (journal, other):
             records = [record async for record in each.records()]
