@@ -16,7 +16,9 @@ __all__ = ["SharedDatabase", "is_transient"]
 
 _PAUSE = 0.02
 _TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
-_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+_PERMANENT = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+)
 
 
 def is_transient(error: Exception) -> bool:

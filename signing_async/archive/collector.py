@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from .._sqlite import is_transient
 from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
@@ -212,7 +213,8 @@ class _OneSigning:
         except OSError as error:
             if isinstance(error, SigningError):
                 raise
-            raise ArchiveError(f"cannot keep a download: {error.strerror}: {error.filename or path}") from None
+            message = f"cannot keep a download: {error.strerror}: {error.filename or path}"
+            raise ArchiveError(message, transient=is_transient(error)) from None
         finally:
             if path is not None:
                 path.unlink(missing_ok=True)

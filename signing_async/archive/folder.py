@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .._files import sync_folder
+from .._sqlite import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .store import check_lines, check_name
 
@@ -96,7 +97,8 @@ class FolderStore:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ArchiveError(f"the archive {self.path}: {error.strerror}: {error.filename or ''}") from None
+            message = f"the archive {self.path}: {error.strerror}: {error.filename or ''}"
+            raise ArchiveError(message, transient=is_transient(error)) from None
 
 
 def try_lock(descriptor: int) -> bool:

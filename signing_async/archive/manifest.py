@@ -223,9 +223,8 @@ class Manifest:
             except ArchiveConflict:
                 await self._read_new()
                 if self._end == end:
-                    raise ArchiveError(
-                        f"{MANIFEST} is not as it was read: it was replaced or cut off; verify the archive"
-                    ) from None
+                    message = f"{MANIFEST} is not as it was read: it was replaced or cut off; verify the archive"
+                    raise ArchiveError(message, transient=False) from None
                 continue
             self._end, self._head = end + len(data), head
             for document in new.values():

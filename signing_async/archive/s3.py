@@ -177,9 +177,7 @@ def _part_key(key: str, offset: int) -> str:
 
 
 def _lacking(message: str) -> ArchiveError:
-    error = ArchiveError(message)
-    error.transient = False
-    return error
+    return ArchiveError(message, transient=False)
 
 
 def _parse(url: Any) -> tuple[str, str]:

@@ -176,7 +176,7 @@ class Bucket:
     async def _open(self) -> None:
         async with self._opening:
             if self._closed:
-                raise ArchiveError(f"the store s3://{self.name} is closed")
+                raise ArchiveError(f"the store s3://{self.name} is closed", transient=False)
             if self._client is not None:
                 return
             try:
@@ -191,12 +191,11 @@ class Bucket:
         raise ConfigurationError(f"s3://{self.name}: {problem}")
 
     def _failure(self, operation: str, error: Exception) -> ArchiveError:
-        failure = ArchiveError(f"s3://{self.name}: {operation} failed: {_describe(error)}")
-        failure.transient = isinstance(error, _LOST)
+        transient = isinstance(error, _LOST)
         if isinstance(error, ClientError):
             status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-            failure.transient = status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
-        return failure
+            transient = status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
+        return ArchiveError(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=transient)
 
 
 def _code(error: Exception) -> str | None:
@@ -218,9 +217,8 @@ def _checksum(data: bytes) -> str:
 
 def _check_hash(source: Path, found: str, expected: str) -> None:
     if found != expected:
-        error = ArchiveError(f"{source}: changed before it was stored (sha256 mismatch: {expected}, found {found})")
-        error.transient = False
-        raise error
+        message = f"{source}: changed before it was stored (sha256 mismatch: {expected}, found {found})"
+        raise ArchiveError(message, transient=False)
 
 
 def _redact_session_token(record: logging.LogRecord) -> bool:

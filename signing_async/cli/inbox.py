@@ -304,9 +304,7 @@ def _count(number: int) -> str:
 
 
 def _no_event(ids: list[str]) -> InboxError:
-    error = InboxError(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
-    error.transient = False
-    return error
+    return InboxError(f"no such event: {', '.join(on_one_line(name) for name in ids)}", transient=False)
 
 
 @contextlib.asynccontextmanager

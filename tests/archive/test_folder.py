@@ -122,6 +122,26 @@ async def test_failing_disk_is_an_archive_error_that_names_the_file(
         await content(store, "loop")
 
 
+async def test_only_a_failure_that_may_end_by_itself_is_transient(
+    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    (folder / "2031").write_text("a file in place of the folder")
+    source = tmp_path / "source"
+    source.write_bytes(b"1")
+    with pytest.raises(ArchiveError) as caught:
+        await store.put("2031/a.pdf", source, hashlib.sha256(b"1").hexdigest())
+    assert not caught.value.transient
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ArchiveError, match="No space left on device") as caught:
+        await store.put("a.pdf", source, hashlib.sha256(b"1").hexdigest())
+    assert caught.value.transient
+
+
 async def test_folder_is_no_file(store: FolderStore, tmp_path: Path) -> None:
     await put(store, tmp_path, "x/a.pdf", b"one")
     for name in ("x", "x/a.pdf/b", "y"):
