@@ -109,36 +109,28 @@ async def test_file_that_cannot_be_linked_for_another_reason_is_an_error(
         await put(store, tmp_path, "a.pdf", b"one")
 
 
-async def test_failing_disk_is_an_archive_error_that_names_the_file(
+async def test_unusable_path_is_an_error_that_names_the_file_and_is_not_transient(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:
     folder.mkdir()
     (folder / "x").write_bytes(b"a file where a folder is needed")
     with pytest.raises(ArchiveError, match=r"Not a directory|File exists") as caught:
         await put(store, tmp_path, "x/a.pdf", b"one")
-    assert caught.value.transient
+    assert not caught.value.transient
     (folder / "loop").symlink_to("loop")
     with pytest.raises(ArchiveError, match="Too many levels of symbolic links"):
         await content(store, "loop")
 
 
-async def test_only_a_failure_that_may_end_by_itself_is_transient(
-    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_full_disk_is_a_transient_error(
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.mkdir()
-    (folder / "2031").write_text("a file in place of the folder")
-    source = tmp_path / "source"
-    source.write_bytes(b"1")
-    with pytest.raises(ArchiveError) as caught:
-        await store.put("2031/a.pdf", source, hashlib.sha256(b"1").hexdigest())
-    assert not caught.value.transient
-
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ArchiveError, match="No space left on device") as caught:
-        await store.put("a.pdf", source, hashlib.sha256(b"1").hexdigest())
+        await put(store, tmp_path, "a.pdf", b"one")
     assert caught.value.transient
 
 
