@@ -36,7 +36,7 @@ __all__ = ["Archive"]
 
 
 class Archive:
-    """An archive of the sealed PDFs of a tenant: each document of a completed signing, whoever created it, once.
+    """An archive of the sealed PDFs of a tenant: each document of every completed signing, once.
 
     ``to`` is a folder or an `ArchiveStore`; ``journal`` is a path or a `Journal`, as for ``client.dispatch_many``. Any
     number of processes may share both. ``template`` names the files. Only signings are archived whose name matches the

@@ -89,7 +89,7 @@ class Collector:
         self.incoming: Incoming = Incoming(store)
 
     def has_all(self, signing: Signing) -> bool:
-        """Return whether all documents of the signing are in the manifest, as far as it was read."""
+        """Return whether all documents of the signing have a line in the manifest that was read."""
         return self.manifest.is_complete(self.service, signing.id)
 
     async def collect(

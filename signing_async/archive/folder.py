@@ -136,7 +136,7 @@ def _place(source: Path, target: Path) -> bool:
     """Give the file its name; return False if the name is taken."""
     try:
         target.hardlink_to(source)
-        # Otherwise who writes to the source would write to the archive.
+        # Otherwise a later change of the source would change the archive.
         source.unlink()
         return True
     except FileExistsError:

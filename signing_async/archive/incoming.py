@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
 from pathlib import Path
 
@@ -77,12 +76,13 @@ def _own_temporary_folder() -> Path | None:
 
     Unlike the folders of `tempfile.mkdtemp` it is found again by the next process, after this one was killed.
     """
-    if sys.platform == "win32":
+    getuid = getattr(os, "getuid", None)  # Windows has none, and its temporary folder is the user's own
+    if getuid is None:
         return None
-    folder = Path(tempfile.gettempdir(), f"{_PREFIX}{os.getuid()}")
+    folder = Path(tempfile.gettempdir(), f"{_PREFIX}{getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == getuid() and not found.st_mode & 0o077
     return folder if is_own else None
 
 

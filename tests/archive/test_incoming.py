@@ -63,6 +63,16 @@ async def test_what_a_killed_process_left_among_the_temporary_files_is_removed(t
     await incoming.aclose()
 
 
+async def test_system_without_user_ids_has_temporary_files_too(
+    temporary: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.getuid")
+    incoming = Incoming(Elsewhere(folder))
+    assert (await incoming.new_path()).parent.parent == temporary
+    await incoming.aclose()
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize("trap", ["link", "open"])
 async def test_temporary_folder_that_others_may_have_prepared_is_not_used(
     temporary: Path, folder: Path, trap: str
