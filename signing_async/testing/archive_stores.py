@@ -124,11 +124,7 @@ class ArchiveStoreConformance:
             assert await content_of(open_store(), name) == _LONG
 
     async def test_appends_are_read_in_order(self, open_store: OpenStore) -> None:
-<<<<<<< HEAD
-        """By any writer. Lengths of one, two and three digits must not confuse the order."""
-=======
         """By any store object. Lengths of one, two and three digits must not confuse the order."""
->>>>>>> w-archive-s3
         store, other = open_store(), open_store()
         written = b""
         for number in range(30):
