@@ -29,12 +29,6 @@ from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.servers import PATH, serve
 
 
-@pytest.fixture
-async def dsn(postgres: PostgresServer) -> str:
-    """An empty schema."""
-    return await postgres.new_schema()
-
-
 @contextlib.asynccontextmanager
 async def opened(dsn: str, **settings: Any) -> AsyncIterator[PostgresInbox]:
     """Open an inbox with short leases."""

@@ -1,0 +1,37 @@
+"""Fixtures: an empty schema, and stores of events in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from signing_async.postgres.event_store import PostgresEventStore
+from signing_async.webhooks.event_store import EventStore
+from tests.postgres.server import PostgresServer
+
+
+@pytest.fixture
+async def dsn(postgres: PostgresServer) -> str:
+    """An empty schema."""
+    return await postgres.new_schema()
+
+
+@pytest.fixture
+def table(dsn: str) -> str:
+    """The table of the events, with its schema."""
+    return f"{dsn.rpartition('=')[2]}.signing_events"
+
+
+@pytest.fixture
+async def open_store(dsn: str) -> AsyncIterator[Callable[[], EventStore]]:
+    """Open stores with short leases, and close them in the end."""
+    async with contextlib.AsyncExitStack() as opened:
+
+        def open_store(**settings: float) -> EventStore:
+            store = PostgresEventStore(dsn, **{"lease": 1.5, "timeout": 0.5, **settings})
+            opened.push_async_callback(store.aclose)
+            return store
+
+        yield open_store

@@ -1,0 +1,261 @@
+"""The events of an inbox in PostgreSQL, when connections break and the server fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+import pytest
+
+from signing_async import InboxError
+from signing_async.postgres.event_store import PostgresEventStore
+from signing_async.testing.event_stores import add, everything, ids, soon_claimed
+from signing_async.webhooks.event_store import EventFilter, EventStatus, EventStore
+from tests.postgres.server import PASSWORD, PostgresServer
+from tests.redis.server import slow_way
+
+
+async def test_add_claim_and_settle_are_repeated_after_their_responses_were_lost(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore], dsn: str
+) -> None:
+    """A repeated claim counts one attempt, and a repeated settlement is no lost claim."""
+    async with lossy(postgres, dsn) as (store, lose_response):
+        await store.create_table()
+        lose_response()
+        await add(store, "a", "s")
+        lose_response()
+        (claim,) = await store.claim(5)
+        assert (claim.stored.attempts, claim.fence) == (1, 2)
+        assert await store.claim(5) == []
+        lose_response()
+        assert await store.settle(claim, EventStatus.HANDLED)
+        assert await open_store().claim(5) == []
+
+
+async def test_claim_that_failed_after_it_took_effect_is_returned_by_the_next_one(
+    postgres: PostgresServer, dsn: str
+) -> None:
+    async with lossy(postgres, dsn) as (store, lose_response):
+        await add(store, "a", "s")
+        lose_response(ValueError("the response is lost"))
+        with pytest.raises(InboxError, match="the response is lost"):
+            await store.claim(5)
+        (claim,) = await store.claim(5)
+        assert claim.stored.attempts == 1
+        assert await store.claim(5) == []
+        assert await store.settle(claim, EventStatus.HANDLED)
+
+
+async def test_claim_of_a_cancelled_caller_that_cannot_be_released_is_returned_by_the_next_one(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+) -> None:
+    store = open_store()
+    await add(store, "a", "s")
+    schema = table.partition(".")[0]
+    await postgres.execute(
+        f"CREATE FUNCTION {schema}.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no release'; END $$"
+    )
+    await postgres.execute(
+        f"CREATE TRIGGER fail BEFORE UPDATE ON {table} FOR EACH ROW"
+        f" WHEN (NEW.owner IS NULL) EXECUTE FUNCTION {schema}.fail()"
+    )
+    claiming = asyncio.create_task(store.claim(5))
+    await asyncio.sleep(0)
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    assert (await soon_claimed(store)).stored.attempts == 1
+    assert await store.claim(5) == []
+
+
+async def test_expired_claim_is_not_claimed_again_by_its_own_holder(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+) -> None:
+    """Its handler is still running, and its lease is renewed."""
+    one, two = open_store(), open_store()
+    await add(one, "a", "s")
+    (claim,) = await one.claim(1)
+    await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s'")
+    assert await one.claim(1) == []
+    async with asyncio.timeout(20):
+        while not await postgres.execute(f"SELECT FROM {table} WHERE leased_until > now()"):
+            await asyncio.sleep(0.02)
+    assert await two.claim(1) == []
+    assert await one.settle(claim, EventStatus.HANDLED)
+
+
+@contextlib.asynccontextmanager
+async def lossy(postgres: PostgresServer, dsn: str) -> AsyncIterator[tuple[PostgresEventStore, Callable[..., None]]]:
+    """Open a store, and yield it with a function after which the server's next result does not reach it."""
+    failure: Exception | None = None
+
+    class Losing:
+        """A pool whose connections break after the next statement."""
+
+        def __init__(self, pool: Any) -> None:
+            self._pool = pool
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._pool, name)
+
+        async def acquire(self, *, timeout: float | None = None) -> Any:
+            return Connection(await self._pool.acquire(timeout=timeout))
+
+        async def release(self, connection: Any, *, timeout: float | None = None) -> None:
+            await self._pool.release(connection.real, timeout=timeout)
+
+    class Connection:
+        def __init__(self, real: Any) -> None:
+            self.real = real
+
+        def __getattr__(self, name: str) -> Any:
+            method = getattr(self.real, name)
+            if name not in ("fetch", "fetchval"):
+                return method
+
+            async def call(*arguments: Any) -> Any:
+                nonlocal failure
+                result = await method(*arguments)
+                if failure is not None:
+                    lost, failure = failure, None
+                    raise lost
+                return result
+
+            return call
+
+    def lose(error: Exception | None = None) -> None:
+        nonlocal failure
+        failure = error or ConnectionResetError("the response is lost")
+
+    async with asyncpg.create_pool(dsn, min_size=0, max_size=3) as pool:
+        store = PostgresEventStore(Losing(pool), lease=60)
+        yield store, lose
+        await store.aclose()
+
+
+async def test_store_survives_a_restart_of_the_server(
+    postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    """A held claim stays held, and the notifications come back."""
+    one, two = open_store(), open_store()
+    await add(one, "a", "s")
+    (claim,) = await one.claim(1)
+    await listening(postgres, two)
+    with postgres.down():
+        pass
+    assert await one.settle(claim, EventStatus.HANDLED)
+    await listening(postgres, two)
+    await add(one, "b")
+    assert (await soon_claimed(two)).stored.id == "b"
+
+
+async def listening(postgres: PostgresServer, store: EventStore) -> None:
+    """Wait until the store is listening."""
+    async with asyncio.timeout(20):
+        while not await postgres.execute("SELECT FROM pg_stat_activity WHERE query LIKE 'LISTEN %'"):
+            await store.wait(0.01)
+
+
+async def test_terminated_listener_connection_is_replaced_and_meanwhile_the_store_polls(
+    postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    one, two = open_store(), open_store()
+    await listening(postgres, two)
+    await postgres.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'")
+    await add(one, "a")
+    async with asyncio.timeout(10):
+        while not await two.claim(1):
+            await two.wait(60)
+    await listening(postgres, two)
+
+
+async def test_worker_without_notifications_polls(dsn: str) -> None:
+    """A pool with one connection has none to spare for them."""
+    async with asyncpg.create_pool(dsn, min_size=0, max_size=1) as pool:
+        store = PostgresEventStore(pool)
+        waiting = asyncio.create_task(store.wait(60))
+        await add(store, "a")
+        async with asyncio.timeout(10):
+            await waiting
+        assert len(await store.claim(1)) == 1
+        await store.aclose()
+        assert await pool.fetchval("SELECT count(*) FROM signing_events") == 1
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+async def test_every_operation_fails_in_time_during_an_outage(
+    how: str, postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    """The error shows no secret."""
+    store = open_store()
+    for name in ("a", "b", "c"):
+        await add(store, name)
+    a, b, c = await store.claim(5)
+    with postgres.frozen() if how == "stopped" else postgres.down():
+        calls: list[Callable[[], Any]] = [
+            lambda: add(store, "d"),
+            lambda: store.claim(5),
+            lambda: store.settle(a, EventStatus.HANDLED),
+            lambda: store.postpone(b, 1, None),
+            lambda: store.release(c),
+            lambda: everything(store),
+            lambda: store.requeue(EventFilter()),
+            lambda: store.purge(datetime.now(UTC)),
+            store.stats,
+        ]
+        for call in calls:
+            async with asyncio.timeout(10):
+                with pytest.raises(InboxError, match=r"^PostgreSQL at .*, for 0.5 s$") as caught:
+                    await call()
+            assert caught.value.transient
+            assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+    assert await store.settle(a, EventStatus.HANDLED)
+    assert await store.postpone(b, 0, None)
+    await store.release(c)
+    # The server may have executed the addition when it resumed.
+    assert {"b", "c"} <= {claim.stored.id for claim in await store.claim(5)} <= {"b", "c", "d"}
+
+
+async def test_sender_that_goes_during_an_outage_does_not_affect_the_others(
+    postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    store = open_store()
+    assert await ids(store) == []
+    with postgres.down():
+        adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
+        await asyncio.sleep(0.1)
+        adding[1].cancel()
+        async with asyncio.timeout(10):
+            first, _, third = await asyncio.gather(*adding, return_exceptions=True)
+    assert isinstance(first, InboxError)
+    assert isinstance(third, InboxError)
+    assert await add(store, "a")
+
+
+async def test_closing_during_an_outage_leaves_claims_to_their_leases(
+    postgres: PostgresServer, dsn: str, open_store: Callable[[], EventStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = PostgresEventStore(dsn, lease=1.5, timeout=0.5)
+    await add(store, "a")
+    await store.claim(1)
+    with postgres.down():
+        await store.aclose()
+    assert "the remaining claims end when their lease expires: PostgreSQL at" in caplog.text
+    assert (await soon_claimed(open_store())).stored.attempts == 2
+
+
+async def test_store_works_with_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
+    """Concurrent adds are committed together."""
+    async with slow_way(postgres.port, 0.02) as way:
+        slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
+        store = PostgresEventStore(slow)
+        await add(store, "first")
+        async with asyncio.timeout(2):  # one after the other they would take at least 20 seconds
+            assert all(await asyncio.gather(*(add(store, f"e{number}") for number in range(500))))
+        await store.aclose()
