@@ -1,4 +1,4 @@
-"""Open local files without blocking, and sync their folders."""
+"""Open local files without blocking, lock them, and sync their folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["open_regular", "sync_folder"]
+from .errors import ConfigurationError
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
+
+__all__ = ["check_locks", "lock", "open_regular", "sync_folder", "try_lock"]
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. Not every system has these flags.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -37,3 +44,26 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def check_locks(user: str) -> None:
+    """Raise `ConfigurationError` if the system lacks the locks that the class ``user`` needs."""
+    if fcntl is None:
+        raise ConfigurationError(f"{user} needs POSIX file locks, which this system does not have")
+
+
+def lock(descriptor: int) -> None:
+    """Lock a file, and wait until no other descriptor holds its lock."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock a file unless another descriptor holds its lock; return whether that succeeded.
+
+    Unlike lockf, flock also excludes two descriptors in one process.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import IO
 from weakref import WeakSet
 
-from .errors import ConfigurationError
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows has no flock
-    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
+from ._files import check_locks, try_lock
 
 __all__ = ["OwnerLock"]
 
@@ -27,8 +22,7 @@ class OwnerLock:
     """
 
     def __init__(self, path: Path, user: str) -> None:
-        if fcntl is None:
-            raise ConfigurationError(f"{user} needs POSIX file locks, which this system does not have")
+        check_locks(user)
         self.path = path
         self.owner = ""
         """The name of the owner, new each time that the lock is acquired."""
@@ -50,7 +44,7 @@ class OwnerLock:
             owner = secrets.token_hex(8)
             file = os.fdopen(os.open(self._lock_path(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)
             # Before it was locked, another process may have taken it for a dead owner's and removed it.
-            if _locked(file.fileno(), exclusively=True) and os.fstat(file.fileno()).st_nlink:
+            if try_lock(file.fileno()) and os.fstat(file.fileno()).st_nlink:
                 break
             file.close()
         self.owner, self._file = owner, file
@@ -62,7 +56,7 @@ class OwnerLock:
         except FileNotFoundError:
             return False
         try:
-            if not _locked(lock, exclusively=False):
+            if not try_lock(lock, shared=True):
                 return True
             self._lock_path(owner).unlink(missing_ok=True)
             return False
@@ -85,18 +79,6 @@ class OwnerLock:
 
     def _lock_path(self, owner: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{owner}.lock")
-
-
-def _locked(handle: int, *, exclusively: bool) -> bool:
-    """Try to lock the file; return whether that succeeded.
-
-    Unlike lockf, flock also excludes two owners in one process.
-    """
-    try:
-        fcntl.flock(handle, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 _locks: WeakSet[OwnerLock] = WeakSet()

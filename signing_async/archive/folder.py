@@ -14,17 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from .._files import sync_folder
+from .._files import check_locks, lock, sync_folder
 from .._sqlite import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .store import check_lines, check_name
 
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows has no flock
-    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
-
-__all__ = ["FolderStore", "try_lock"]
+__all__ = ["FolderStore"]
 
 T = TypeVar("T")
 
@@ -41,8 +36,7 @@ class FolderStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if fcntl is None:
-            raise ConfigurationError("FolderStore needs POSIX file locks, which this system does not have")
+        check_locks("FolderStore")
         if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
             raise ConfigurationError(f"path: must be a path, got {path!r}")
         self.path: Path = Path(path).expanduser().absolute()
@@ -99,15 +93,6 @@ class FolderStore:
         except OSError as error:
             message = f"the archive {self.path}: {error.strerror}: {error.filename or ''}"
             raise ArchiveError(message, transient=is_transient(error)) from None
-
-
-def try_lock(descriptor: int) -> bool:
-    """Lock the file unless another process, or another descriptor, holds its lock; return whether that succeeded."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # In threads, which may outlive a cancelled call
@@ -184,7 +169,7 @@ def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
     except FileNotFoundError:
         raise ArchiveConflict(f"the archive {root}: {path.name} does not exist") from None
     with _closing(descriptor):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor)
         end = _remove_torn_line(descriptor)
         if end != offset:
             raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")

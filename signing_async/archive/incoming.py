@@ -10,7 +10,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from .folder import FolderStore, try_lock
+from .._files import try_lock
+from .folder import FolderStore
 from .store import ArchiveStore
 
 __all__ = ["Incoming"]

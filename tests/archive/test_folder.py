@@ -246,6 +246,6 @@ def test_path_is_checked(tmp_path: Path) -> None:
 
 
 def test_system_without_file_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signing_async.archive.folder.fcntl", None)
+    monkeypatch.setattr("signing_async._files.fcntl", None)
     with pytest.raises(ConfigurationError, match="FolderStore needs POSIX file locks"):
         FolderStore(tmp_path)

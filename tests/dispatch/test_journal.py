@@ -141,13 +141,13 @@ async def test_lock_file_removed_by_another_process_meanwhile_is_no_error(
         pass
     process.wait()
     (lock,) = path.parent.glob("*.lock")
-    locked = signing_async._owner_lock._locked
+    try_lock = signing_async._owner_lock.try_lock
 
-    def looked_at(handle: int, *, exclusively: bool) -> bool:
+    def removed_first(handle: int, *, shared: bool = False) -> bool:
         lock.unlink(missing_ok=True)
-        return locked(handle, exclusively=exclusively)
+        return try_lock(handle, shared=shared)
 
-    monkeypatch.setattr(signing_async._owner_lock, "_locked", looked_at)
+    monkeypatch.setattr(signing_async._owner_lock, "try_lock", removed_first)
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
@@ -199,8 +199,8 @@ async def test_lock_file_removed_before_it_was_locked_is_created_again(
     names: list[str] = []
     token = secrets.token_hex
 
-    def locked(handle: int, *, exclusively: bool) -> bool:
-        if exclusively and len(names) == 1:
+    def locked(handle: int, *, shared: bool = False) -> bool:
+        if not shared and len(names) == 1:
             next(path.parent.glob("*.lock")).unlink()
         return True
 
@@ -208,7 +208,7 @@ async def test_lock_file_removed_before_it_was_locked_is_created_again(
         names.append(token(size))
         return names[-1]
 
-    monkeypatch.setattr(signing_async._owner_lock, "_locked", locked)
+    monkeypatch.setattr(signing_async._owner_lock, "try_lock", locked)
     monkeypatch.setattr(secrets, "token_hex", token_hex)
     async with SqliteJournal(path) as journal:
         await taken(journal)
