@@ -70,7 +70,7 @@ class Reader:
     async def __call__(
         self, template: str, /, *, path: Mapping[str, object] = {}, params: Mapping[str, object] = {}
     ) -> Response:
-        """Return the response to a GET. Let its errors pass: whether the request took effect is then unknown."""
+        """Return the response to a GET. Don't catch its errors: whether the request took effect is then unknown."""
         operation = Operation(
             f"GET {template}", "GET", build_address(template, path, params), Repeat.READ, respond=_whole_response
         )
@@ -171,8 +171,8 @@ async def request(
 
     ``reconcile`` makes the request as safe as `signings.send`: an async function that reads the service with the
     `Reader` it gets, and returns the effect of this very request, or None if the service shows none. After an ambiguous
-    attempt it is called until the effect shows, and what it returns is the result: a record as of ``into``, or the
-    `Response` of its reading.
+    attempt the function is called until the effect appears, and the call returns the function's result: a record of the
+    class ``into`` or, without ``into``, the `Response` of ``read``.
     """
     method = check_method(method)
     name = f"{method} {template}"

@@ -54,7 +54,7 @@ def choose_repeat(method: str, repeat: object, reconcile: object) -> Repeat:
     if not callable(reconcile):
         raise InvalidRequest(f"reconcile: must be an async function of a Reader, got {reconcile!r}")
     if repeat or method in _READING:
-        raise InvalidRequest("reconcile: a request that can be repeated without harm needs none")
+        raise InvalidRequest("reconcile: not for GET, HEAD or repeat=True: these requests are retried without it")
     return Repeat.RECONCILED
 
 

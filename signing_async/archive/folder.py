@@ -131,8 +131,8 @@ def _place(source: Path, target: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    # Another file system, or one without hard links. Here two writers of one name could replace each other's file; they
-    # hold the claim of the same signing, one after the other.
+    # The source is on another file system, or hard links are not supported. Two writers of one name could replace each
+    # other's file here, but the claim of the signing allows only one writer at a time.
     if os.path.lexists(target):
         return False
     part = target.with_name(f".{secrets.token_hex(8)}.part")

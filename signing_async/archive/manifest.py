@@ -1,4 +1,4 @@
-"""The manifest of an archive: a line for each sealed document, chained by hashes. It is the truth about the archive.
+"""The manifest of an archive: a line for each sealed document, chained by hashes. Only listed documents are archived.
 
 A line is a JSON object. Its last member, ``hash``, is the SHA-256 of the line without that member, and ``previous`` is
 the hash of the line before, so that a changed or removed line shows.
@@ -95,7 +95,7 @@ def decode_line(line: bytes) -> tuple[ArchivedDocument, str]:
     """Return the document of a line, and the hash of the line before. Raise ValueError if the line was changed."""
     found = _HASH.search(line)
     if found is None or hashlib.sha256(line[: found.start()] + b"}").hexdigest().encode() != found[1]:
-        raise ValueError("the line does not have the hash that it names")
+        raise ValueError("the line's hash does not match its content")
     try:
         fields = json.loads(line)
         return ArchivedDocument.from_dict(fields), str(fields["previous"])
@@ -104,7 +104,7 @@ def decode_line(line: bytes) -> tuple[ArchivedDocument, str]:
 
 
 def hash_of(line: bytes) -> str:
-    """Return the hash that a line names; the hash of its bytes if it names none."""
+    """Return the ``hash`` member of a line; if there is none, the hash of the line's bytes."""
     found = _HASH.search(line)
     return hashlib.sha256(line).hexdigest() if found is None else found[1].decode()
 
@@ -223,7 +223,7 @@ class Manifest:
             except ArchiveConflict:
                 await self._read_new()
                 if self._end == end:
-                    message = f"{MANIFEST} is not as it was read: it was replaced or cut off; verify the archive"
+                    message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
                     raise ArchiveError(message, transient=False) from None
                 continue
             self._end, self._head = end + len(data), head

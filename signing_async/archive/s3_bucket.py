@@ -217,7 +217,7 @@ def _checksum(data: bytes) -> str:
 
 def _check_hash(source: Path, found: str, expected: str) -> None:
     if found != expected:
-        message = f"{source}: changed before it was stored (sha256 mismatch: {expected}, found {found})"
+        message = f"{source}: changed before it was stored (sha256 mismatch: expected {expected}, found {found})"
         raise ArchiveError(message, transient=False)
 
 

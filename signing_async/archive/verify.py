@@ -27,8 +27,8 @@ class Finding:
     """One difference between an archive and its manifest. ``text`` is for people.
 
     ``missing_file`` and ``changed_file``: a file of the manifest. ``extra_file``: no line names the file.
-    ``removed_line``: a line does not follow the one before it. ``changed_line``: a line does not have the hash that it
-    names. ``torn_line``: the last line is incomplete, as a power cut leaves it; the next run removes it and goes on.
+    ``removed_line``: a line does not follow the one before it. ``changed_line``: the line's hash does not match
+    its content. ``torn_line``: the last line is incomplete, as after a power cut; the next run removes it.
     """
 
     kind: FindingKind
@@ -49,7 +49,7 @@ class ArchiveReport:
     lines: int
     """The number of lines of the manifest."""
     head: str
-    """The hash of the last line. Note it elsewhere: a later manifest that lacks it was written anew."""
+    """The hash of the last line. Store it elsewhere: a later manifest that does not contain it was rewritten."""
     findings: tuple[Finding, ...]
 
     @property

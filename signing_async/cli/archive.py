@@ -73,7 +73,9 @@ _journal_option = click.option(
 @click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
 @_journal_option
 @click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
-@click.option("--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: between two sweeps.")
+@click.option(
+    "--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: seconds between sweeps."
+)
 @click.option("--since", type=duration_or_moment, help="Only signings updated since: 30d, 12h, 2031-03-31, ...")
 @click.option("--name", metavar="PATTERN", help="Only signings with such a name: 'Lease *'.")
 @click.option("--template", metavar="TEXT", help="The names of the files.")
@@ -98,7 +100,7 @@ def run(
     """Archive the sealed PDFs of all signings: each document of a completed signing once, in a folder or in S3.
 
     Whatever ends the command, run it again: nothing is fetched twice, and no half file is left. The files are listed in
-    manifest.jsonl, which "archive verify" proves them against. Several processes may share an archive and its journal,
+    manifest.jsonl; "archive verify" checks them. Several processes may share an archive and its journal,
     by default the file .journal in the folder; an archive in S3 needs --journal or SIGNING_JOURNAL. With --remind-after
     7d, recipients who have not finished are reminded if nobody signed for 7 days, and at most once in 7 days.
 

@@ -65,7 +65,7 @@ def _inbox_options(command: Command) -> Command:
 
 def _filter_options(command: Command) -> Command:
     for option in (
-        click.option("--until", type=moment, help="Only events received before."),
+        click.option("--until", type=moment, help="Only events received before: 7d, 2031-03-31, ..."),
         click.option("--since", type=moment, help="Only events received since: 90min, 7d, 2031-03-31, ..."),
         click.option(
             "--type", "kind", metavar="TYPE", help="Only events of this type, or of types such as recipient.*"

@@ -184,7 +184,7 @@ async def test_changed_line_is_logged_and_its_document_is_archived_again(
     path.write_bytes(path.read_bytes().replace(b'"size":1', b'"size":2'))
     manifest = Manifest(FolderStore(folder))
     await manifest.refresh()
-    assert "does not have the hash that it names; verify the archive" in caplog.text
+    assert "hash does not match its content; verify the archive" in caplog.text
     assert await manifest.append(document(1))
 
 

@@ -387,8 +387,12 @@ async def test_ambiguous_failure_without_retries_is_an_unknown_outcome() -> None
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("GET", {}, "reconcile: a request that can be repeated without harm needs none"),
-        ("POST", {"repeat": True}, "reconcile: a request that can be repeated without harm needs none"),
+        ("GET", {}, "reconcile: not for GET, HEAD or repeat=True: these requests are retried without it"),
+        (
+            "POST",
+            {"repeat": True},
+            "reconcile: not for GET, HEAD or repeat=True: these requests are retried without it",
+        ),
         ("POST", {"reconcile": 5}, "reconcile: must be an async function of a Reader, got 5"),
     ],
 )
