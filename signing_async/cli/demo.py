@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -187,7 +188,7 @@ class _Demo:
             await sandbox.complete(sent.signing.id)
         self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, by a journal")
 
-        archive = self._folder / "archive"
+        archive = self._new_folder("archive")
         before = len(sandbox.requests_of(_DOWNLOAD))
         slow = sandbox.faults.add(_DOWNLOAD, "slow", times=None, seconds=0.2)
         worker = await self._worker(sandbox, archive)
@@ -195,7 +196,8 @@ class _Demo:
             while worker.returncode is None and len(sandbox.requests_of(_DOWNLOAD)) < before + _KILL_AFTER:
                 await asyncio.sleep(0.01)
         finally:
-            worker.kill()
+            with suppress(ProcessLookupError):
+                worker.kill()
             await worker.wait()
         slow.remove()
         kept = (await verify_archive(archive)).documents
@@ -211,16 +213,27 @@ class _Demo:
 
     async def _worker(self, sandbox: Sandbox, archive: Path) -> asyncio.subprocess.Process:
         """Start `signing-async archive` in a process of its own."""
-        settings = {"SIGNING_BASE_URL": sandbox.base_url, "SIGNING_ACCESS_TOKEN": sandbox.access_token()}
+        # Without the user's own settings: a journal, above all.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGNING_")}
+        settings = {
+            "SIGNING_CONFIG": os.devnull,
+            "SIGNING_BASE_URL": sandbox.base_url,
+            "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
+        }
         return await asyncio.create_subprocess_exec(
             *_COMMAND,
             "archive",
             str(archive),
-            env={**os.environ, **settings},
+            env=environment | settings,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
+
+    def _new_folder(self, name: str) -> Path:
+        """Return a path in the demo's folder that no earlier demo has used."""
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        return next(path for each in names if not (path := self._folder / each).exists())
 
     @asynccontextmanager
     async def _receiving(self, path: Path) -> AsyncIterator[str]:

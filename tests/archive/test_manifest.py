@@ -203,7 +203,7 @@ async def test_manifest_that_is_changed_under_a_writer_is_an_error(folder: Path,
     await manifest.append(document(1))
     path = folder / "manifest.jsonl"
     path.write_bytes(b"\n") if change == "replaced" else path.unlink()
-    with pytest.raises(ArchiveError, match="replaced or cut off"):
+    with pytest.raises(ArchiveError, match="replaced or truncated"):
         await manifest.append(document(2))
 
 

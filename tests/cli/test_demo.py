@@ -27,6 +27,18 @@ def test_demo_prints_each_step_and_leaves_two_sealed_pdfs(tmp_path: Path) -> Non
     assert (tmp_path / "signed/lease.pdf").read_bytes().startswith(sample_pdf("Lease of the boat house"))
 
 
+def test_demo_uses_no_journal_of_the_user_and_no_archive_of_an_earlier_demo(tmp_path: Path) -> None:
+    journal = tmp_path / "own.journal"
+    for number in (1, 2):
+        ran = piped(
+            "demo", "--folder", str(tmp_path / "signed"), "--json", environment={"SIGNING_JOURNAL": str(journal)}
+        )
+        archive = json.loads(ran.stdout)["archive"]
+        assert (archive["ok"], archive["documents"]) == (True, 22), number
+    assert not journal.exists()
+    assert archive["path"].endswith("archive-2")
+
+
 def test_demo_as_json_prints_one_object_with_the_sealed_files() -> None:
     ran = piped("demo", "--json")
     facts = json.loads(ran.stdout)
