@@ -269,7 +269,6 @@ def _raise_if_fatal(error: Exception) -> None:
     """Raise an error that other signings would have too."""
     if isinstance(error, ClaimLost | ConfigurationError):
         raise error
-    if isinstance(error, SigningError) and error.client_wide:
-        # Without its stores an archive cannot continue. A call to the service may succeed for the next signing.
-        if error.fatal or isinstance(error, StorageError):
-            raise error
+    # Without its stores an archive cannot continue. A call to the service may succeed for the next signing.
+    if isinstance(error, SigningError) and (error.fatal or (error.client_wide and isinstance(error, StorageError))):
+        raise error

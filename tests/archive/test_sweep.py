@@ -105,9 +105,7 @@ async def test_cursor_that_the_service_refuses_is_forgotten(
 
 
 @pytest.mark.parametrize("status", [403, 410, 422])
-async def test_sweep_begins_anew_whatever_status_refuses_its_saved_cursor(
-    status: int, folder: Path
-) -> None:
+async def test_sweep_begins_anew_whatever_status_refuses_its_saved_cursor(status: int, folder: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         if "cursor" in request.query:
             return web.json_response({"message": "the cursor has expired"}, status=status)
