@@ -237,6 +237,10 @@ class OutcomeUnknown(SigningError):
         self.known: tuple[object, ...] = tuple(known)
         self.may_clear = may_clear
 
+    def allow_repeat(self) -> None:
+        """Make the error ``transient`` if it may clear: for a call whose repeat reads before it sends anything."""
+        self.transient = self.may_clear
+
 
 class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
     """The call's deadline passed after the request was sent: it may yet take effect."""

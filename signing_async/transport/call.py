@@ -285,8 +285,8 @@ class _Call(Generic[T]):
         except Exception as error:
             # A token store may raise anything.
             unknown = self._unknown(f"{cause}the service could not be read ({type(error).__name__})", known=known)
-        # A call that only reads may be repeated.
-        unknown.transient = self.only_reads and unknown.may_clear
+        if self.only_reads:
+            unknown.allow_repeat()
         raise unknown
 
     async def _read(self, operation: Operation[Any]) -> Any:
