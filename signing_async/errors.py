@@ -110,13 +110,18 @@ class SigningError(Exception):
     A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
-    """Whether the client's other calls fail in the same way: it is closed, its token is not accepted, or the journal of
-    its dispatches fails."""
+    """Whether the client's other calls fail in the same way: it is closed, its token is not accepted, or the store that
+    they need fails."""
     _exit_code: int = 1
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    @property
+    def fatal(self) -> bool:
+        """Whether no call of the client can succeed any more: a bulk operation sends nothing after such an error."""
+        return self.client_wide and not self.transient
 
     @property
     def exit_code(self) -> int:
@@ -231,6 +236,10 @@ class OutcomeUnknown(SigningError):
         self.attempts = attempts
         self.known: tuple[object, ...] = tuple(known)
         self.may_clear = may_clear
+
+    def allow_repeat(self) -> None:
+        """Make the error ``transient`` if it may clear: for a call whose repeat reads before it sends anything."""
+        self.transient = self.may_clear
 
 
 class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
@@ -422,6 +431,7 @@ class StorageError(SigningError):
     """A journal, an inbox or an archive cannot be read or written."""
 
     transient: bool = True
+    client_wide: bool = True
 
     def __init__(self, message: str, *, transient: bool = True) -> None:
         super().__init__(message)
@@ -435,8 +445,6 @@ class JournalError(StorageError):
     the journal is closed, it is not a journal, or it is not permitted to open it.
     """
 
-    client_wide: bool = True
-
 
 class InboxError(StorageError):
     """The inbox cannot be read or written. No delivery is acknowledged that is not stored."""
@@ -448,6 +456,8 @@ class ArchiveError(StorageError):
 
 class ArchiveConflict(ArchiveError):
     """Another writer was first, or the name holds a file with other content. Nothing was written."""
+
+    client_wide: bool = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message, transient=False)

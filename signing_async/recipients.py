@@ -140,7 +140,7 @@ class Recipients:
                     await self.remind(signing_id, recipient)
                 except SigningError as raised:
                     error = raised
-                    if error.client_wide and not error.transient:
+                    if error.fatal:
                         fatal = error
             results.append(RemindResult(recipient, error))
         return results

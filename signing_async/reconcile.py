@@ -32,6 +32,7 @@ __all__ = [
     "TrackedSigning",
     "Tracker",
     "Undecidable",
+    "was_sent",
 ]
 
 T = TypeVar("T")
@@ -179,6 +180,15 @@ class Reconciler(Generic[T]):
 # Sending
 
 
+def was_sent(signing: Signing) -> bool:
+    """Return whether a signing that was read is sent, or still a draft; raise `Undecidable` if it does not tell."""
+    if signing.is_draft is None:
+        raise Undecidable("the service does not say whether the signing is still a draft", [signing])
+    if signing.state is SigningState.CANCELLED:
+        raise Undecidable("the signing is cancelled, and may have been sent before", [signing])
+    return not signing.is_draft
+
+
 class Sent:
     """The effect of `send`: the signing is no longer a draft.
 
@@ -199,22 +209,17 @@ class Sent:
 
     async def find(self, read: Read, since: float) -> Found[Signing | None] | None:
         signing = await self._read_signing(read, since)
-        return None if signing.is_draft else Found(signing)
+        return Found(signing) if was_sent(signing) else None
 
     async def verify(self, read: Read, since: float, value: Signing | None) -> Signing | None:
         # The service sends a draft only, so several attempts have one effect at most.
         signing = await self._read_signing(read, since)
-        if signing.is_draft:
+        if not was_sent(signing):
             raise Undecidable("the service still shows a draft", [signing], may_clear=True)
         return signing
 
     async def _read_signing(self, read: Read, since: float) -> Signing:
-        signing = await self._state.since(since, lambda: self._get(read))
-        if signing.is_draft is None:
-            raise Undecidable("the service does not say whether the signing is still a draft", [signing])
-        if signing.state is SigningState.CANCELLED:
-            raise Undecidable("the signing is cancelled, and may have been sent before", [signing])
-        return signing
+        return await self._state.since(since, lambda: self._get(read))
 
     def may_cause(self, error: SigningError) -> bool:
         return self._is_own and isinstance(error, CannotBeSent)

@@ -59,7 +59,17 @@ def _attributes(error: SigningError) -> dict[str, Any]:
 def test_errors_that_every_call_of_the_client_would_meet_say_so() -> None:
     """Of these a worker's message, or the rest of a bulk upload, is not to blame."""
     wide = {cls for cls in _ALL if cls.client_wide}
-    assert wide == {errors.ClientClosed, errors.Unauthorized, errors.JournalError, *_tree(errors.AuthError)}
+    stores = {*_tree(errors.StorageError)} - {errors.ArchiveConflict}
+    assert wide == {errors.ClientClosed, errors.Unauthorized, *stores, *_tree(errors.AuthError)}
+
+
+@pytest.mark.parametrize(("transient", "fatal"), [(False, True), (True, False)])
+def test_only_a_permanent_client_wide_error_is_fatal(transient: bool, fatal: bool) -> None:
+    assert errors.AuthError("It went wrong.", transient=transient).fatal is fatal
+    assert errors.JournalError("It went wrong.", transient=transient).fatal is fatal
+    error = SigningError("It went wrong.")
+    error.transient = transient
+    assert not error.fatal
 
 
 @pytest.mark.parametrize("cls", _ALL)

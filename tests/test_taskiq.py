@@ -607,7 +607,18 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
                 with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
                     await steps[how]()
             assert caught.value.__context__ is None
+            assert caught.value.transient
             fault.close()
+
+
+async def test_refused_login_to_the_broker_is_a_permanent_failure() -> None:
+    with running_redis() as server:
+        async with Redis.from_url(server.url) as direct:
+            await direct.config_set("requirepass", "secret")
+        for url in (server.url, server.url.replace("//", "//:geheim@")):
+            with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
+                await enqueuing(redis_streams(url)).__aenter__()
+            assert not caught.value.transient
 
 
 async def test_broker_that_cannot_be_closed_is_logged_without_its_url(

@@ -22,7 +22,7 @@ from .._sqlite import is_transient
 from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
-from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, JournalError, NotYetSigned, SigningError
+from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, NotYetSigned, SigningError, StorageError
 from ..models import Document, Signing, SigningState
 from ..transport.error_response import one_line
 from ..worker_pool import log
@@ -267,9 +267,8 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 def _raise_if_fatal(error: Exception) -> None:
     """Raise an error that other signings would have too."""
-    if isinstance(error, ArchiveConflict):
-        return
-    if isinstance(error, ClaimLost | JournalError | ArchiveError | ConfigurationError):
+    if isinstance(error, ClaimLost | ConfigurationError):
         raise error
-    if isinstance(error, SigningError) and error.client_wide and not error.transient:
+    # Without its stores an archive cannot continue. A call to the service may succeed for the next signing.
+    if isinstance(error, SigningError) and (error.fatal or (error.client_wide and isinstance(error, StorageError))):
         raise error

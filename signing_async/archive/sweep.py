@@ -11,7 +11,7 @@ import attrs
 
 from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
-from ..errors import BadRequest, DecodeError, InvalidRequest, NotFound
+from ..errors import SigningError
 from ..models import Signing, SigningState
 from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Deferred, ProgressReporter, Several, log
@@ -59,7 +59,9 @@ class Sweep:
                 async with aclosing(pages):
                     async for job in pages:
                         yield job
-            except (BadRequest, NotFound, DecodeError, InvalidRequest) as error:
+            except SigningError as error:
+                if error.transient or error.client_wide:
+                    raise
                 # It may be older than the service keeps cursors. The list from its start has all signings.
                 log.info("the sweep cannot be resumed at its saved cursor, and begins anew: %s", error)
                 start = None

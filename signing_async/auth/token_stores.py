@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from .._files import sync_folder
+from .._sqlite import is_transient
 from ..errors import AuthError, ConfigurationError
 from ..models import Token
 
@@ -156,10 +157,10 @@ class FileTokenStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            problem = f"cannot be read: {error.strerror}"
+            problem, transient = f"cannot be read: {error.strerror}", is_transient(error)
         except ValueError:
-            problem = "holds no token; it was not changed"
-        raise AuthError(f"the token file {self.path} {problem}")
+            problem, transient = "holds no token; it was not changed", False
+        raise AuthError(f"the token file {self.path} {problem}", transient=transient)
 
     def _save(self, token: Token) -> None:
         try:
@@ -178,7 +179,8 @@ class FileTokenStore:
                 raise
             sync_folder(self.path.parent)
         except OSError as error:
-            raise AuthError(f"the token file {self.path} cannot be written: {error.strerror}") from None
+            message = f"the token file {self.path} cannot be written: {error.strerror}"
+            raise AuthError(message, transient=is_transient(error)) from None
 
     def _make_folder(self) -> None:
         missing = [folder for folder in self.path.parents if not folder.exists()]
@@ -200,7 +202,8 @@ class FileTokenStore:
             # lockf, also excludes two stores in one process.
             return os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise AuthError(f"the lock beside {self.path} cannot be opened: {error.strerror}") from None
+            message = f"the lock beside {self.path} cannot be opened: {error.strerror}"
+            raise AuthError(message, transient=is_transient(error)) from None
 
     def _try_lock(self, handle: int) -> bool:
         try:
@@ -208,5 +211,6 @@ class FileTokenStore:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise AuthError(f"the lock beside {self.path} cannot be acquired: {error.strerror}") from None
+            message = f"the lock beside {self.path} cannot be acquired: {error.strerror}"
+            raise AuthError(message, transient=is_transient(error)) from None
         return True

@@ -77,7 +77,9 @@ class Probe:
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
-            raise TransportError(f"no secure connection to {origin}: {reason}") from None
+            failure = TransportError(f"no secure connection to {origin}: {reason}")
+            failure.transient = not isinstance(error, ssl.SSLCertVerificationError)
+            raise failure from None
         certificate = writer.get_extra_info("peercert")
         version = writer.get_extra_info("ssl_object").version()
         writer.transport.abort()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import attrs
 from attrs import validators
 
+from .._sqlite import is_transient
 from ..errors import InvalidRequest, OutcomeUnknown
 from ..worker_pool import log
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
@@ -49,7 +51,8 @@ async def journaled(operation: Awaitable[T]) -> T:
     except (ClaimLost, JournalError):
         raise
     except Exception as error:
-        raise JournalError(f"the journal failed: {type(error).__name__}: {error}") from error
+        transient = is_transient(error) if isinstance(error, OSError | sqlite3.Error) else True
+        raise JournalError(f"the journal failed: {type(error).__name__}: {error}", transient=transient) from error
 
 
 async def release(journal: Journal, claim: Claim) -> None:

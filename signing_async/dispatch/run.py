@@ -194,7 +194,7 @@ class _Run:
         except Exception as error:
             if isinstance(error, OutcomeUnknown) and not isinstance(self._journal, NoJournal):
                 # The next run knows from the journal what is ambiguous, and reads the service first.
-                error.transient = error.may_clear
+                error.allow_repeat()
             return await self._note_failure(sending, job, error)
         finally:
             await release(self._journal, claim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from ..errors import (
 )
 from ..models import Document, Language, Recipient, Signing, SigningOrder
 from ..recipients import Recipients
-from ..reconcile import TrackedSigning, Tracker
+from ..reconcile import TrackedSigning, Tracker, Undecidable, was_sent
 from ..signings import Signings, signing_path
 from ..transport.call import Transport, log
 from ..transport.retry import RetryPolicy
@@ -190,7 +191,10 @@ class Sending:
         try:
             signing = await self._resources.signings.send_own(self._draft.id)
         except SigningError as error:
-            if error.effect == "none" and not self._draft.tracked.may_have_been_sent:
+            if self._draft.tracked.may_have_been_sent:
+                # The effect of an earlier attempt may show even after its settle time.
+                error.effect = "unknown"
+            if error.effect == "none":
                 self._entry.state.status = DRAFT
             raise
         return await self._note_sent(signing or await self._read_sent())
@@ -216,7 +220,11 @@ class Sending:
             text = self._resources.redacted(str(error))
             log.warning("signing %s was sent, and could not be read: %s", self._draft.id, text)
             return None
-        return await self._resources.signings.verify_sent(self._draft.id) if signing.is_draft else signing
+        # The service accepted the request: only a draft contradicts that.
+        with suppress(Undecidable):
+            if not was_sent(signing):
+                return await self._resources.signings.verify_sent(self._draft.id)
+        return signing
 
 
 class _Draft:
@@ -372,14 +380,16 @@ class _Draft:
             self._unconfirmed.clear()
 
     async def _is_unchanged(self) -> bool:
-        """Return whether the draft exists and holds exactly the known ids; raise `OutcomeUnknown` if it is no draft."""
+        """Return whether the draft exists and holds exactly the known ids; raise `OutcomeUnknown` if it may be sent."""
         try:
             signing = await self._resources.signings.get(self.id)
-            if signing.is_draft is False:
-                raise OutcomeUnknown("another client has sent or cancelled the draft", known=[signing])
+            if was_sent(signing):
+                raise OutcomeUnknown("another client has sent the draft", known=[signing])
             return await self.is_exact(signing)
         except NotFound:
             return False
+        except Undecidable as error:
+            raise OutcomeUnknown(f"another client may have sent the draft: {error}", known=error.known) from None
 
     async def is_exact(self, signing: Signing) -> bool:
         """Return whether the signing holds exactly the known documents and recipients."""

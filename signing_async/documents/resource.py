@@ -314,7 +314,7 @@ class _BulkUpload:
                 )
             except Exception as raised:
                 error = raised
-                if isinstance(raised, SigningError) and raised.client_wide and not raised.transient:
+                if isinstance(raised, SigningError) and raised.fatal:
                     self._fatal = raised
         else:
             # One copy per result: a shared exception would collect the tracebacks of all that raise it.

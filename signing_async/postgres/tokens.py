@@ -197,7 +197,7 @@ class PostgresTokenStore:
         hold = self._current_hold()
         while hold is not None and hold.saving is None:
             if not hold.is_usable:
-                raise AuthError(f"{self!r}: the connection that held the lock is lost")
+                raise AuthError(f"{self!r}: the connection that held the lock is lost", transient=True)
             row = None
             with contextlib.suppress(*TRANSIENT, *PERMANENT):
                 async with asyncio.timeout(self._database.timeout):
@@ -333,7 +333,7 @@ class PostgresTokenStore:
     async def _wait_for(self, task: asyncio.Task[T], problem: str) -> T:
         await asyncio.wait([task], timeout=self._database.timeout)
         if not task.done():
-            raise AuthError(f"{self!r}: no response, and {problem}")
+            raise AuthError(f"{self!r}: no response, and {problem}", transient=True)
         return task.result()
 
     async def _wait_for_unfinished(self) -> None:

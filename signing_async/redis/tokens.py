@@ -273,7 +273,7 @@ class RedisTokenStore:
                 return token
             longest = self._grace + self._lease
             if left > longest or time.monotonic() - began > longest:
-                raise AuthError(_describe_wait(self, left, refresher))
+                raise AuthError(_describe_wait(self, left, refresher), transient=True)
             await asyncio.sleep(min(left, _POLL))
 
     async def save(self, token: Token) -> None:
@@ -327,7 +327,7 @@ class RedisTokenStore:
             # Redis may have been stopped itself: within another lease a live holder renews.
             give_up = None if left > 0 else give_up or now + self._lease
             if give_up is not None and now > give_up:
-                raise AuthError(_describe_wait(self, left, decoded(result[2])))
+                raise AuthError(_describe_wait(self, left, decoded(result[2])), transient=True)
             await asyncio.sleep(random.uniform(0.01, 0.04))
         hold.fence = decoded(result[1])
         await hold.start()
@@ -423,7 +423,7 @@ def _describe_wait(store: RedisTokenStore, left: float, refresher: str) -> str:
 
 
 def _unavailable(message: str) -> AuthError:
-    return AuthError(f"the token store is unavailable: {message}")
+    return AuthError(f"the token store is unavailable: {message}", transient=True)
 
 
 def _seconds_left(token: Token) -> float:

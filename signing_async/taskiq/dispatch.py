@@ -25,6 +25,7 @@ from ..documents.source import PdfSource
 from ..errors import (
     ConfigurationError,
     InvalidRequest,
+    OutcomeUnknown,
     SigningError,
     WaitTimeout,
 )
@@ -82,8 +83,9 @@ class Enqueued:
         result = await call_broker(self._task.get_result())
         if result.is_err:
             # The task itself broke off, for example cancelled: its message is delivered again.
-            outcome = Outcome.of_error(self.key, result.error)
-            return attrs.evolve(outcome, effect="unknown", transient=True, exit_code=3)
+            unknown = OutcomeUnknown(str(result.error), may_clear=True)
+            unknown.allow_repeat()
+            return attrs.evolve(Outcome.of_error(self.key, unknown), kind=type(result.error).__name__)
         return Outcome(**result.return_value)
 
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
@@ -220,7 +222,7 @@ async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, 
     result = await _attempt(message, context.state)
     if isinstance(result, Signing):
         outcome = attrs.asdict(Outcome(key, result.id, None, None))
-    elif _is_transient(result):
+    elif _should_redeliver(result):
         log.warning("package %r is retried later: %s", key, result)
         # Not acknowledged, so delivered again.
         raise NoResultError
@@ -241,8 +243,8 @@ async def _attempt(message: dict[str, Any], state: TaskiqState) -> Signing | Exc
     return signing
 
 
-def _is_transient(error: Exception) -> bool:
-    """Return whether the same message may succeed later, or with another worker's client."""
+def _should_redeliver(error: Exception) -> bool:
+    """Return whether the message may succeed later, or with another worker's client."""
     return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 

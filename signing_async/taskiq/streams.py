@@ -14,7 +14,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 from taskiq import AckableMessage, Context, TaskiqResult
 from taskiq.serializers import JSONSerializer
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
@@ -50,8 +50,10 @@ async def call_broker(call: Awaitable[Any]) -> Any:
         async with asyncio.timeout(_TIMEOUT):
             return await call
     except Exception as error:
-        problem = type(error.__cause__ or error).__name__
-    raise TransportError(f"the broker is unavailable ({problem})")
+        cause = type(error.__cause__ or error)
+    unavailable = TransportError(f"the broker is unavailable ({cause.__name__})")
+    unavailable.transient = not issubclass(cause, AuthenticationError)
+    raise unavailable
 
 
 async def report(outcome: dict[str, Any], seconds: float, context: Context) -> bool:

@@ -14,7 +14,7 @@ from . import retry
 from .deadlines import Deadline
 from .exchange import Exchange, TokenReplaced, report_attempt
 from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log
-from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
+from .retry import FailedAttempt, Outcome, Retries, RetryBudget, RetryRequested, Step
 
 __all__ = [
     "Anonymous",
@@ -178,9 +178,9 @@ class _Call(Generic[T]):
         """The call ends with an exception: note that its effect may still show, unless nothing is ambiguous."""
         effect, body = self.operation.effect, self.exchange.body
         if isinstance(error, errors.SigningError):
-            if self.operation.repeat is Repeat.REMIND and self.may_have_taken_effect:
+            if effect is None and self.may_have_taken_effect and error.effect == "none":
                 # A reminder is repeated after a 5xx, which may have taken effect.
-                error.effect = "unknown"
+                error.effect = retry.effect_of(self.operation.repeat)
             is_unknown = error.effect == "unknown"
         else:
             # The call was cancelled, or the caller's own source failed.
@@ -285,8 +285,8 @@ class _Call(Generic[T]):
         except Exception as error:
             # A token store may raise anything.
             unknown = self._unknown(f"{cause}the service could not be read ({type(error).__name__})", known=known)
-        # A call that only reads may be repeated.
-        unknown.transient = self.only_reads and unknown.may_clear
+        if self.only_reads:
+            unknown.allow_repeat()
         raise unknown
 
     async def _read(self, operation: Operation[Any]) -> Any:

@@ -72,10 +72,8 @@ class Exchange(Generic[T]):
         status, content, operation = self.status, self._content, self.operation
         if status is None or content is None:
             return None
-        may_repeat = operation.repeat is Repeat.READ
-        assumptions = self.options.assumptions
         return Response(
-            operation.name, status, self._headers, content, self._shared, assumptions, may_repeat=may_repeat
+            operation.name, status, self._headers, content, self._shared, self.options.assumptions, operation.repeat
         )
 
     async def send(self, limit: float, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
@@ -223,12 +221,10 @@ class Exchange(Generic[T]):
         except Unreadable as error:
             problem = str(error)
         unreadable = self.decode_error(problem)
-        if operation.repeat is Repeat.READ:
+        unreadable.effect = retry.effect_of(operation.repeat, succeeded=True)
+        if operation.repeat in (Repeat.READ, Repeat.CREATE):
             raise unreadable
         # A write that succeeded is reconciled if possible.
-        unreadable.effect = "unknown"
-        if operation.repeat is Repeat.CREATE:
-            raise unreadable
         return FailedAttempt(Outcome.LOST, unreadable, may_retry=False)
 
     async def _fail(self, response: wire.Response) -> FailedAttempt:

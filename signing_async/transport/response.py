@@ -15,6 +15,7 @@ from ..errors import DecodeError
 from .custom_records import decode_to, hook_of, unwrap
 from .decode import Unreadable, parse
 from .operation import Shared
+from .retry import Repeat, effect_of
 
 __all__ = ["Response"]
 
@@ -34,8 +35,7 @@ class Response:
         content: builtins.bytes,
         shared: Shared,
         assumptions: Assumptions,
-        *,
-        may_repeat: bool,
+        repeat: Repeat,
     ) -> None:
         self.operation: str = operation
         """The name of the call, such as ``"signings.get"`` or ``"POST /api/1.0/signings/{id}/cancel"``."""
@@ -46,7 +46,7 @@ class Response:
         """The body. That of an error, or of a call whose result is its status, is cut off after 64 KiB."""
         self._shared = shared
         self._assumptions = assumptions
-        self._may_repeat = may_repeat
+        self._repeat = repeat
 
     @property
     def text(self) -> str:
@@ -96,8 +96,7 @@ class Response:
 
     def _decode_error(self, problem: str) -> DecodeError:
         error = self._shared.decode_error(self.operation, problem, self.status, self.request_id, self.bytes)
-        if not self._may_repeat:
-            error.effect = "unknown"
+        error.effect = effect_of(self._repeat, succeeded=True)
         return error
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 import backoff
@@ -41,6 +41,7 @@ __all__ = [
     "RetryPolicy",
     "RetryRequested",
     "Step",
+    "effect_of",
     "read_retry_after",
     "run",
     "settle_time",
@@ -151,6 +152,7 @@ _NO_RESPONSE = frozenset({Outcome.CUT, Outcome.LOST})
 # The effect of these shows at once, or hardly ever.
 _PROMPT = frozenset({Outcome.FAILED, Outcome.CUT})
 _PROMPT_SHARE = 0.1
+_HARMFUL = frozenset({Repeat.RECONCILED, Repeat.REMIND, Repeat.NEVER})
 
 
 def step_after(outcome: Outcome, repeat: Repeat) -> Step:
@@ -166,6 +168,15 @@ def step_after(outcome: Outcome, repeat: Repeat) -> Step:
     if repeat is Repeat.PROBE and outcome is not Outcome.THROTTLED:
         return Step.RAISE
     return Step.RETRY
+
+
+def effect_of(repeat: Repeat, *, succeeded: bool = False) -> Literal["none", "unknown"]:
+    """Return the ``effect`` of a call's error if an attempt may have taken effect, or ``succeeded``, unreconciled."""
+    if repeat is Repeat.CREATE:
+        # A spare draft is harmless. If the 201 cannot be decoded, the draft's id is in the error's body: the caller can
+        # use that draft instead of another.
+        return "unknown" if succeeded else "none"
+    return "unknown" if repeat in _HARMFUL else "none"
 
 
 def settle_time(policy: RetryPolicy, outcome: Outcome) -> float:

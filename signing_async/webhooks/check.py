@@ -161,7 +161,9 @@ class _Sender:
         except TimeoutError:
             outcome = NO_RESPONSE
         except aiohttp.ClientConnectorError as error:
-            raise TransportError(f"could not connect to {self.url}: {error}") from None
+            failure = TransportError(f"could not connect to {self.url}: {error}")
+            failure.transient = not isinstance(error, aiohttp.ClientConnectorCertificateError)
+            raise failure from None
         except aiohttp.ClientError:
             pass
         return Response(status, outcome, time.monotonic() - started)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import web
 
-from signing_async import ServerError, SigningClient, SqliteJournal
+from signing_async import RetryPolicy, ServerError, SigningClient, SigningError, SqliteJournal, Unauthorized
 from signing_async.archive import Archive
 from signing_async.sandbox import Profile, Sandbox
 from tests.archive.tenants import completed, count, judge, sent
@@ -102,6 +102,40 @@ async def test_cursor_that_the_service_refuses_is_forgotten(
         async with Archive(client, target, journal=journal) as archive:
             assert len([result async for result in archive.sweep()]) == 3
     assert "no longer known" in cursors(sandbox)
+
+
+@pytest.mark.parametrize("status", [403, 410, 422])
+async def test_sweep_begins_anew_whatever_status_refuses_its_saved_cursor(status: int, folder: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if "cursor" in request.query:
+            return web.json_response({"message": "the cursor has expired"}, status=status)
+        return web.json_response({"data": []})
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        saved = MemoryJournal()
+        saved.states[f"archive-sweep:{server.origin}"] = '{"cursor": "expired"}'
+        async with Archive(client, folder, journal=saved) as archive:
+            assert [result async for result in archive.sweep()] == []
+            assert [result async for result in archive.sweep()] == []
+    assert [request.query.get("cursor") for request in server.requests] == ["expired", None, None]
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, Unauthorized), (503, ServerError)])
+async def test_saved_cursor_is_kept_if_the_failure_says_nothing_of_it(
+    status: int, error: type[SigningError], folder: Path
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({}, status=status)
+
+    journal = MemoryJournal()
+    async with serving(answer) as server:
+        journal.states[f"archive-sweep:{server.origin}"] = '{"cursor": "valid"}'
+        client = SigningClient(server.origin, "token", retry=RetryPolicy.none())
+        async with client, Archive(client, folder, journal=journal) as archive:
+            with pytest.raises(error):
+                await anext(archive.sweep())
+        assert journal.states[f"archive-sweep:{server.origin}"] == '{"cursor": "valid"}'
+    assert len(server.requests) == 1
 
 
 async def test_place_is_saved_by_one_of_two_sweeps(

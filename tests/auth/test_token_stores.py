@@ -447,6 +447,32 @@ async def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         os.close(inherited)
 
 
+@pytest.mark.parametrize(("problem", "transient"), [(errno.EIO, True), (errno.EMFILE, True), (errno.EACCES, False)])
+async def test_failure_of_the_file_system_is_transient_unless_a_repeat_would_fail_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int, transient: bool
+) -> None:
+    store = FileTokenStore(tmp_path / "token.json")
+    await store.save(Token("access"))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(problem, os.strerror(problem))
+
+    async def lock() -> None:
+        async with store.lock():
+            pass
+
+    for owner, name, call in (
+        (Path, "read_bytes", store.load),
+        (os, "fsync", lambda: store.save(Token("access"))),
+        (os, "open", lock),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, refuse)
+            with pytest.raises(AuthError) as caught:
+                await call()
+        assert caught.value.transient is transient, name
+
+
 async def test_file_system_without_locks_is_auth_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = fcntl.flock
 
@@ -456,9 +482,12 @@ async def test_file_system_without_locks_is_auth_error(tmp_path: Path, monkeypat
         flock(handle, operation)
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be acquired: No locks available$"):
+    with pytest.raises(
+        AuthError, match=r"^the lock beside /.*/token\.json cannot be acquired: No locks available$"
+    ) as caught:
         async with FileTokenStore(tmp_path / "token.json").lock():
             pass
+    assert caught.value.transient
 
 
 async def test_lock_holds_across_processes_and_is_released_when_its_holder_dies(tmp_path: Path) -> None:

@@ -525,8 +525,11 @@ async def test_untrusted_certificate_is_an_error_and_nothing_is_sent(
     context = tls(90)
     monkeypatch.delenv("SSL_CERT_FILE")
     async with serving(canned({}), ssl=context) as server, SigningClient(server.origin, "t") as client:
-        with pytest.raises(SigningError, match=r"no secure connection to https://127\.0\.0\.1:\d+: unable to get"):
+        with pytest.raises(
+            SigningError, match=r"no secure connection to https://127\.0\.0\.1:\d+: unable to get"
+        ) as caught:
             [finding async for finding in Probe(client).findings()]
+        assert not caught.value.transient
         assert server.requests == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,24 @@ async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningCl
         assert len(sandbox.signings) < 30
     await all_of(client.dispatch_many(packages, tmp_path / "journal"))
     sent_well(sandbox, *parcels, spare=16)
+
+
+@pytest.mark.parametrize(
+    ("failure", "transient"),
+    [
+        (PermissionError(13, "Permission denied"), False),
+        (OSError(28, "No space left on device"), True),
+        (sqlite3.DatabaseError("file is not a database"), False),
+        (ZeroDivisionError("by a replica"), True),
+    ],
+)
+async def test_failure_of_a_callers_own_journal_is_permanent_if_its_file_cannot_be_used(
+    client: SigningClient, tmp_path: Path, failure: Exception, transient: bool
+) -> None:
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        with pytest.raises(JournalError, match="the journal failed: ") as caught:
+            await client.dispatch(parcel_of().package, Failing(journal, 1, failure))
+    assert caught.value.transient is transient
 
 
 async def test_single_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -239,14 +242,23 @@ async def test_draft_that_another_client_added_to_is_abandoned(
     sent_well(sandbox, parcel, spare=1)
 
 
-@pytest.mark.parametrize("end", ["sent", "cancelled"])
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [
+        ("sent", "another client has sent the draft"),
+        (
+            "cancelled",
+            "another client may have sent the draft: the signing is cancelled, and may have been sent before",
+        ),
+    ],
+)
 async def test_draft_that_another_client_sent_or_cancelled_is_an_unknown_outcome(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, end: str
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, end: str, problem: str
 ) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     draft = await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
     await (client.signings.send(draft) if end == "sent" else sandbox.cancel(draft))
-    with pytest.raises(OutcomeUnknown, match=r"^another client has sent or cancelled the draft\n") as caught:
+    with pytest.raises(OutcomeUnknown, match=f"^{problem}\n") as caught:
         await client.dispatch(parcel.package, path)
     assert [signing.id for signing in caught.value.known if isinstance(signing, Signing)] == [draft]
     assert [signing.state for signing in sandbox.signings] == [end]
@@ -485,17 +497,47 @@ async def test_success_that_does_not_show_is_an_unknown_outcome_until_the_next_r
     sent_well(sandbox, parcel)
 
 
+@contextmanager
+def _reading_as(**fields: Any) -> Iterator[None]:
+    """Replace these fields of every signing that is read."""
+    decode = Signings._decode
+
+    def replaced(self: Signings, data: Any, response: Any) -> Signing:
+        return attrs.evolve(decode(self, data, response), **fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signings, "_decode", replaced)
+        yield
+
+
 async def test_unknown_sending_stays_unknown_without_is_draft(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
-    decode = Signings._decode
+    problem = "does not say whether the signing is still a draft"
+    with _reading_as(is_draft=None), pytest.raises(OutcomeUnknown, match=problem):
+        await client.dispatch(parcel.package, path)
 
-    def silent(self: Signings, data: Any, response: Any) -> Signing:
-        return attrs.evolve(decode(self, data, response), is_draft=None)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Signings, "_decode", silent)
-        with pytest.raises(OutcomeUnknown, match="does not say whether the signing is still a draft"):
-            await client.dispatch(parcel.package, path)
+@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": datetime.now(UTC)}])
+async def test_draft_that_may_be_sent_is_not_sent_again(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """Resuming a draft reads it as reconciling a sending does."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
+    before = count(sandbox)["signings.send"]
+    with _reading_as(**fields), pytest.raises(OutcomeUnknown, match="another client may have sent the draft: "):
+        await client.dispatch(parcel.package, path)
+    assert count(sandbox)["signings.send"] == before
+
+
+@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": datetime.now(UTC)}])
+async def test_accepted_sending_is_a_success_unless_the_service_shows_a_draft(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    parcel = parcel_of()
+    with _reading_as(**fields):
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    sent_well(sandbox, parcel)

@@ -221,8 +221,9 @@ async def test_token_is_saved_when_a_stopped_server_resumes(postgres: PostgresSe
         await one.save(OLD)
         async with oauth_for(server.base_url, store=one) as first, oauth_for(server.base_url, store=two) as second:
             with frozen:
-                with pytest.raises(AuthError, match="no response, and a refreshed token is not saved yet"):
+                with pytest.raises(AuthError, match="no response, and a refreshed token is not saved yet") as caught:
                     await first.access_token()
+                assert caught.value.transient
                 with pytest.raises(AuthError, match="is not saved yet"):
                     await first.access_token()
             assert await second.access_token() == "access-new"
@@ -284,8 +285,9 @@ async def test_load_inside_a_lock_lost_in_an_outage_is_an_error(
     async with store.lock():
         with postgres.down(), pytest.raises(AuthError, match="PostgreSQL at "):
             await store.load()
-        with pytest.raises(AuthError, match="the connection that held the lock is lost"):
+        with pytest.raises(AuthError, match="the connection that held the lock is lost") as caught:
             await store.load()
+        assert caught.value.transient
         await store.save(NEW)
     assert await store.load() == NEW
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from signing_async import (
     CannotBeSent,
     DecodeError,
+    Forbidden,
     MemoryTokenStore,
     NewRecipient,
     OAuth,
@@ -492,6 +493,20 @@ async def test_dispatch_takes_a_refusal_for_success_only_if_the_draft_was_sent(
         assert (await client.dispatch(package, tmp_path / "journal")).is_draft is False
         assert state_of(tmp_path / "journal")["status"] == "sent"
         assert (len(service.held["s1"].effects), service.created) == (1, 1)
+
+
+async def test_dispatch_refused_after_a_lost_sending_says_that_the_package_may_be_sent(tmp_path: Path) -> None:
+    """The settle time has passed without an effect, but the journal rules out a late one only in the next run."""
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s1"] += script(Fate("504", 2 * SETTLE), "403")
+        with pytest.raises(Forbidden) as caught:
+            await client.dispatch(package, tmp_path / "journal")
+        assert state_of(tmp_path / "journal")["status"] == "sending"
+        assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
+        await service.calm()
+        assert (await client.dispatch(package, tmp_path / "journal")).is_draft is False
+        assert len(service.held["s1"].effects) == 1
 
 
 async def test_dispatch_that_is_refused_and_cannot_be_read_leaves_the_outcome_unknown(tmp_path: Path) -> None:

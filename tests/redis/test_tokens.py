@@ -371,6 +371,7 @@ async def test_worker_paused_during_a_refresh_keeps_the_lock(shared: RedisServer
                 ) as caught:
                     await oauth.access_token()
                 assert caught.value.__context__ is None
+                assert caught.value.transient
                 process.send_signal(signal.SIGCONT)
                 assert await line(process) == b"access-second\n"
                 assert await oauth.access_token() == "access-second"
@@ -445,8 +446,11 @@ async def test_error_names_a_refresher_that_never_ends(shared: RedisServer) -> N
     async with two_stores(shared, lease=0.2, grace=0.3) as (one, two), one.lock():
         await one.load()
         await ask(shared, "DEL", LOCK_KEY)
-        with pytest.raises(AuthError, match=r"locked by process \d+ on .*, which is still connected and may have used"):
+        with pytest.raises(
+            AuthError, match=r"locked by process \d+ on .*, which is still connected and may have used"
+        ) as caught:
             await loaded_in_the_lock(two)
+        assert caught.value.transient
 
 
 async def test_nobody_refreshes_within_the_grace_after_a_restart(redis: RedisServer) -> None:
@@ -867,9 +871,10 @@ async def test_closing_with_an_unsaved_token_logs_an_error(
             await store.load()
             redis.kill()
             await store.save(NEW)
-    with pytest.raises(AuthError, match="a refreshed token is not saved yet"):
+    with pytest.raises(AuthError, match="a refreshed token is not saved yet") as caught:
         async with store.lock():
             pass
+    assert caught.value.transient
     await store.aclose()
     assert "before a refreshed token was saved" in caplog.text
     assert "access-new" not in caplog.text
@@ -964,6 +969,7 @@ async def test_expired_token_is_not_refreshed_for_a_lifetime_after_data_loss(
         with pytest.raises(AuthError, match=r"lost its data: .* not refreshed for 3[56]\d\d s more") as caught:
             await oauth.access_token()
         assert "-old" not in str(caught.value)
+        assert caught.value.transient
         assert not server.requests
         monkeypatch.undo()
         await store.save(NEW)

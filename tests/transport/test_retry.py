@@ -24,6 +24,7 @@ from signing_async.transport.retry import (
     RetryBudget,
     RetryRequested,
     Step,
+    effect_of,
     read_retry_after,
     run,
     settle_time,
@@ -79,6 +80,13 @@ def test_step_after_each_outcome_is_that_of_the_table(outcome: Outcome, row: lis
         Repeat.PROBE,
     ]
     assert [step_after(outcome, kind) for kind in kinds] == row
+
+
+def test_only_a_repeat_that_could_do_harm_makes_the_effect_unknown() -> None:
+    """A spare draft is harmless, unless it was created for certain: then the error's body names it."""
+    harmful = {Repeat.RECONCILED, Repeat.REMIND, Repeat.NEVER}
+    assert {kind for kind in Repeat if effect_of(kind) == "unknown"} == harmful
+    assert {kind for kind in Repeat if effect_of(kind, succeeded=True) == "unknown"} == {*harmful, Repeat.CREATE}
 
 
 def test_reminder_is_not_repeated_after_a_lost_response() -> None:

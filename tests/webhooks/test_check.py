@@ -7,12 +7,14 @@ import hashlib
 import hmac
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import trustme
 from aiohttp import web
 
 from signing_async.errors import ConfigurationError, TransportError
@@ -28,6 +30,7 @@ from signing_async.webhooks import (
     aiohttp_handler,
 )
 from signing_async.webhooks.check import CheckResult, Response, check_receiver
+from tests.servers import serving
 from tests.webhooks.deliveries import SECRET
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -289,8 +292,22 @@ async def test_bad_or_plain_http_url_is_refused_before_connecting(url: str, mess
     "url", ["http://localhost:1/", "http://127.0.0.1:1/", "http://[::1]:1/", "https://127.0.0.1:1/"]
 )
 async def test_unreachable_endpoint_is_a_transport_error(url: str) -> None:
-    with pytest.raises(TransportError, match=f"^could not connect to {re.escape(url)}: "):
+    with pytest.raises(TransportError, match=f"^could not connect to {re.escape(url)}: ") as caught:
         await anext(check_receiver(url, SECRET))
+    assert caught.value.transient
+
+
+async def test_untrusted_certificate_is_a_permanent_transport_error() -> None:
+    async def accept(request: web.Request) -> web.Response:
+        return web.Response()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    async with serving(accept, ssl=context) as server:
+        with pytest.raises(TransportError, match=r"could not connect to .*certificate verify failed") as caught:
+            await anext(check_receiver(server.origin, SECRET))
+        assert server.requests == []
+    assert not caught.value.transient
 
 
 async def test_https_may_go_to_any_host(monkeypatch: pytest.MonkeyPatch) -> None:
