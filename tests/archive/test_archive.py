@@ -439,6 +439,21 @@ async def test_invalid_argument_is_refused(
     assert not folder.exists()
 
 
+async def test_url_is_not_taken_for_a_path(
+    client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its password is in no error."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^journal: must be a path, .* PostgresJournal\(dsn\)") as one:
+        Archive(client, "archive", journal="postgresql://app:hunter2@db/app")
+    with pytest.raises(ConfigurationError, match=r"^to: must be a folder, .* S3Store\(url\)") as other:
+        Archive(client, "s3://key:hunter2@contracts/signed", journal="the.journal")
+    with pytest.raises(ConfigurationError, match="to: must be a folder, got a URL"):
+        await verify_archive("s3://contracts/signed")
+    assert "hunter2" not in f"{one.value!r} {other.value!r}"
+    assert list(tmp_path.iterdir()) == []
+
+
 # One signing
 
 
