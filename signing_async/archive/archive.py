@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from ..client import SigningClient
     from ..sealed import Trust
     from ..webhooks import Wakeups
+    from ..webhooks.wakeups import Subscription
 
 __all__ = ["Archive", "archive_one"]
+
+_REQUESTED_SWEEP_PAUSE = 5.0
 
 
 class Archive:
@@ -95,7 +98,6 @@ class Archive:
         again. If another run is working on the signing, the call waits for that run.
         """
         signing_path(signing)  # an invalid id raises before anything is read
-        await self._collector.manifest.refresh()
         deferrals, results = Deferrals(), await self._collect(signing)
         while results is None:
             await asyncio.sleep(deferrals.next(f"signing {one_line(_id(signing))}").delay)
@@ -113,33 +115,26 @@ class Archive:
     ) -> None:
         """Keep archiving until the task is cancelled: sweep every ``every`` seconds, and collect what events name.
 
-        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once; a missed event costs
-        no more than the time until the next sweep. ``on_result`` is called with each result. A sweep that fails with a
-        transient error is logged, and the next one tries again; any other error is raised. ::
+        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once, also during a sweep;
+        a missed event costs no more than the time until the next sweep. An event that names no signing starts a sweep,
+        at most every 5 seconds. ``on_result`` is called with each result. A sweep that fails with a transient error is
+        logged, and the next one tries again; any other error is raised. ::
 
             wakeups = Wakeups()
             receiver = Receiver(WebhookVerifier(secret), wakeups.publish)
             await archive.follow(wakeups)
         """
         _checks.number("every", every, above=0, error=InvalidRequest)
-        report = on_result or _ignore
-        loop = asyncio.get_running_loop()
+        report, sweep_requested = on_result or _ignore, asyncio.Event()
         with nullcontext() if wakeups is None else wakeups.subscribe() as subscription:
-            while True:
-                due = loop.time() + every
-                with _transient_errors_logged():
-                    async with self.sweep() as results:
-                        async for result in results:
-                            report(result)
-                while subscription is not None and await subscription.wait(max(0.0, due - loop.time())):
-                    if None in subscription.signings:
-                        break
-                    for signing in subscription.signings:
-                        with _transient_errors_logged():
-                            for result in await self._collect(str(signing)) or ():
-                                report(result)
-                else:
-                    await asyncio.sleep(due - loop.time())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._sweep_repeatedly(every, sweep_requested, report))
+                    if subscription is not None:
+                        group.create_task(self._collect_events(subscription, sweep_requested, report))
+            except BaseExceptionGroup as errors:
+                failure = errors.exceptions[0]
+        raise failure
 
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
         """Iterate over the archived documents, in the order of the manifest; lines that were changed are left out."""
@@ -164,8 +159,41 @@ class Archive:
     ) -> None:
         await self.aclose()
 
+    async def _sweep_repeatedly(
+        self, every: float, requested: asyncio.Event, report: Callable[[ArchiveResult], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        is_requested, earliest = False, 0.0
+        while True:
+            due = loop.time() + every
+            requested.clear()
+            with _transient_errors_logged():
+                async with self.sweep() as results:
+                    async for result in results:
+                        report(result)
+            if is_requested:
+                earliest = loop.time() + _REQUESTED_SWEEP_PAUSE
+            is_requested = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await requested.wait()
+                    await asyncio.sleep(earliest - loop.time())
+                    is_requested = True
+
+    async def _collect_events(
+        self, subscription: Subscription, sweep_requested: asyncio.Event, report: Callable[[ArchiveResult], None]
+    ) -> None:
+        while await subscription.wait():
+            if None in subscription.signings:
+                sweep_requested.set()
+            for signing in subscription.signings - {None}:
+                with _transient_errors_logged():
+                    for result in await self._collect(str(signing)) or ():
+                        report(result)
+
     async def _collect(self, signing: str | Signing) -> list[ArchiveResult] | None:
         """Archive what is missing of a signing if it matches; return None if another run is working on it."""
+        await self._collector.manifest.refresh()
         if isinstance(signing, str):
             signing = Signing(signing)
         if self._collector.has_all(signing):

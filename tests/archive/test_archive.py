@@ -612,6 +612,122 @@ async def test_event_that_names_no_signing_starts_a_sweep(
     assert count(sandbox)["signings.list"] == 2
 
 
+async def test_events_that_name_no_signing_start_a_sweep_at_most_every_five_seconds(
+    sandbox: Sandbox, following: Callable[..., Follower]
+) -> None:
+    wakeups = Wakeups()
+    following(wakeups)
+    await listed(sandbox, 1)
+    async with asyncio.timeout(30):
+        started = None
+        while count(sandbox)["signings.list"] < 3:
+            wakeups.publish(event())
+            await asyncio.sleep(0.005)
+            if started is None and count(sandbox)["signings.list"] == 2:
+                started = asyncio.get_running_loop().time()
+    assert started is not None
+    assert asyncio.get_running_loop().time() - started > 4.5
+
+
+async def test_steady_events_do_not_delay_the_sweeps(sandbox: Sandbox, following: Callable[..., Follower]) -> None:
+    """While one event is worked on, the next one arrives."""
+    wakeups = Wakeups()
+    following(wakeups, 0.1)
+    async with asyncio.timeout(30):
+        while count(sandbox)["signings.list"] < 4:
+            wakeups.publish(event(signing_id="of another tenant"))
+            await asyncio.sleep(0.001)
+
+
+class Gated:
+    """A folder whose ``put`` or ``read`` of one name waits."""
+
+    def __init__(self, folder: Path, gated: str) -> None:
+        self._store = FolderStore(folder)
+        self._gated = gated
+        self.append = self._store.append
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def put(self, name: str, source: Path, sha256: str) -> None:
+        await self._pass(name)
+        await self._store.put(name, source, sha256)
+
+    async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
+        await self._pass(name)
+        async for chunk in self._store.read(name, offset):
+            yield chunk
+
+    async def _pass(self, name: str) -> None:
+        if self._gated in name:
+            self.reached.set()
+            await self.opened.wait()
+
+
+async def test_event_during_a_sweep_is_collected_at_once(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await completed(sandbox, client, "Slow", ("a.pdf",))
+    signing = await sent(client)
+    store, wakeups = Gated(folder, "Slow"), Wakeups()
+    async with Archive(client, store, journal=journal) as archive:
+        follower = Follower(archive, wakeups)
+        await store.reached.wait()
+        await sandbox.complete(signing.id)
+        wakeups.publish(event(signing_id=signing.id))
+        await follower.wait_for(2)
+        assert {result.signing.id for result in follower.results} == {signing.id}
+        store.opened.set()
+        await follower.wait_for(3)
+        follower.task.cancel()
+        await asyncio.wait([follower.task])
+        assert follower.task.cancelled()
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_event_before_the_manifest_is_read_fetches_nothing_again(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, journal: Path
+) -> None:
+    signing = await completed(sandbox, client)
+    await archived(archive)
+    before = count(sandbox)
+    store, wakeups = Gated(folder, "manifest"), Wakeups()
+    async with Archive(client, store, journal=journal.with_name("new"), template="{document.id}") as other:
+        follower = Follower(other, wakeups)
+        await store.reached.wait()
+        wakeups.publish(event(signing_id=signing.id))
+        await asyncio.wait([follower.task], timeout=0.3)
+        store.opened.set()
+        await listed(sandbox, before["signings.list"] + 1)
+        follower.task.cancel()
+        await asyncio.wait([follower.task])
+    assert count(sandbox)[DOWNLOAD] == before[DOWNLOAD]
+    assert (await verify_archive(folder)).findings == ()
+
+
+async def test_error_of_an_event_ends_the_following(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    """The sweep under way is cancelled, and a file that is being placed gets its line."""
+    await completed(sandbox, client, "Slow", ("a.pdf",))
+    signing = await sent(client, "Bad")
+
+    def where(found: Signing) -> bool:
+        return found.name != "Bad" or bool(1 / 0)
+
+    store, wakeups = Gated(folder, "Slow"), Wakeups()
+    async with Archive(client, store, journal=journal, where=where) as archive:
+        follower = Follower(archive, wakeups)
+        await store.reached.wait()
+        await sandbox.complete(signing.id)
+        wakeups.publish(event(signing_id=signing.id))
+        await asyncio.wait([follower.task], timeout=0.3)
+        store.opened.set()
+        with pytest.raises(ZeroDivisionError):
+            await follower.task
+    report = await verify_archive(folder)
+    assert (report.documents, report.findings) == (1, ())
+
+
 async def test_event_of_a_signing_that_another_run_archives_is_left_to_that_run(
     sandbox: Sandbox, client: SigningClient, following: Callable[..., Follower], journal: Path
 ) -> None:
@@ -641,10 +757,13 @@ async def test_sweep_that_fails_for_now_does_not_end_the_following(
     assert not follower.task.done()
 
 
-async def test_rejected_token_ends_the_following(sandbox: Sandbox, following: Callable[..., Follower]) -> None:
+@pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
+async def test_rejected_token_ends_the_following(
+    sandbox: Sandbox, following: Callable[..., Follower], wakeups: Wakeups | None
+) -> None:
     sandbox.faults.add("signings.list", "expired-token", times=None)
     with pytest.raises(Unauthorized):
-        await following(None, 0.02).task
+        await following(wakeups, 0.02).task
 
 
 async def test_cancelled_following_leaves_an_archive_that_is_whole(
