@@ -173,11 +173,7 @@ def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
         end = _remove_torn_line(descriptor)
         if end != offset:
             raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")
-        try:
-            _write(descriptor, data, offset)
-        except OSError:
-            os.ftruncate(descriptor, offset)
-            raise
+        _write(descriptor, data, offset)
     if offset == 0:
         sync_folder(path.parent)
 
