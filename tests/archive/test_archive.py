@@ -345,6 +345,29 @@ async def test_not_sound_document_is_not_archived(
             assert result.entry.verdict == verdict
 
 
+async def test_file_that_another_run_placed_without_verifying_it_is_not_listed(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await completed(sandbox, client, documents=("a.pdf",))
+
+    async def fail(name: str, offset: int, data: bytes) -> None:
+        raise ArchiveError("no space")
+
+    unlisted = Gated(folder, "nothing")
+    unlisted.append = fail  # type: ignore[method-assign]  # the store of this test
+    async with Archive(client, unlisted, journal=journal) as archive:
+        with pytest.raises(ArchiveError, match="no space"):
+            await sweep(archive)
+    async with Archive(client, folder, journal=journal, trust=await _other_authority()) as archive:
+        (result,) = await sweep(archive)
+        assert isinstance(result.error, NotSound)
+    async with Archive(client, folder, journal=journal, verify=True) as archive:
+        (result,) = await sweep(archive)
+        assert result.entry is not None
+        assert result.entry.verdict == "sound"
+    assert (await judge(sandbox, folder)).wrong == []
+
+
 async def _other_authority() -> bytes:
     async with Sandbox() as other:
         return await other.certificate_pem()
