@@ -212,6 +212,6 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
 def _list(folder: Path) -> list[tuple[str, bool]]:
     try:
         with os.scandir(folder) as entries:
-            return [(one.name, one.is_dir()) for one in entries if not one.name.startswith(".")]
+            return [(one.name, one.is_dir(follow_symlinks=False)) for one in entries if not one.name.startswith(".")]
     except FileNotFoundError:
         return []

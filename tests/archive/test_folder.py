@@ -240,6 +240,12 @@ async def test_names_leaves_out_what_begins_with_a_dot(store: FolderStore, folde
     assert sorted([name async for name in store.names()]) == ["b.pdf", "x/y/a.pdf"]
 
 
+async def test_names_does_not_follow_a_link_to_a_folder(store: FolderStore, folder: Path, tmp_path: Path) -> None:
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    (folder / "x/loop").symlink_to("..")
+    assert sorted([name async for name in store.names()]) == ["x/a.pdf", "x/loop"]
+
+
 def test_path_is_checked(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (7, "", b"folder", None):
