@@ -7,10 +7,11 @@ import fnmatch
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from .. import _checks
 from ..dispatch.entry import NoJournal, open_journal
@@ -75,6 +76,9 @@ class Archive:
         opened = open_journal(journal)
         self._own_journal = opened if opened is not journal else None
         self._collector = Collector(client, self.store, opened, named, judgement)
+        self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
+        self._sweeping: set[asyncio.Task[Any]] = set()
+        """The tasks of sweeps. That of a dropped `Results` may still be ending."""
 
     def __repr__(self) -> str:
         return f"Archive({self.store!r})"
@@ -88,7 +92,11 @@ class Archive:
         `JournalError`. ``on_progress`` receives the documents and bytes archived so far; their totals are not known.
         """
         sweep = Sweep(self._collector, self._matches, ProgressReporter(on_progress))
-        return Results(sweep.jobs, sweep.work, self._concurrency, around=sweep.opened())
+        results: Results[ArchiveResult] = Results(
+            sweep.jobs, sweep.work, self._concurrency, around=self._tracked(sweep)
+        )
+        self._sweeps.add(results)
+        return results
 
     async def collect(self, signing: str | Signing) -> tuple[ArchivedDocument, ...]:
         """Archive what is missing of one signing, and return the documents that were added.
@@ -144,7 +152,14 @@ class Archive:
                     yield decode_line(line)[0]
 
     async def aclose(self) -> None:
-        """Finish the manifest, remove incomplete downloads, and close the journal unless it is the caller's."""
+        """End all sweeps, finish the manifest, and remove incomplete downloads.
+
+        The journal is closed unless it is the caller's.
+        """
+        for results in list(self._sweeps):
+            await results.aclose()
+        if self._sweeping:
+            await asyncio.wait(self._sweeping)
         try:
             await self._collector.aclose()
         finally:
@@ -158,6 +173,15 @@ class Archive:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    @asynccontextmanager
+    async def _tracked(self, sweep: Sweep) -> AsyncIterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._sweeping.add(task)
+        task.add_done_callback(self._sweeping.discard)
+        async with sweep.opened():
+            yield
 
     async def _sweep_repeatedly(
         self, every: float, requested: asyncio.Event, report: Callable[[ArchiveResult], None]

@@ -834,6 +834,32 @@ async def test_dropped_sweep_leaves_no_claim(
     assert (await judge(sandbox, folder)).documents == 8
 
 
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
+async def test_closing_ends_the_sweeps_first(
+    sandbox: Sandbox,
+    client: SigningClient,
+    folder: Path,
+    journal: Path,
+    is_kept: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sweep that was left by ``break``."""
+    for number in range(4):
+        await completed(sandbox, client, f"Lease {number}")
+    kept = []
+    async with Archive(client, folder, journal=journal) as archive:
+        results = archive.sweep()
+        if is_kept:
+            kept.append(results)
+        async for _ in results:
+            break
+        del results
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    async with Archive(client, folder, journal=journal) as other:
+        await archived(other)
+    assert (await judge(sandbox, folder)).wrong == []
+
+
 async def test_server_error_of_a_list_is_raised(sandbox: Sandbox, archive: Archive) -> None:
     sandbox.faults.add("signings.list", "500", times=None)
     with pytest.raises(ServerError):
