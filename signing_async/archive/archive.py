@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from .. import _checks
+from .._sqlite import is_transient
 from ..dispatch.entry import NoJournal, open_journal
-from ..dispatch.journal import Journal
-from ..errors import ConfigurationError, InvalidRequest, SigningError
+from ..dispatch.journal import Journal, SqliteJournal
+from ..errors import ArchiveError, ConfigurationError, InvalidRequest, SigningError
 from ..models import Signing
 from ..signings import signing_path
 from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Progress, ProgressReporter, Results, log
 from .collector import ArchiveResult, Collector, Judgement
+from .folder import FolderStore, make_folders
 from .manifest import MANIFEST, ArchivedDocument, decode_line, whole_lines
 from .names import DEFAULT_TEMPLATE, Template
 from .store import ArchiveStore
@@ -75,6 +77,7 @@ class Archive:
         named = Template(template)
         opened = open_journal(journal)
         self._own_journal = opened if opened is not journal else None
+        _check_place(opened, self.store)
         self._collector = Collector(client, self.store, opened, named, judgement)
         self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
         self._sweeping: set[asyncio.Task[Any]] = set()
@@ -268,6 +271,22 @@ class _Filter:
         if since is not None and signing.updated_at is not None and signing.updated_at < since:
             return False
         return self._where is None or bool(self._where(signing))
+
+
+def _check_place(journal: Journal, store: ArchiveStore) -> None:
+    """Make the folder of a journal that is kept in the archive; refuse it if it would be one of the archive's files."""
+    if not isinstance(journal, SqliteJournal) or not isinstance(store, FolderStore):
+        return
+    path, root = journal.path, store.path.resolve()
+    if not path.is_relative_to(root):
+        return
+    if not any(part.startswith(".") for part in path.relative_to(root).parts):
+        problem = "is in the archive: choose another folder, or a name that begins with a dot"
+        raise ConfigurationError(f"journal: {path} {problem}")
+    try:
+        make_folders(path.parent, root)
+    except OSError as error:
+        raise ArchiveError(f"journal: {error.strerror}: {path.parent}", transient=is_transient(error)) from None
 
 
 def _is_aware(value: Any) -> bool:

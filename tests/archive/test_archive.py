@@ -860,6 +860,36 @@ async def test_closing_ends_the_sweeps_first(
     assert (await judge(sandbox, folder)).wrong == []
 
 
+@pytest.mark.parametrize("name", [".journal.db", "state/.journal.db", ".state/journal.db"])
+async def test_journal_may_be_a_hidden_file_in_the_folder(
+    sandbox: Sandbox, client: SigningClient, folder: Path, name: str
+) -> None:
+    await completed(sandbox, client)
+    async with Archive(client, folder, journal=folder / name) as archive:
+        assert len(await archived(archive)) == 2
+    assert (folder / name).exists()
+    assert (await verify_archive(folder)).findings == ()
+
+
+async def test_journal_that_would_be_an_extra_file_is_refused(
+    client: SigningClient, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    problem = (
+        r"^journal: .*state/the\.journal is in the archive: choose another folder, or a name that begins with a dot$"
+    )
+    for path in (folder / "state/the.journal", str(tmp_path / "link/state/the.journal")):
+        with pytest.raises(ConfigurationError, match=problem):
+            Archive(client, folder, journal=path)
+    with pytest.raises(ConfigurationError, match=problem):
+        async with SqliteJournal(folder / "state/the.journal") as journal:
+            Archive(client, folder, journal=journal)
+    assert not folder.exists()
+    folder.parent.joinpath("file").touch()
+    with pytest.raises(ArchiveError, match="Not a directory"):
+        Archive(client, tmp_path / "file/archive", journal=tmp_path / "file/archive/.journal")
+
+
 async def test_server_error_of_a_list_is_raised(sandbox: Sandbox, archive: Archive) -> None:
     sandbox.faults.add("signings.list", "500", times=None)
     with pytest.raises(ServerError):
