@@ -7,20 +7,23 @@ import fnmatch
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 from .. import _checks
+from .._sqlite import is_transient
 from ..dispatch.entry import NoJournal, open_journal
-from ..dispatch.journal import Journal
-from ..errors import ConfigurationError, InvalidRequest, SigningError
+from ..dispatch.journal import Journal, SqliteJournal
+from ..errors import ArchiveError, ConfigurationError, InvalidRequest, SigningError
 from ..models import Signing
 from ..signings import signing_path
 from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Progress, ProgressReporter, Results, log
 from .collector import ArchiveResult, Collector, Judgement
+from .folder import FolderStore, make_folders
 from .manifest import MANIFEST, ArchivedDocument, decode_line, whole_lines
 from .names import DEFAULT_TEMPLATE, Template
 from .store import ArchiveStore
@@ -31,8 +34,11 @@ if TYPE_CHECKING:
     from ..client import SigningClient
     from ..sealed import Trust
     from ..webhooks import Wakeups
+    from ..webhooks.wakeups import Subscription
 
 __all__ = ["Archive", "archive_one"]
+
+_REQUESTED_SWEEP_PAUSE = 5.0
 
 
 class Archive:
@@ -71,7 +77,11 @@ class Archive:
         named = Template(template)
         opened = open_journal(journal)
         self._own_journal = opened if opened is not journal else None
+        _check_place(opened, self.store)
         self._collector = Collector(client, self.store, opened, named, judgement)
+        self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
+        self._sweeping: set[asyncio.Task[Any]] = set()
+        """The tasks of sweeps. That of a dropped `Results` may still be ending."""
 
     def __repr__(self) -> str:
         return f"Archive({self.store!r})"
@@ -85,7 +95,11 @@ class Archive:
         `JournalError`. ``on_progress`` receives the documents and bytes archived so far; their totals are not known.
         """
         sweep = Sweep(self._collector, self._matches, ProgressReporter(on_progress))
-        return Results(sweep.jobs, sweep.work, self._concurrency, around=sweep.opened())
+        results: Results[ArchiveResult] = Results(
+            sweep.jobs, sweep.work, self._concurrency, around=self._tracked(sweep)
+        )
+        self._sweeps.add(results)
+        return results
 
     async def collect(self, signing: str | Signing) -> tuple[ArchivedDocument, ...]:
         """Archive what is missing of one signing, and return the documents that were added.
@@ -95,7 +109,6 @@ class Archive:
         again. If another run is working on the signing, the call waits for that run.
         """
         signing_path(signing)  # an invalid id raises before anything is read
-        await self._collector.manifest.refresh()
         deferrals, results = Deferrals(), await self._collect(signing)
         while results is None:
             await asyncio.sleep(deferrals.next(f"signing {one_line(_id(signing))}").delay)
@@ -113,33 +126,26 @@ class Archive:
     ) -> None:
         """Keep archiving until the task is cancelled: sweep every ``every`` seconds, and collect what events name.
 
-        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once; a missed event costs
-        no more than the time until the next sweep. ``on_result`` is called with each result. A sweep that fails with a
-        transient error is logged, and the next one tries again; any other error is raised. ::
+        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once, also during a sweep;
+        a missed event costs no more than the time until the next sweep. An event that names no signing starts a sweep,
+        at most every 5 seconds. ``on_result`` is called with each result. A sweep that fails with a transient error is
+        logged, and the next one tries again; any other error is raised. ::
 
             wakeups = Wakeups()
             receiver = Receiver(WebhookVerifier(secret), wakeups.publish)
             await archive.follow(wakeups)
         """
         _checks.number("every", every, above=0, error=InvalidRequest)
-        report = on_result or _ignore
-        loop = asyncio.get_running_loop()
+        report, sweep_requested = on_result or _ignore, asyncio.Event()
         with nullcontext() if wakeups is None else wakeups.subscribe() as subscription:
-            while True:
-                due = loop.time() + every
-                with _transient_errors_logged():
-                    async with self.sweep() as results:
-                        async for result in results:
-                            report(result)
-                while subscription is not None and await subscription.wait(max(0.0, due - loop.time())):
-                    if None in subscription.signings:
-                        break
-                    for signing in subscription.signings:
-                        with _transient_errors_logged():
-                            for result in await self._collect(str(signing)) or ():
-                                report(result)
-                else:
-                    await asyncio.sleep(due - loop.time())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._sweep_repeatedly(every, sweep_requested, report))
+                    if subscription is not None:
+                        group.create_task(self._collect_events(subscription, sweep_requested, report))
+            except BaseExceptionGroup as errors:
+                failure = errors.exceptions[0]
+        raise failure
 
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
         """Iterate over the archived documents, in the order of the manifest; lines that were changed are left out."""
@@ -149,7 +155,14 @@ class Archive:
                     yield decode_line(line)[0]
 
     async def aclose(self) -> None:
-        """Finish the manifest, remove incomplete downloads, and close the journal unless it is the caller's."""
+        """End all sweeps, finish the manifest, and remove incomplete downloads.
+
+        The journal is closed unless it is the caller's.
+        """
+        for results in list(self._sweeps):
+            await results.aclose()
+        if self._sweeping:
+            await asyncio.wait(self._sweeping)
         try:
             await self._collector.aclose()
         finally:
@@ -164,8 +177,50 @@ class Archive:
     ) -> None:
         await self.aclose()
 
+    @asynccontextmanager
+    async def _tracked(self, sweep: Sweep) -> AsyncIterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._sweeping.add(task)
+        task.add_done_callback(self._sweeping.discard)
+        async with sweep.opened():
+            yield
+
+    async def _sweep_repeatedly(
+        self, every: float, requested: asyncio.Event, report: Callable[[ArchiveResult], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        is_requested, earliest = False, 0.0
+        while True:
+            due = loop.time() + every
+            requested.clear()
+            with _transient_errors_logged():
+                async with self.sweep() as results:
+                    async for result in results:
+                        report(result)
+            if is_requested:
+                earliest = loop.time() + _REQUESTED_SWEEP_PAUSE
+            is_requested = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await requested.wait()
+                    await asyncio.sleep(earliest - loop.time())
+                    is_requested = True
+
+    async def _collect_events(
+        self, subscription: Subscription, sweep_requested: asyncio.Event, report: Callable[[ArchiveResult], None]
+    ) -> None:
+        while await subscription.wait():
+            if None in subscription.signings:
+                sweep_requested.set()
+            for signing in subscription.signings - {None}:
+                with _transient_errors_logged():
+                    for result in await self._collect(str(signing)) or ():
+                        report(result)
+
     async def _collect(self, signing: str | Signing) -> list[ArchiveResult] | None:
         """Archive what is missing of a signing if it matches; return None if another run is working on it."""
+        await self._collector.manifest.refresh()
         if isinstance(signing, str):
             signing = Signing(signing)
         if self._collector.has_all(signing):
@@ -216,6 +271,22 @@ class _Filter:
         if since is not None and signing.updated_at is not None and signing.updated_at < since:
             return False
         return self._where is None or bool(self._where(signing))
+
+
+def _check_place(journal: Journal, store: ArchiveStore) -> None:
+    """Make the folder of a journal that is kept in the archive; refuse it if it would be one of the archive's files."""
+    if not isinstance(journal, SqliteJournal) or not isinstance(store, FolderStore):
+        return
+    path, root = journal.path, store.path.resolve()
+    if not path.is_relative_to(root):
+        return
+    if not any(part.startswith(".") for part in path.relative_to(root).parts):
+        problem = "is in the archive: choose another folder, or a name that begins with a dot"
+        raise ConfigurationError(f"journal: {path} {problem}")
+    try:
+        make_folders(path.parent, root)
+    except OSError as error:
+        raise ArchiveError(f"journal: {error.strerror}: {path.parent}", transient=is_transient(error)) from None
 
 
 def _is_aware(value: Any) -> bool:

@@ -176,9 +176,9 @@ class _OneSigning:
         return ArchiveResult(self._signing, document, entry) if is_new else None
 
     async def _find_placed(self, document: Document) -> ArchivedDocument | None:
-        """Return the line of a file that a run placed and could not list; None if the file was not placed."""
+        """Return the line of a file that a run placed and could not list; None if there is none, or another verdict."""
         entry = self._pending.get(document.id)
-        if entry is None:
+        if entry is None or entry.verdict != self._archive.judgement.verdict:
             return None
         found = hashlib.sha256()
         try:

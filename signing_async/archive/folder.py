@@ -19,7 +19,7 @@ from .._sqlite import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .store import check_lines, check_name
 
-__all__ = ["FolderStore"]
+__all__ = ["FolderStore", "make_folders"]
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class FolderStore:
 
 
 def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
-    _make_folders(target.parent, root)
+    make_folders(target.parent, root)
     with source.open("rb") as file:
         os.fsync(file.fileno())
     if not _place(source, target) and (target.is_symlink() or _hash(target) != sha256):
@@ -108,13 +108,14 @@ def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
     sync_folder(target.parent)
 
 
-def _make_folders(folder: Path, root: Path) -> None:
+def make_folders(folder: Path, root: Path) -> None:
+    """Make a folder in the archive ``root``, durably."""
     if folder.is_dir():
         return
     if folder == root:
         folder.mkdir(parents=True, exist_ok=True)
     else:
-        _make_folders(folder.parent, root)
+        make_folders(folder.parent, root)
         folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
 
@@ -163,7 +164,7 @@ def _read(path: Path, offset: int) -> bytes:
 
 def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
     if offset == 0:
-        _make_folders(path.parent, root)
+        make_folders(path.parent, root)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if offset else os.O_CREAT), 0o666)
     except FileNotFoundError:
@@ -173,11 +174,7 @@ def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
         end = _remove_torn_line(descriptor)
         if end != offset:
             raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")
-        try:
-            _write(descriptor, data, offset)
-        except OSError:
-            os.ftruncate(descriptor, offset)
-            raise
+        _write(descriptor, data, offset)
     if offset == 0:
         sync_folder(path.parent)
 
@@ -216,6 +213,6 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
 def _list(folder: Path) -> list[tuple[str, bool]]:
     try:
         with os.scandir(folder) as entries:
-            return [(one.name, one.is_dir()) for one in entries if not one.name.startswith(".")]
+            return [(one.name, one.is_dir(follow_symlinks=False)) for one in entries if not one.name.startswith(".")]
     except FileNotFoundError:
         return []

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from .._files import try_lock
@@ -81,7 +82,8 @@ def _own_temporary_folder() -> Path | None:
     if getuid is None:
         return None
     folder = Path(tempfile.gettempdir(), f"{_PREFIX}{getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == getuid() and not found.st_mode & 0o077
     return folder if is_own else None

@@ -29,7 +29,7 @@ class S3Store:
     """An archive in a bucket, which any number of machines may share. Needs the extra ``s3``. ::
 
         async with S3Store("s3://contracts/signed", object_lock=("COMPLIANCE", 3650)) as store:
-            async with Archive(client, store, journal="postgresql://...") as archive:
+            async with PostgresJournal(dsn) as journal, Archive(client, store, journal=journal) as archive:
                 ...
 
     Credentials, region and endpoint come from the usual places of AWS's SDKs (``AWS_*`` variables, profiles, roles);

@@ -7,12 +7,13 @@ import base64
 import hashlib
 import logging
 import mimetypes
+import random
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ArchiveError, ConfigurationError
 from ..worker_pool import log
@@ -36,11 +37,15 @@ except ModuleNotFoundError:
 
 __all__ = ["Bucket"]
 
+T = TypeVar("T")
+
 _UPLOAD_PART = 8 * 2**20  # as in the AWS SDKs; S3 requires 5 MiB
 _BLOCK = 2**20
 _LOST = (ConnectionError, HTTPClientError, IncompleteReadError, aiohttp.ClientError, OSError, TimeoutError)
+_CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
+_CONFLICT_PAUSES = (0.1, 0.3, 1.0)
 _TRANSIENT_CODES = (
-    *("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling"),
+    *(*_CONFLICTS, "RequestTimeout", "SlowDown", "Throttling"),
     *("ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded"),
 )
 _LOADER = botocore.loaders.create_loader()  # it keeps the models: a second client opens in 0.03 s instead of 0.16 s
@@ -65,7 +70,8 @@ class Bucket:
     async def create(self, key: str, data: bytes, metadata: dict[str, str]) -> bool:
         """Create an object; return False if it exists, which may be the effect of a lost response."""
         facts = {"ChecksumSHA256": _checksum(data), "IfNoneMatch": "*", **self._attributes(key, metadata)}
-        return await self._call("put_object", "PreconditionFailed", Key=key, Body=data, **facts) is not None
+        arguments = {"Key": key, "Body": data, **facts}
+        return await _repeated(lambda: self._call("put_object", "PreconditionFailed", **arguments)) is not None
 
     async def create_from(self, source: Path, key: str, sha256: str) -> bool:
         """Create an object with the content of a file; return False if it exists, as `create` does.
@@ -74,7 +80,8 @@ class Bucket:
         """
         metadata = {"sha256": sha256}
         if (await asyncio.to_thread(source.stat)).st_size > _UPLOAD_PART:
-            return await self._create_in_parts(source, key, metadata)
+            # S3 requires that an upload is begun anew after a conflict.
+            return await _repeated(lambda: self._create_in_parts(source, key, metadata))
         data = await asyncio.to_thread(source.read_bytes)
         _check_hash(source, hashlib.sha256(data).hexdigest(), sha256)
         return await self.create(key, data, metadata)
@@ -195,7 +202,21 @@ class Bucket:
         if isinstance(error, ClientError):
             status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
             transient = status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
-        return ArchiveError(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=transient)
+        kind = _Conflict if _code(error) in _CONFLICTS else ArchiveError
+        return kind(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=transient)
+
+
+class _Conflict(ArchiveError):
+    """Another request for the same key was under way. The service requires that this one is repeated."""
+
+
+async def _repeated(create: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of ``create``, which is called again after a conflict, a few times."""
+    for pause in _CONFLICT_PAUSES:
+        with suppress(_Conflict):
+            return await create()
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+    return await create()
 
 
 def _code(error: Exception) -> str | None:

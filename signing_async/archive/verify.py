@@ -10,7 +10,7 @@ from typing import Literal
 
 import attrs
 
-from ..errors import InvalidRequest
+from ..errors import ConfigurationError, InvalidRequest
 from ..worker_pool import FileProgress, Progress, ProgressReporter
 from .digest_set import DigestSet, digest
 from .folder import FolderStore
@@ -60,6 +60,9 @@ class ArchiveReport:
 
 def as_store(to: ArchiveStore | str | os.PathLike[str]) -> ArchiveStore:
     """Return the store; a `FolderStore` if it is a path."""
+    if isinstance(to, str) and "://" in to:
+        # The URL may hold a password.
+        raise ConfigurationError("to: must be a folder, got a URL; for a bucket give an S3Store(url)")
     if isinstance(to, str | os.PathLike):
         return FolderStore(to)
     if not all(callable(getattr(to, name, None)) for name in ("put", "read", "append")):

@@ -17,7 +17,7 @@ import attrs
 from attrs import validators
 
 from .._sqlite import is_transient
-from ..errors import InvalidRequest, OutcomeUnknown
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown
 from ..worker_pool import log
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
 
@@ -68,6 +68,9 @@ async def release(journal: Journal, claim: Claim) -> None:
 
 def open_journal(journal: Any) -> Journal:
     """Return the journal; a new `SqliteJournal` if it is a path, which the run closes."""
+    if isinstance(journal, str) and "://" in journal:
+        # The URL may hold a password.
+        raise ConfigurationError("journal: must be a path, got a URL; for PostgreSQL give a PostgresJournal(dsn)")
     if isinstance(journal, str | os.PathLike):
         return SqliteJournal(journal)
     if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):

@@ -63,7 +63,8 @@ class Proxy:
     """What came through the proxy, and what it does with a request instead of forwarding it.
 
     ``fail`` gets each request; it returns what to do with it: ``"forward"``, ``"lose request"``, ``"lose response"``,
-    ``"cut off"`` (the response) or a status to respond with. ``page_size`` is the most that a list returns.
+    ``"cut off"`` (the response), a status, or the code of a conflict to respond with. ``page_size`` is the most that a
+    list returns.
     """
 
     def __init__(self) -> None:
@@ -87,6 +88,9 @@ async def failing(target: str) -> AsyncIterator[Proxy]:
             return web.Response()
         if isinstance(todo, int):
             return web.Response(status=todo)
+        if todo in ("ConditionalRequestConflict", "OperationAborted"):
+            text = f"<Error><Code>{todo}</Code><Message>Try again</Message></Error>"
+            return web.Response(status=409, text=text, content_type="application/xml")
         assert request.transport is not None
         if todo == "lose request":
             request.transport.abort()

@@ -345,6 +345,29 @@ async def test_not_sound_document_is_not_archived(
             assert result.entry.verdict == verdict
 
 
+async def test_file_that_another_run_placed_without_verifying_it_is_not_listed(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await completed(sandbox, client, documents=("a.pdf",))
+
+    async def fail(name: str, offset: int, data: bytes) -> None:
+        raise ArchiveError("no space")
+
+    unlisted = Gated(folder, "nothing")
+    unlisted.append = fail  # type: ignore[method-assign]  # the store of this test
+    async with Archive(client, unlisted, journal=journal) as archive:
+        with pytest.raises(ArchiveError, match="no space"):
+            await sweep(archive)
+    async with Archive(client, folder, journal=journal, trust=await _other_authority()) as archive:
+        (result,) = await sweep(archive)
+        assert isinstance(result.error, NotSound)
+    async with Archive(client, folder, journal=journal, verify=True) as archive:
+        (result,) = await sweep(archive)
+        assert result.entry is not None
+        assert result.entry.verdict == "sound"
+    assert (await judge(sandbox, folder)).wrong == []
+
+
 async def _other_authority() -> bytes:
     async with Sandbox() as other:
         return await other.certificate_pem()
@@ -437,6 +460,21 @@ async def test_invalid_argument_is_refused(
         Archive(client, **{"to": folder, "journal": journal, **arguments})
     assert problem in str(caught.value)
     assert not folder.exists()
+
+
+async def test_url_is_not_taken_for_a_path(
+    client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its password is in no error."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^journal: must be a path, .* PostgresJournal\(dsn\)") as one:
+        Archive(client, "archive", journal="postgresql://app:hunter2@db/app")
+    with pytest.raises(ConfigurationError, match=r"^to: must be a folder, .* S3Store\(url\)") as other:
+        Archive(client, "s3://key:hunter2@contracts/signed", journal="the.journal")
+    with pytest.raises(ConfigurationError, match="to: must be a folder, got a URL"):
+        await verify_archive("s3://contracts/signed")
+    assert "hunter2" not in f"{one.value!r} {other.value!r}"
+    assert list(tmp_path.iterdir()) == []
 
 
 # One signing
@@ -597,6 +635,122 @@ async def test_event_that_names_no_signing_starts_a_sweep(
     assert count(sandbox)["signings.list"] == 2
 
 
+async def test_events_that_name_no_signing_start_a_sweep_at_most_every_five_seconds(
+    sandbox: Sandbox, following: Callable[..., Follower]
+) -> None:
+    wakeups = Wakeups()
+    following(wakeups)
+    await listed(sandbox, 1)
+    async with asyncio.timeout(30):
+        started = None
+        while count(sandbox)["signings.list"] < 3:
+            wakeups.publish(event())
+            await asyncio.sleep(0.005)
+            if started is None and count(sandbox)["signings.list"] == 2:
+                started = asyncio.get_running_loop().time()
+    assert started is not None
+    assert asyncio.get_running_loop().time() - started > 4.5
+
+
+async def test_steady_events_do_not_delay_the_sweeps(sandbox: Sandbox, following: Callable[..., Follower]) -> None:
+    """While one event is worked on, the next one arrives."""
+    wakeups = Wakeups()
+    following(wakeups, 0.1)
+    async with asyncio.timeout(30):
+        while count(sandbox)["signings.list"] < 4:
+            wakeups.publish(event(signing_id="of another tenant"))
+            await asyncio.sleep(0.001)
+
+
+class Gated:
+    """A folder whose ``put`` or ``read`` of one name waits."""
+
+    def __init__(self, folder: Path, gated: str) -> None:
+        self._store = FolderStore(folder)
+        self._gated = gated
+        self.append = self._store.append
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+
+    async def put(self, name: str, source: Path, sha256: str) -> None:
+        await self._pass(name)
+        await self._store.put(name, source, sha256)
+
+    async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
+        await self._pass(name)
+        async for chunk in self._store.read(name, offset):
+            yield chunk
+
+    async def _pass(self, name: str) -> None:
+        if self._gated in name:
+            self.reached.set()
+            await self.opened.wait()
+
+
+async def test_event_during_a_sweep_is_collected_at_once(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await completed(sandbox, client, "Slow", ("a.pdf",))
+    signing = await sent(client)
+    store, wakeups = Gated(folder, "Slow"), Wakeups()
+    async with Archive(client, store, journal=journal) as archive:
+        follower = Follower(archive, wakeups)
+        await store.reached.wait()
+        await sandbox.complete(signing.id)
+        wakeups.publish(event(signing_id=signing.id))
+        await follower.wait_for(2)
+        assert {result.signing.id for result in follower.results} == {signing.id}
+        store.opened.set()
+        await follower.wait_for(3)
+        follower.task.cancel()
+        await asyncio.wait([follower.task])
+        assert follower.task.cancelled()
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_event_before_the_manifest_is_read_fetches_nothing_again(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, journal: Path
+) -> None:
+    signing = await completed(sandbox, client)
+    await archived(archive)
+    before = count(sandbox)
+    store, wakeups = Gated(folder, "manifest"), Wakeups()
+    async with Archive(client, store, journal=journal.with_name("new"), template="{document.id}") as other:
+        follower = Follower(other, wakeups)
+        await store.reached.wait()
+        wakeups.publish(event(signing_id=signing.id))
+        await asyncio.wait([follower.task], timeout=0.3)
+        store.opened.set()
+        await listed(sandbox, before["signings.list"] + 1)
+        follower.task.cancel()
+        await asyncio.wait([follower.task])
+    assert count(sandbox)[DOWNLOAD] == before[DOWNLOAD]
+    assert (await verify_archive(folder)).findings == ()
+
+
+async def test_error_of_an_event_ends_the_following(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    """The sweep under way is cancelled, and a file that is being placed gets its line."""
+    await completed(sandbox, client, "Slow", ("a.pdf",))
+    signing = await sent(client, "Bad")
+
+    def where(found: Signing) -> bool:
+        return found.name != "Bad" or bool(1 / 0)
+
+    store, wakeups = Gated(folder, "Slow"), Wakeups()
+    async with Archive(client, store, journal=journal, where=where) as archive:
+        follower = Follower(archive, wakeups)
+        await store.reached.wait()
+        await sandbox.complete(signing.id)
+        wakeups.publish(event(signing_id=signing.id))
+        await asyncio.wait([follower.task], timeout=0.3)
+        store.opened.set()
+        with pytest.raises(ZeroDivisionError):
+            await follower.task
+    report = await verify_archive(folder)
+    assert (report.documents, report.findings) == (1, ())
+
+
 async def test_event_of_a_signing_that_another_run_archives_is_left_to_that_run(
     sandbox: Sandbox, client: SigningClient, following: Callable[..., Follower], journal: Path
 ) -> None:
@@ -626,10 +780,13 @@ async def test_sweep_that_fails_for_now_does_not_end_the_following(
     assert not follower.task.done()
 
 
-async def test_rejected_token_ends_the_following(sandbox: Sandbox, following: Callable[..., Follower]) -> None:
+@pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
+async def test_rejected_token_ends_the_following(
+    sandbox: Sandbox, following: Callable[..., Follower], wakeups: Wakeups | None
+) -> None:
     sandbox.faults.add("signings.list", "expired-token", times=None)
     with pytest.raises(Unauthorized):
-        await following(None, 0.02).task
+        await following(wakeups, 0.02).task
 
 
 async def test_cancelled_following_leaves_an_archive_that_is_whole(
@@ -675,6 +832,62 @@ async def test_dropped_sweep_leaves_no_claim(
     async with Archive(client, folder, journal=journal) as other:
         await archived(other)
     assert (await judge(sandbox, folder)).documents == 8
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
+async def test_closing_ends_the_sweeps_first(
+    sandbox: Sandbox,
+    client: SigningClient,
+    folder: Path,
+    journal: Path,
+    is_kept: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sweep that was left by ``break``."""
+    for number in range(4):
+        await completed(sandbox, client, f"Lease {number}")
+    kept = []
+    async with Archive(client, folder, journal=journal) as archive:
+        results = archive.sweep()
+        if is_kept:
+            kept.append(results)
+        async for _ in results:
+            break
+        del results
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    async with Archive(client, folder, journal=journal) as other:
+        await archived(other)
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+@pytest.mark.parametrize("name", [".journal.db", "state/.journal.db", ".state/journal.db"])
+async def test_journal_may_be_a_hidden_file_in_the_folder(
+    sandbox: Sandbox, client: SigningClient, folder: Path, name: str
+) -> None:
+    await completed(sandbox, client)
+    async with Archive(client, folder, journal=folder / name) as archive:
+        assert len(await archived(archive)) == 2
+    assert (folder / name).exists()
+    assert (await verify_archive(folder)).findings == ()
+
+
+async def test_journal_that_would_be_an_extra_file_is_refused(
+    client: SigningClient, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    problem = (
+        r"^journal: .*state/the\.journal is in the archive: choose another folder, or a name that begins with a dot$"
+    )
+    for path in (folder / "state/the.journal", str(tmp_path / "link/state/the.journal")):
+        with pytest.raises(ConfigurationError, match=problem):
+            Archive(client, folder, journal=path)
+    with pytest.raises(ConfigurationError, match=problem):
+        async with SqliteJournal(folder / "state/the.journal") as journal:
+            Archive(client, folder, journal=journal)
+    assert not folder.exists()
+    folder.parent.joinpath("file").touch()
+    with pytest.raises(ArchiveError, match="Not a directory"):
+        Archive(client, tmp_path / "file/archive", journal=tmp_path / "file/archive/.journal")
 
 
 async def test_server_error_of_a_list_is_raised(sandbox: Sandbox, archive: Archive) -> None:

@@ -180,8 +180,10 @@ async def test_append_removes_an_incomplete_line(store: FolderStore, folder: Pat
     assert await content(store, "lines") == b"one\ntwo\n"
 
 
-async def test_append_that_fails_leaves_the_file_as_it_was(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full after some bytes."""
+async def test_append_that_fails_keeps_the_whole_lines_that_it_wrote(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that is full after some bytes. Another process may have read these lines before the error."""
     await store.append("lines", 0, b"one\n")
     write = os.pwrite
     written: list[int] = []
@@ -196,7 +198,9 @@ async def test_append_that_fails_leaves_the_file_as_it_was(store: FolderStore, m
     with pytest.raises(ArchiveError, match="No space left"):
         await store.append("lines", 4, b"two\nthree\n")
     monkeypatch.undo()
-    assert await content(store, "lines") == b"one\n"
+    assert (await content(store, "lines")).startswith(b"one\ntwo\n")
+    await store.append("lines", 8, b"four\n")
+    assert await content(store, "lines") == b"one\ntwo\nfour\n"
 
 
 async def test_of_concurrent_appends_at_one_offset_one_wins(store: FolderStore) -> None:
@@ -234,6 +238,12 @@ async def test_names_leaves_out_what_begins_with_a_dot(store: FolderStore, folde
         (folder / hidden).write_bytes(b"")
     (folder / ".incoming").mkdir()
     assert sorted([name async for name in store.names()]) == ["b.pdf", "x/y/a.pdf"]
+
+
+async def test_names_does_not_follow_a_link_to_a_folder(store: FolderStore, folder: Path, tmp_path: Path) -> None:
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    (folder / "x/loop").symlink_to("..")
+    assert sorted([name async for name in store.names()]) == ["x/a.pdf", "x/loop"]
 
 
 def test_path_is_checked(tmp_path: Path) -> None:

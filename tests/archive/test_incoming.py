@@ -73,18 +73,21 @@ async def test_system_without_user_ids_has_temporary_files_too(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("trap", ["link", "open"])
+@pytest.mark.parametrize("trap", ["link", "dangling link", "file", "open"])
 async def test_temporary_folder_that_others_may_have_prepared_is_not_used(
     temporary: Path, folder: Path, trap: str
 ) -> None:
     path = await (first := Incoming(Elsewhere(folder))).new_path()
     await first.aclose()
     prepared = path.parent.parent
-    if trap == "link":
-        prepared.rename(temporary / "elsewhere")
-        prepared.symlink_to("elsewhere")
-    else:
+    if trap == "open":
         prepared.chmod(0o755)
+    else:
+        prepared.rename(temporary / "elsewhere")
+        if trap == "file":
+            prepared.touch()
+        else:
+            prepared.symlink_to("elsewhere" if trap == "link" else "nowhere")
     incoming = Incoming(Elsewhere(folder))
     path = await incoming.new_path()
     assert path.parent.parent == temporary

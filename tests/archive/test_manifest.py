@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -205,6 +207,26 @@ async def test_manifest_that_is_changed_under_a_writer_is_an_error(folder: Path,
     path.write_bytes(b"\n") if change == "replaced" else path.unlink()
     with pytest.raises(ArchiveError, match="replaced or truncated"):
         await manifest.append(document(2))
+
+
+async def test_append_that_is_repeated_after_a_failed_one_finds_the_lines_that_were_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, which read them before the error, can append too."""
+    manifest, other = Manifest(FolderStore(folder)), Manifest(FolderStore(folder))
+    await manifest.append(document(0))
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(ArchiveError, match="Input/output error"):
+            await manifest.append(document(1))
+    await other.refresh()
+    assert not await manifest.append(document(1))
+    assert await other.append(document(2))
+    assert [line["document"] for line in lines_of(folder)] == ["d0", "d1", "d2"]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,32 @@ async def test_put_is_repeated_after_a_lost_response(
     assert uploads(s3, bucket) == 0
 
 
+@pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+async def test_put_is_repeated_after_a_conflict(
+    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path, content: bytes, code: str
+) -> None:
+    """An upload in parts begins anew, as S3 requires after a conflict."""
+    last = "PUT" if content is PDF else f"POST /{bucket}/archive/lease.pdf?uploadId"
+    proxy.fail = Once(last, code, times=2)
+    await put(store, "lease.pdf", content, tmp_path)
+    assert proxy.fail.times == 0
+    assert await content_of(store, "lease.pdf") == content
+    assert uploads(s3, bucket) == 0
+    assert sum("?uploads" in request for request in proxy.seen) == (0 if content is PDF else 3)
+
+
+async def test_append_is_repeated_after_a_conflict_but_not_forever(store: S3Store, proxy: Proxy) -> None:
+    proxy.fail = Once("PUT", "ConditionalRequestConflict", times=2)
+    await store.append("manifest.jsonl", 0, b"1\n")
+    assert await content_of(store, "manifest.jsonl") == b"1\n"
+    proxy.fail = Once("PUT", "ConditionalRequestConflict", times=99)
+    with pytest.raises(ArchiveError, match="put_object failed: ConditionalRequestConflict: Try again") as failed:
+        await store.append("manifest.jsonl", 2, b"2\n")
+    assert failed.value.transient
+    assert not isinstance(failed.value, ArchiveConflict)
+
+
 async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, proxy: Proxy) -> None:
     await store.append("manifest.jsonl", 0, b"1\n")
     proxy.fail = Once("PUT", "lose response")
