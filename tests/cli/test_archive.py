@@ -215,6 +215,29 @@ def test_follow_archives_what_is_completed_later_and_ends_cleanly(
     assert not list(tmp_path.rglob(".incoming/*"))
 
 
+def test_follow_goes_on_after_reminders_failed_with_a_transient_error(
+    run: Run, complete: Complete, service: Service, tmp_path: Path
+) -> None:
+    service.draft("a.pdf", to=("anna@example.com",), sent=True)
+    service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
+    following = subprocess.Popen(
+        [*COMMAND, "archive", "contracts", "--follow", "--every", "1", "--remind-after", "0d", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SIGNING_MAX_ATTEMPTS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    assert following.stderr is not None
+    assert "reminders are tried again later, after: HTTP 500" in json.loads(following.stderr.readline())["warning"]
+    complete(1)
+    assert [json.loads(following.stdout.readline())["document"] is not None for _ in range(2)] == [True, True]
+    following.send_signal(signal.SIGINT)
+    out, _ = following.communicate(timeout=30)
+    assert (following.returncode, json.loads(out.splitlines()[-1])["summary"]["archived"]) == (130, 2)
+
+
 def test_reminders_are_sent_once_in_the_given_time(run: Run, service: Service) -> None:
     service.draft("a.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
     assert run("archive", "contracts", "--remind-after", "7d", "--json").lines[-1]["summary"]["reminded"] == 0
