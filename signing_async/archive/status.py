@@ -181,16 +181,16 @@ class _Search:
             signing = await self._client.signings.get(signing)
         if signing.state is SigningState.SENT:
             pending = tuple(await self._client.recipients.pending(signing))
-            return StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing))
+            return StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing, pending))
         if signing.state is SigningState.DRAFT and signing.documents:
             return StuckSigning("not_sent", signing, documents=signing.documents)
         if signing.state is SigningState.COMPLETED and (documents := _unsealed(signing)):
             return StuckSigning("not_sealed", signing, documents=documents)
         return None
 
-    async def _remind(self, signing: Signing) -> tuple[RemindResult, ...]:
-        """Remind who has not finished, unless that was done a short time ago."""
-        if self._remind_every is None or self._journal is None:
+    async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
+        """Remind the pending recipients, unless that was done a short time ago."""
+        if not pending or self._remind_every is None or self._journal is None:
             return ()
         claim = await journaled(self._journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}"))
         if claim is None:
@@ -200,7 +200,7 @@ class _Search:
                 return ()
             # Written before: a run that is killed here reminds nobody twice.
             await journaled(self._journal.write(claim, self._now.isoformat()))
-            return tuple(await self._client.recipients.remind_pending(signing))
+            return tuple(await self._client.recipients.remind_pending(signing, pending))
         finally:
             await release(self._journal, claim)
 

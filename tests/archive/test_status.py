@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from signing_async import NewRecipient, SigningClient, SigningError, SigningPackage, SqliteJournal
+from signing_async import NewRecipient, RetryPolicy, SigningClient, SigningError, SigningPackage, SqliteJournal
 from signing_async.archive import Archive, archive_status
-from signing_async.errors import InvalidRequest
+from signing_async.errors import InvalidRequest, ServerError
 from signing_async.sandbox import Sandbox
-from tests.archive.tenants import completed, sent
+from tests.archive.tenants import completed, count, sent
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
@@ -141,6 +142,21 @@ async def test_failed_reminder_is_a_result_and_counts(
     assert [one.error is not None for one in waiting.reminders] == [True]
     waiting, _ = (await archive_status(client, journal, after=NOW, remind_every=WEEK)).signings
     assert waiting.reminders == ()
+
+
+async def test_failed_list_of_recipients_does_not_count_as_a_reminder(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    """The next run reminds. The recipients are listed once, before the journal is written."""
+    hasty = SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1))
+    async with hasty:
+        for skip in (0, 1):
+            sandbox.faults.clear()
+            sandbox.faults.add("recipients.list", "500", times=1, skip=skip)
+            with suppress(ServerError):
+                waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings
+    assert [one.error for one in waiting.reminders] == [None]
+    assert count(sandbox)["recipients.list"] == 2
 
 
 async def test_nobody_is_reminded_while_another_run_does(
