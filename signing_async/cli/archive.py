@@ -69,8 +69,15 @@ _journal_option = click.option(
 )
 
 
+def _check_not_a_command(context: click.Context, parameter: click.Parameter, to: str) -> str:
+    # Options came first, or the group would have found the command.
+    if to in archive.commands:
+        raise click.UsageError(f'put options after "{to}"; for a folder of that name use ./{to}')
+    return to
+
+
 @command()
-@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
+@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX", callback=_check_not_a_command)
 @_journal_option
 @click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
 @click.option(

@@ -119,6 +119,20 @@ def test_folder_named_like_a_command_is_archived_by_its_path(run: Run, complete:
     assert len(list((tmp_path / "verify").rglob("*.pdf"))) == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("--journal", "x.db", "status"), ("--follow", "verify"), ("--journal", "x.db", "verify", "contracts")],
+)
+def test_option_of_archive_before_a_command_is_wrong_usage(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Nothing is archived into a folder named like the command."""
+    ran = run("archive", *arguments)
+    name = next(one for one in arguments if one in ("status", "verify"))
+    assert (ran.code, list(tmp_path.iterdir())) == (2, [])
+    assert f'put options after "{name}"; for a folder of that name use ./{name}' in " ".join(ran.err.split())
+
+
 def test_options_may_come_before_the_folder(run: Run, complete: Complete) -> None:
     complete(1)
     assert run("archive", "--json", "--name", "Lease *", "contracts").lines[-1]["summary"]["archived"] == 2
