@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, overload
 
 import attrs
@@ -124,15 +124,18 @@ class Recipients:
         path = f"{_folder(signing_id)}/{wire.segment('recipient_id', recipient_id)}/remind"
         await self._transport.call(Operation("recipients.remind", "POST", path, Repeat.REMIND, body=wire.bytes_body))
 
-    async def remind_pending(self, signing_id: str | Signing) -> builtins.list[RemindResult]:
+    async def remind_pending(
+        self, signing_id: str | Signing, pending: Iterable[Recipient] | None = None
+    ) -> builtins.list[RemindResult]:
         """Remind all recipients who have not finished, one after another. A failure does not stop the others.
 
         If no reminder can succeed any more (the client is closed, the token is rejected for good), every remaining
-        recipient gets that error and nothing is sent. Nobody is reminded if the recipients cannot be listed.
+        recipient gets that error and nothing is sent. Nobody is reminded if the recipients cannot be listed. With
+        ``pending``, as returned by `pending`, they are not listed again.
         """
         results = []
         fatal: SigningError | None = None
-        for recipient in await self.pending(signing_id):
+        for recipient in await self.pending(signing_id) if pending is None else pending:
             # One copy per result: a shared exception would collect the tracebacks of all that raise it.
             error = copy.copy(fatal)
             if error is None:

@@ -13,7 +13,7 @@ import attrs
 
 from ..dispatch.entry import SENDING, SENT, PackageState, journaled, open_journal, release
 from ..dispatch.journal import Journal, JournalRecord, ListedJournal
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NotFound
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
 from ..worker_pool import Results, Several
@@ -168,22 +168,29 @@ class _Search:
         return updated <= self._now - self._stuck_after and (self._since is None or updated >= self._since)
 
     async def _examine(self, signing: Signing) -> Several[StuckSigning]:
+        try:
+            stuck = await self._find_stuck(signing)
+        except NotFound:
+            # It was deleted since it was listed.
+            stuck = None
+        return Several(() if stuck is None else (stuck,))
+
+    async def _find_stuck(self, signing: Signing) -> StuckSigning | None:
         if signing.state is not SigningState.SENT and not signing.documents:
             # A list need not embed the documents.
             signing = await self._client.signings.get(signing)
-        stuck = None
         if signing.state is SigningState.SENT:
             pending = tuple(await self._client.recipients.pending(signing))
-            stuck = StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing))
-        elif signing.state is SigningState.DRAFT and signing.documents:
-            stuck = StuckSigning("not_sent", signing, documents=signing.documents)
-        elif signing.state is SigningState.COMPLETED and (documents := _unsealed(signing)):
-            stuck = StuckSigning("not_sealed", signing, documents=documents)
-        return Several(() if stuck is None else (stuck,))
+            return StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing, pending))
+        if signing.state is SigningState.DRAFT and signing.documents:
+            return StuckSigning("not_sent", signing, documents=signing.documents)
+        if signing.state is SigningState.COMPLETED and (documents := _unsealed(signing)):
+            return StuckSigning("not_sealed", signing, documents=documents)
+        return None
 
-    async def _remind(self, signing: Signing) -> tuple[RemindResult, ...]:
-        """Remind who has not finished, unless that was done a short time ago."""
-        if self._remind_every is None or self._journal is None:
+    async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
+        """Remind the pending recipients, unless that was done a short time ago."""
+        if not pending or self._remind_every is None or self._journal is None:
             return ()
         claim = await journaled(self._journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}"))
         if claim is None:
@@ -193,7 +200,7 @@ class _Search:
                 return ()
             # Written before: a run that is killed here reminds nobody twice.
             await journaled(self._journal.write(claim, self._now.isoformat()))
-            return tuple(await self._client.recipients.remind_pending(signing))
+            return tuple(await self._client.recipients.remind_pending(signing, pending))
         finally:
             await release(self._journal, claim)
 

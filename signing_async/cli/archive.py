@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ConfigurationError, InvalidRequest, NotYetSigned
+from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
 from .command import Seconds, State, command, common_options, refuse_password
 from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
 from .exits import NOT_SOUND, STUCK, code_of, code_of_all
@@ -69,8 +69,15 @@ _journal_option = click.option(
 )
 
 
+def _check_not_a_command(context: click.Context, parameter: click.Parameter, to: str) -> str:
+    # Options came first, or the group would have found the command.
+    if to in archive.commands:
+        raise click.UsageError(f'put options after "{to}"; for a folder of that name use ./{to}')
+    return to
+
+
 @command()
-@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
+@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX", callback=_check_not_a_command)
 @_journal_option
 @click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
 @click.option(
@@ -248,23 +255,31 @@ class _Run:
         self._display.advance(failed=result.error is not None)
 
     async def _remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
-        from ..archive import archive_status
-
         while True:
-            found = await archive_status(client, journal, after=after, remind_every=after)
-            for stuck in found.signings:
-                for reminder in stuck.reminders:
-                    email = reminder.recipient.email
-                    facts = {"signing": stuck.signing.id, "email": email, "reminded": reminder.error is None}
-                    if reminder.error is None:
-                        self._reminded += 1
-                        self._out.result(facts, on_one_line(f"Reminded {email} of {stuck.signing.name}."))
-                    else:
-                        self._errors.setdefault(code_of(reminder.error), reminder.error)
-                        self._out.failed(email, reminder.error, facts)
+            try:
+                await self._remind_once(client, journal, after)
+            except SigningError as error:
+                if not (self._follow and error.transient):
+                    raise
+                self._out.warn(f"reminders are tried again later, after: {error}")
             if not self._follow:
                 return
             await asyncio.sleep(SECONDS_BETWEEN_REMINDERS)
+
+    async def _remind_once(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
+        from ..archive import archive_status
+
+        found = await archive_status(client, journal, after=after, remind_every=after)
+        for stuck in found.signings:
+            for reminder in stuck.reminders:
+                email = reminder.recipient.email
+                facts = {"signing": stuck.signing.id, "email": email, "reminded": reminder.error is None}
+                if reminder.error is None:
+                    self._reminded += 1
+                    self._out.result(facts, on_one_line(f"Reminded {email} of {stuck.signing.name}."))
+                else:
+                    self._errors.setdefault(code_of(reminder.error), reminder.error)
+                    self._out.failed(email, reminder.error, facts)
 
     def _summarize(self) -> None:
         facts = {"archived": self._archived, "bytes": self._size, "failed": self._failed}

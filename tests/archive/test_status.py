@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from signing_async import NewRecipient, SigningClient, SigningError, SigningPackage, SqliteJournal
+from signing_async import NewRecipient, RetryPolicy, SigningClient, SigningError, SigningPackage, SqliteJournal
 from signing_async.archive import Archive, archive_status
-from signing_async.errors import InvalidRequest
+from signing_async.errors import InvalidRequest, ServerError
 from signing_async.sandbox import Sandbox
-from tests.archive.tenants import completed, sent
+from tests.archive.tenants import completed, count, sent
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
@@ -100,6 +101,23 @@ async def test_completed_signing_without_sealed_documents_is_found() -> None:
     assert {stuck.kind for stuck in status.signings} == {"not_sealed"}
 
 
+async def test_signing_that_was_deleted_since_it_was_listed_is_not_stuck() -> None:
+    listed = [
+        {"id": "s1", "is_draft": True},
+        {"id": "s2", "is_draft": False, "is_completed": False},
+        {"id": "s3", "is_draft": True, "documents": [{"id": "d1"}]},
+    ]
+
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": listed})
+        return web.json_response({"code": "not_found"}, status=404)
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        status = await archive_status(client)
+    assert [stuck.signing.id for stuck in status.signings] == ["s3"]
+
+
 async def test_pending_recipients_are_reminded_once_in_the_given_time(
     sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
@@ -124,6 +142,21 @@ async def test_failed_reminder_is_a_result_and_counts(
     assert [one.error is not None for one in waiting.reminders] == [True]
     waiting, _ = (await archive_status(client, journal, after=NOW, remind_every=WEEK)).signings
     assert waiting.reminders == ()
+
+
+async def test_failed_list_of_recipients_does_not_count_as_a_reminder(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    """The next run reminds. The recipients are listed once, before the journal is written."""
+    hasty = SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1))
+    async with hasty:
+        for skip in (0, 1):
+            sandbox.faults.clear()
+            sandbox.faults.add("recipients.list", "500", times=1, skip=skip)
+            with suppress(ServerError):
+                waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings
+    assert [one.error for one in waiting.reminders] == [None]
+    assert count(sandbox)["recipients.list"] == 2
 
 
 async def test_nobody_is_reminded_while_another_run_does(

@@ -119,6 +119,20 @@ def test_folder_named_like_a_command_is_archived_by_its_path(run: Run, complete:
     assert len(list((tmp_path / "verify").rglob("*.pdf"))) == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("--journal", "x.db", "status"), ("--follow", "verify"), ("--journal", "x.db", "verify", "contracts")],
+)
+def test_option_of_archive_before_a_command_is_wrong_usage(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Nothing is archived into a folder named like the command."""
+    ran = run("archive", *arguments)
+    name = next(one for one in arguments if one in ("status", "verify"))
+    assert (ran.code, list(tmp_path.iterdir())) == (2, [])
+    assert f'put options after "{name}"; for a folder of that name use ./{name}' in " ".join(ran.err.split())
+
+
 def test_options_may_come_before_the_folder(run: Run, complete: Complete) -> None:
     complete(1)
     assert run("archive", "--json", "--name", "Lease *", "contracts").lines[-1]["summary"]["archived"] == 2
@@ -213,6 +227,29 @@ def test_follow_archives_what_is_completed_later_and_ends_cleanly(
         assert len({line["document"] for line in lines}) == 4
         assert run("archive", "verify", "contracts").code == 0
     assert not list(tmp_path.rglob(".incoming/*"))
+
+
+def test_follow_goes_on_after_reminders_failed_with_a_transient_error(
+    run: Run, complete: Complete, service: Service, tmp_path: Path
+) -> None:
+    service.draft("a.pdf", to=("anna@example.com",), sent=True)
+    service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
+    following = subprocess.Popen(
+        [*COMMAND, "archive", "contracts", "--follow", "--every", "1", "--remind-after", "0d", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SIGNING_MAX_ATTEMPTS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    assert following.stderr is not None
+    assert "reminders are tried again later, after: HTTP 500" in json.loads(following.stderr.readline())["warning"]
+    complete(1)
+    assert [json.loads(following.stdout.readline())["document"] is not None for _ in range(2)] == [True, True]
+    following.send_signal(signal.SIGINT)
+    out, _ = following.communicate(timeout=30)
+    assert (following.returncode, json.loads(out.splitlines()[-1])["summary"]["archived"]) == (130, 2)
 
 
 def test_reminders_are_sent_once_in_the_given_time(run: Run, service: Service) -> None:
