@@ -34,6 +34,11 @@ _PAGE = 100
 _BATCH = 1000
 """Events that one statement purges or requeues: it has to end within the timeout."""
 _POLL = 1.0
+_SPREAD = 2.0
+"""Seconds, for each further attempt, over which the takeover of a dead process's events is spread.
+
+One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
+"""
 _LONGEST_NAME = 50
 
 # The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see.
@@ -77,11 +82,22 @@ WITH added AS (
 SELECT id, pg_notify($6, '') FROM added"""
 # An expired claim is taken over before other events of its signing are looked at. If the response to a claim was lost,
 # the next claim returns its events, which have this owner but are not held, and counts no second attempt.
+# From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. Its fence is kept:
+# an owner that was only paused may still end it.
 _CLAIM = """\
-WITH claimable AS (
+WITH expired AS (
+    UPDATE {table} AS event
+    SET owner = '', leased_until = statement_timestamp() + random() * (attempts - 1) * interval '{spread} s'
+    FROM (
+        SELECT seq FROM {table}
+        WHERE owner IS NOT NULL AND owner NOT IN ('', $2) AND leased_until <= statement_timestamp() AND attempts > 1
+        FOR UPDATE SKIP LOCKED
+    ) AS lost
+    WHERE event.seq = lost.seq
+), claimable AS (
     SELECT seq FROM {table} AS event
-    WHERE status = 'pending' AND due_at <= statement_timestamp()
-        AND (owner IS NULL OR owner = $2 OR leased_until <= statement_timestamp()) AND id <> ALL($4::text[])
+    WHERE status = 'pending' AND due_at <= statement_timestamp() AND id <> ALL($4::text[])
+        AND (owner IS NULL OR owner = $2 OR leased_until <= statement_timestamp() AND (owner = '' OR attempts = 1))
         AND (owner IS NOT NULL OR NOT EXISTS (
             SELECT FROM {table} AS other
             WHERE other.signing_id = event.signing_id AND other.status = 'pending'
@@ -159,7 +175,7 @@ SELECT status, count(*) AS number, min(received_at) FILTER (WHERE status = 'pend
 FROM {table} GROUP BY status"""
 
 
-_PARTS = {"columns": _COLUMNS, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH}
+_PARTS = {"columns": _COLUMNS, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH, "spread": _SPREAD}
 
 
 class PostgresEventStore:

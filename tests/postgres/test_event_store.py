@@ -15,7 +15,7 @@ import pytest
 from signing_async import ConfigurationError
 from signing_async.postgres.event_store import PostgresEventStore
 from signing_async.testing import EventStoreConformance, FencedEventStoreConformance
-from signing_async.testing.event_stores import add, delivery, ids, soon_claimed
+from signing_async.testing.event_stores import add, delivery, everything, ids, soon_claimed
 from signing_async.webhooks.event_store import EventFilter, EventStatus, EventStore
 from tests.postgres.server import PostgresServer
 
@@ -141,6 +141,32 @@ async def test_expired_claim_is_taken_over_before_an_earlier_event_that_was_requ
     assert claim.stored.id == "a2"
     assert await two.settle(claim, EventStatus.HANDLED)
     assert (await soon_claimed(two)).stored.id == "a1"
+
+
+async def test_event_that_kills_its_process_is_dead_after_its_attempts_and_takes_no_other_with_it(
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    """The others are being handled whenever it kills the process. Each time the next one starts much later."""
+    names = {"slow1", "slow2", "poison", "slow3"}
+    store = open_store(lease=60, timeout=20)
+    for name in names:
+        await add(store, name, name)
+    crashes: list[set[str]] = []
+    async with asyncio.timeout(60):
+        while len(crashes) < 4:
+            claims = {claim.stored.id: claim for claim in await store.claim(8)}
+            if "poison" in claims:
+                crashes.append(set(claims))
+                store = open_store(lease=60, timeout=20)
+                held = ", ".join(f"'{name}'" for name in claims)
+                await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 h' WHERE id IN ({held})")
+            else:
+                for claim in claims.values():
+                    assert await store.settle(claim, EventStatus.HANDLED)
+            await asyncio.sleep(0.01)
+    assert crashes[:2] == [names, names]
+    assert crashes[3] == {"poison"}
+    assert {each.id: each.attempts for each in await everything(store)}["poison"] == 4
 
 
 # Data
