@@ -66,7 +66,7 @@ CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at)
     WHERE body IS NOT NULL AND status IN ('handled', 'dropped')"""
 _COLUMNS = """\
 event.seq, event.id, event.type, event.signing_id, event.body, event.received_at, event.status, event.attempts,
-    event.error, event.settled_at, event.fence,
+    event.error, event.settled_at, CASE WHEN event.owner IS NOT NULL THEN event.fence END AS fence,
     CASE WHEN event.status = 'pending' AND event.owner IS NULL AND event.attempts > 0 THEN event.due_at END AS due_at"""
 # PostgreSQL sends equal notifications of a transaction once.
 _ADD = """\
@@ -470,6 +470,6 @@ def _arguments(selection: EventFilter) -> tuple[object, ...]:
 
 
 def _decode(row: Any) -> StoredEvent:
-    fields = ("id", "type", "signing_id", "received_at", "attempts", "due_at", "error", "settled_at")
+    fields = ("id", "type", "signing_id", "received_at", "attempts", "due_at", "error", "settled_at", "fence")
     body = b"" if row["body"] is None else row["body"]
     return StoredEvent(body=body, status=EventStatus(row["status"]), **{name: row[name] for name in fields})

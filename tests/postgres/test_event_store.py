@@ -114,6 +114,20 @@ async def test_workers_claim_different_events_without_waiting_for_each_other(
 # Leases
 
 
+async def test_fence_of_a_claim_is_shown_until_the_claim_ends(open_store: Callable[..., EventStore]) -> None:
+    """A released attempt is not counted, but the next one has another fence."""
+    store = open_store()
+    await add(store, "a")
+    fences = set()
+    for _ in range(2):
+        (claim,) = await store.claim(1)
+        assert [each.fence for each in await everything(store)] == [claim.stored.fence] == [claim.fence]
+        fences.add(claim.fence)
+        await store.release(claim)
+        assert [each.fence for each in await everything(store)] == [None]
+    assert len(fences) == 2
+
+
 async def test_lease_is_renewed_until_the_claim_ends(open_store: Callable[[], EventStore]) -> None:
     one, two = open_store(), open_store()
     await add(one, "a1", "a")
