@@ -82,8 +82,8 @@ WITH added AS (
 SELECT id, pg_notify($6, '') FROM added"""
 # An expired claim is taken over before other events of its signing are looked at. If the response to a claim was lost,
 # the next claim returns its events, which have this owner but are not held, and counts no second attempt.
-# From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. Its fence is kept:
-# an owner that was only paused may still end it.
+# From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. It keeps its
+# fence: an owner that was only paused may still end it.
 _CLAIM = """\
 WITH expired AS (
     UPDATE {table} AS event
@@ -97,7 +97,10 @@ WITH expired AS (
 ), claimable AS (
     SELECT seq FROM {table} AS event
     WHERE status = 'pending' AND due_at <= statement_timestamp() AND id <> ALL($4::text[])
-        AND (owner IS NULL OR owner = $2 OR leased_until <= statement_timestamp() AND (owner = '' OR attempts = 1))
+        AND (
+            owner IS NULL OR owner = $2 AND (id <> ALL($5::text[]) OR leased_until <= statement_timestamp())
+            OR leased_until <= statement_timestamp() AND (owner = '' OR attempts = 1)
+        )
         AND (owner IS NOT NULL OR NOT EXISTS (
             SELECT FROM {table} AS other
             WHERE other.signing_id = event.signing_id AND other.status = 'pending'
@@ -204,6 +207,8 @@ class PostgresEventStore:
         del postgres  # some tools show the variables of a traceback
         self._id = secrets.token_hex(8)
         self._claiming = asyncio.Lock()
+        self._unrecorded: dict[str, int] = {}
+        """The fences of claims whose end could not be recorded: the caller may try again until the lease expires."""
         self._adding: list[tuple[Event, bytes, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -279,8 +284,10 @@ class PostgresEventStore:
         return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error)
 
     async def release(self, claim: EventClaim) -> None:
-        await self._release({claim.stored.id: claim.fence})
-        self._forget(claim)
+        try:
+            await self._release({claim.stored.id: claim.fence})
+        finally:
+            self._forget(claim)
 
     async def _claim(self, limit: int) -> list[EventClaim]:
         owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}"
@@ -291,29 +298,37 @@ class PostgresEventStore:
                 # Another worker has just claimed an event of the same signing: a new snapshot shows it.
                 with contextlib.suppress(asyncpg.UniqueViolationError):
                     return await connection.fetch(
-                        statement, limit, owner, self._leases.duration, list(self._leases.held)
+                        statement, limit, owner, self._leases.duration, list(self._leases.held), list(self._unrecorded)
                     )
 
         # One at a time: what another call is claiming is not held yet.
         async with self._claiming:
             rows = sorted(await self._database.run(claim), key=lambda row: (row["due"], row["seq"]))
             for row in rows:
+                self._unrecorded.pop(row["id"], None)
                 self._leases.add(row["id"], row["fence"])
         return [EventClaim(_decode(row), row["fence"]) for row in rows]
 
     async def _update(self, statement: str, claim: EventClaim, *values: object) -> bool:
         arguments = (claim.stored.id, claim.fence)
+        is_held = self._leases.held.get(claim.stored.id) == claim.fence or arguments in self._unrecorded.items()
 
         async def update(connection: Any) -> bool:
             updated = await connection.fetchval(self._database.render(statement, **_PARTS), *arguments, *values)
-            if not updated and self._leases.held.get(claim.stored.id) == claim.fence:
+            if not updated and is_held:
                 # An earlier attempt may have ended the claim, and only its response was lost.
                 updated = await connection.fetchval(self._database.render(_IS_ENDED), *arguments)
             return bool(updated)
 
-        updated = await self._database.run(update)
-        self._forget(claim)
-        return updated
+        self._unrecorded.pop(claim.stored.id, None)
+        try:
+            return await self._database.run(update)
+        except InboxError:
+            if is_held:
+                self._unrecorded[claim.stored.id] = claim.fence
+            raise
+        finally:
+            self._forget(claim)
 
     async def _give_up(self, claims: list[EventClaim]) -> None:
         """Release the claims of a cancelled caller. If that fails, the next claim returns them."""
