@@ -273,6 +273,21 @@ async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> No
 # Outages
 
 
+async def test_attempt_fails_if_its_worker_can_never_read_the_inbox(redis: RedisServer, tmp_path: Path) -> None:
+    """The message is not delivered again and again."""
+    broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+    worker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+    (tmp_path / "foreign.db").write_bytes(b"not a database" * 100)
+    async with opened(tmp_path, broker) as inbox, Inbox(tmp_path / "foreign.db") as foreign:
+        event_task(broker, inbox, "*")(lambda event: None)
+        event_task(worker, foreign, "*")(lambda event: None)
+        await inbox.add(*delivery("a"))
+        async with inbox.running(), working(worker):
+            stored = await until_settled(inbox)
+    assert stored.status is EventStatus.DEAD
+    assert "InboxError" in (stored.error or "")
+
+
 async def test_worker_that_cannot_read_the_inbox_leaves_the_message_for_redelivery(
     environment: dict[str, str], postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

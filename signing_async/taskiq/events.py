@@ -106,14 +106,17 @@ async def _work(
     try:
         stored = await inbox.get(event_id)
     except InboxError as error:
-        log.warning("event %s is handled later: %s", event_id, error)
-        # Not acknowledged, so delivered again.
-        raise NoResultError from None
-    if stored is None or not _is_under_way(stored, fence):
-        log.info("an attempt of event %s is over: its message is dropped", event_id)
-        end: dict[str, Any] = {"end": "stale"}
+        if error.transient:
+            log.warning("event %s is handled later: %s", event_id, error)
+            # Not acknowledged, so delivered again.
+            raise NoResultError from None
+        end = _failed(event_id, error)
     else:
-        end = await _call(handler, stored, inbox.handler_timeout)
+        if stored is None or not _is_under_way(stored, fence):
+            log.info("an attempt of event %s is over: its message is dropped", event_id)
+            end = {"end": "stale"}
+        else:
+            end = await _call(handler, stored, inbox.handler_timeout)
     if context.is_ackable and not await report(end, time.monotonic() - began, context):
         log.warning("the end of event %s could not be reported: it is handled again", event_id)
         raise NoResultError
@@ -137,6 +140,10 @@ async def _call(handler: EventHandler, stored: StoredEvent, timeout: float) -> d
     except RetryLater as later:
         return {"end": "later", "seconds": later.seconds, "text": later.reason}
     except Exception as error:
-        log.warning("the handler of event %s failed", stored.id, exc_info=True)
-        return {"end": "failed", "text": f"{type(error).__name__}: {error}"}
+        return _failed(stored.id, error)
     return {"end": "handled"}
+
+
+def _failed(event_id: str, error: Exception) -> dict[str, Any]:
+    log.warning("the handler of event %s failed", event_id, exc_info=error)
+    return {"end": "failed", "text": f"{type(error).__name__}: {error}"}
