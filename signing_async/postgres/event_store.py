@@ -62,6 +62,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE status = 'pending';
 CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq);
 CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at)
     WHERE body IS NOT NULL AND status IN ('handled', 'dropped')"""
 _COLUMNS = """\

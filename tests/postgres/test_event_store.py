@@ -258,6 +258,22 @@ async def test_event_waits_for_its_own_next_attempt_when_an_earlier_one_was_hand
     assert await store.claim(5) == []
 
 
+async def test_dead_letters_are_found_by_an_index(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+) -> None:
+    store = open_store()
+    assert await ids(store) == []
+    await postgres.execute(
+        f"INSERT INTO {table} (id, type, body, received_at, status)"
+        " SELECT 'e' || n, 't', 'x', now(), CASE WHEN n % 5000 = 0 THEN 'dead' ELSE 'handled' END"
+        " FROM generate_series(1, 20000) AS n"
+    )
+    await postgres.execute(f"ANALYZE {table}")
+    plan = await postgres.execute(f"EXPLAIN SELECT * FROM {table} WHERE seq > 0 AND status = 'dead' ORDER BY seq")
+    assert "signing_events_status" in str(plan)
+    assert await ids(store, EventFilter(status=EventStatus.DEAD)) == ["e5000", "e10000", "e15000", "e20000"]
+
+
 # Threads
 
 
