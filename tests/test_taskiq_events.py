@@ -224,6 +224,31 @@ async def test_message_of_an_attempt_that_is_over_is_dropped(redis: RedisServer,
         assert calls == ["a"]
 
 
+async def test_message_of_an_attempt_that_was_released_by_a_drain_is_dropped(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    """The inbox is restarted twice while the message waits for a worker, which then calls the handler once."""
+    calls: list[str] = []
+    async with Redis.from_url(redis.url) as direct:
+        for messages in (1, 2):
+            broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+            async with opened(tmp_path, broker) as inbox:
+                event_task(broker, inbox, "*")(lambda event: None)
+                await inbox.add(*delivery("a"))
+                async with inbox.running(drain_timeout=0):
+                    while await direct.xlen(tmp_path.name) < messages:
+                        await asyncio.sleep(0.02)
+                assert (await one(inbox)).attempts == 0
+        broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+        async with Inbox(tmp_path / "inbox.db") as inbox, Inbox(tmp_path / "inbox.db") as watching:
+            event_task(broker, inbox, "*")(lambda event: calls.append(event.id))
+            async with working(broker), inbox.running():
+                await until_settled(watching)
+                while await direct.xlen(tmp_path.name):
+                    await asyncio.sleep(0.02)
+    assert calls == ["a"]
+
+
 async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> None:
     broker = InMemoryBroker()
     cancelled = asyncio.Event()
@@ -246,6 +271,21 @@ async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> No
 
 
 # Outages
+
+
+async def test_attempt_fails_if_its_worker_can_never_read_the_inbox(redis: RedisServer, tmp_path: Path) -> None:
+    """The message is not delivered again and again."""
+    broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+    worker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
+    (tmp_path / "foreign.db").write_bytes(b"not a database" * 100)
+    async with opened(tmp_path, broker) as inbox, Inbox(tmp_path / "foreign.db") as foreign:
+        event_task(broker, inbox, "*")(lambda event: None)
+        event_task(worker, foreign, "*")(lambda event: None)
+        await inbox.add(*delivery("a"))
+        async with inbox.running(), working(worker):
+            stored = await until_settled(inbox)
+    assert stored.status is EventStatus.DEAD
+    assert "InboxError" in (stored.error or "")
 
 
 async def test_worker_that_cannot_read_the_inbox_leaves_the_message_for_redelivery(

@@ -34,6 +34,11 @@ _PAGE = 100
 _BATCH = 1000
 """Events that one statement purges or requeues: it has to end within the timeout."""
 _POLL = 1.0
+_SPREAD = 2.0
+"""Seconds, for each further attempt, over which the takeover of a dead process's events is spread.
+
+One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
+"""
 _LONGEST_NAME = 50
 
 # The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see.
@@ -57,11 +62,12 @@ CREATE TABLE IF NOT EXISTS {table} (
 CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE status = 'pending';
 CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq);
 CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at)
     WHERE body IS NOT NULL AND status IN ('handled', 'dropped')"""
 _COLUMNS = """\
 event.seq, event.id, event.type, event.signing_id, event.body, event.received_at, event.status, event.attempts,
-    event.error, event.settled_at, event.fence,
+    event.error, event.settled_at, CASE WHEN event.owner IS NOT NULL THEN event.fence END AS fence,
     CASE WHEN event.status = 'pending' AND event.owner IS NULL AND event.attempts > 0 THEN event.due_at END AS due_at"""
 # PostgreSQL sends equal notifications of a transaction once.
 _ADD = """\
@@ -77,11 +83,25 @@ WITH added AS (
 SELECT id, pg_notify($6, '') FROM added"""
 # An expired claim is taken over before other events of its signing are looked at. If the response to a claim was lost,
 # the next claim returns its events, which have this owner but are not held, and counts no second attempt.
+# From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. It keeps its
+# fence: an owner that was only paused may still end it.
 _CLAIM = """\
-WITH claimable AS (
+WITH expired AS (
+    UPDATE {table} AS event
+    SET owner = '', leased_until = statement_timestamp() + random() * (attempts - 1) * interval '{spread} s'
+    FROM (
+        SELECT seq FROM {table}
+        WHERE owner IS NOT NULL AND owner NOT IN ('', $2) AND leased_until <= statement_timestamp() AND attempts > 1
+        FOR UPDATE SKIP LOCKED
+    ) AS lost
+    WHERE event.seq = lost.seq
+), claimable AS (
     SELECT seq FROM {table} AS event
-    WHERE status = 'pending' AND due_at <= statement_timestamp()
-        AND (owner IS NULL OR owner = $2 OR leased_until <= statement_timestamp()) AND id <> ALL($4::text[])
+    WHERE status = 'pending' AND due_at <= statement_timestamp() AND id <> ALL($4::text[])
+        AND (
+            owner IS NULL OR owner = $2 AND (id <> ALL($5::text[]) OR leased_until <= statement_timestamp())
+            OR leased_until <= statement_timestamp() AND (owner = '' OR attempts = 1)
+        )
         AND (owner IS NOT NULL OR NOT EXISTS (
             SELECT FROM {table} AS other
             WHERE other.signing_id = event.signing_id AND other.status = 'pending'
@@ -159,7 +179,7 @@ SELECT status, count(*) AS number, min(received_at) FILTER (WHERE status = 'pend
 FROM {table} GROUP BY status"""
 
 
-_PARTS = {"columns": _COLUMNS, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH}
+_PARTS = {"columns": _COLUMNS, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH, "spread": _SPREAD}
 
 
 class PostgresEventStore:
@@ -188,6 +208,8 @@ class PostgresEventStore:
         del postgres  # some tools show the variables of a traceback
         self._id = secrets.token_hex(8)
         self._claiming = asyncio.Lock()
+        self._unrecorded: dict[str, int] = {}
+        """The fences of claims whose end could not be recorded: the caller may try again until the lease expires."""
         self._adding: list[tuple[Event, bytes, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -263,8 +285,10 @@ class PostgresEventStore:
         return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error)
 
     async def release(self, claim: EventClaim) -> None:
-        await self._release({claim.stored.id: claim.fence})
-        self._forget(claim)
+        try:
+            await self._release({claim.stored.id: claim.fence})
+        finally:
+            self._forget(claim)
 
     async def _claim(self, limit: int) -> list[EventClaim]:
         owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}"
@@ -275,29 +299,37 @@ class PostgresEventStore:
                 # Another worker has just claimed an event of the same signing: a new snapshot shows it.
                 with contextlib.suppress(asyncpg.UniqueViolationError):
                     return await connection.fetch(
-                        statement, limit, owner, self._leases.duration, list(self._leases.held)
+                        statement, limit, owner, self._leases.duration, list(self._leases.held), list(self._unrecorded)
                     )
 
         # One at a time: what another call is claiming is not held yet.
         async with self._claiming:
             rows = sorted(await self._database.run(claim), key=lambda row: (row["due"], row["seq"]))
             for row in rows:
+                self._unrecorded.pop(row["id"], None)
                 self._leases.add(row["id"], row["fence"])
         return [EventClaim(_decode(row), row["fence"]) for row in rows]
 
     async def _update(self, statement: str, claim: EventClaim, *values: object) -> bool:
         arguments = (claim.stored.id, claim.fence)
+        is_held = self._leases.held.get(claim.stored.id) == claim.fence or arguments in self._unrecorded.items()
 
         async def update(connection: Any) -> bool:
             updated = await connection.fetchval(self._database.render(statement, **_PARTS), *arguments, *values)
-            if not updated and self._leases.held.get(claim.stored.id) == claim.fence:
+            if not updated and is_held:
                 # An earlier attempt may have ended the claim, and only its response was lost.
                 updated = await connection.fetchval(self._database.render(_IS_ENDED), *arguments)
             return bool(updated)
 
-        updated = await self._database.run(update)
-        self._forget(claim)
-        return updated
+        self._unrecorded.pop(claim.stored.id, None)
+        try:
+            return await self._database.run(update)
+        except InboxError:
+            if is_held:
+                self._unrecorded[claim.stored.id] = claim.fence
+            raise
+        finally:
+            self._forget(claim)
 
     async def _give_up(self, claims: list[EventClaim]) -> None:
         """Release the claims of a cancelled caller. If that fails, the next claim returns them."""
@@ -454,6 +486,6 @@ def _arguments(selection: EventFilter) -> tuple[object, ...]:
 
 
 def _decode(row: Any) -> StoredEvent:
-    fields = ("id", "type", "signing_id", "received_at", "attempts", "due_at", "error", "settled_at")
+    fields = ("id", "type", "signing_id", "received_at", "attempts", "due_at", "error", "settled_at", "fence")
     body = b"" if row["body"] is None else row["body"]
     return StoredEvent(body=body, status=EventStatus(row["status"]), **{name: row[name] for name in fields})

@@ -48,14 +48,14 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
     name = f"signing_async:event:{pattern}"
 
     def register(handler: H) -> H:
-        async def work(event_id: str, attempt: int, context: Context = _CONTEXT) -> dict[str, Any]:
+        async def work(event_id: str, fence: int | None, context: Context = _CONTEXT) -> dict[str, Any]:
             async with kept(context):
-                return await _work(inbox, handler, event_id, attempt, context)
+                return await _work(inbox, handler, event_id, fence, context)
 
         async def enqueue_and_wait(event: Event) -> None:
             stored = await inbox.get(event.id)
             assert stored is not None
-            _raise_end(await _end_of(await call_broker(task.kiq(event.id, stored.attempts))))
+            _raise_end(await _end_of(await call_broker(task.kiq(event.id, stored.fence))))
 
         async def close(state: TaskiqState) -> None:
             await inbox.aclose()
@@ -99,28 +99,32 @@ def _raise_end(end: dict[str, Any]) -> None:
 # In a worker
 
 
-async def _work(inbox: Inbox, handler: EventHandler, event_id: str, attempt: int, context: Context) -> dict[str, Any]:
+async def _work(
+    inbox: Inbox, handler: EventHandler, event_id: str, fence: int | None, context: Context
+) -> dict[str, Any]:
     began = time.monotonic()
     try:
         stored = await inbox.get(event_id)
     except InboxError as error:
-        log.warning("event %s is handled later: %s", event_id, error)
-        # Not acknowledged, so delivered again.
-        raise NoResultError from None
-    if stored is None or not _is_under_way(stored, attempt):
-        log.info("attempt %d of event %s is over: its message is dropped", attempt, event_id)
-        end: dict[str, Any] = {"end": "stale"}
+        if error.transient:
+            log.warning("event %s is handled later: %s", event_id, error)
+            # Not acknowledged, so delivered again.
+            raise NoResultError from None
+        end = _failed(event_id, error)
     else:
-        end = await _call(handler, stored, inbox.handler_timeout)
+        if stored is None or not _is_under_way(stored, fence):
+            log.info("an attempt of event %s is over: its message is dropped", event_id)
+            end = {"end": "stale"}
+        else:
+            end = await _call(handler, stored, inbox.handler_timeout)
     if context.is_ackable and not await report(end, time.monotonic() - began, context):
         log.warning("the end of event %s could not be reported: it is handled again", event_id)
         raise NoResultError
     return end
 
 
-def _is_under_way(stored: StoredEvent, attempt: int) -> bool:
-    # An event that waits for its next attempt has a time for it.
-    return stored.status is EventStatus.PENDING and stored.attempts == attempt and stored.due_at is None
+def _is_under_way(stored: StoredEvent, fence: int | None) -> bool:
+    return stored.status is EventStatus.PENDING and stored.fence == fence
 
 
 async def _call(handler: EventHandler, stored: StoredEvent, timeout: float) -> dict[str, Any]:
@@ -136,6 +140,10 @@ async def _call(handler: EventHandler, stored: StoredEvent, timeout: float) -> d
     except RetryLater as later:
         return {"end": "later", "seconds": later.seconds, "text": later.reason}
     except Exception as error:
-        log.warning("the handler of event %s failed", stored.id, exc_info=True)
-        return {"end": "failed", "text": f"{type(error).__name__}: {error}"}
+        return _failed(stored.id, error)
     return {"end": "handled"}
+
+
+def _failed(event_id: str, error: Exception) -> dict[str, Any]:
+    log.warning("the handler of event %s failed", event_id, exc_info=error)
+    return {"end": "failed", "text": f"{type(error).__name__}: {error}"}

@@ -43,6 +43,8 @@ class StoredEvent:
     """The failure of the last attempt."""
     settled_at: datetime | None = None
     """When the event was handled, dropped or declared dead."""
+    fence: int | None = field(default=None, compare=False)
+    """The fencing token of its claim, which no other attempt has; None if it is not claimed."""
 
     @property
     def event(self) -> Event:

@@ -172,7 +172,12 @@ class SqliteEventStore:
                 _free(connection, owner)
         rows = connection.execute(_DUE, (time.time(), limit)).fetchall()
         connection.executemany(_CLAIM, [(mine, row[0]) for row in rows])
-        return [EventClaim(replace(_decode(row), attempts=row[7] + 1, due_at=None), row[-1] + 1) for row in rows]
+        claims = []
+        for row in rows:
+            fence = row[-1] + 1
+            stored = replace(_decode(row), attempts=row[7] + 1, due_at=None, fence=fence)
+            claims.append(EventClaim(stored, fence))
+        return claims
 
     def _end(self, claim: EventClaim, statement: str, *values: object) -> Work[bool]:
         """Return work that ends a claim. A stale or ended claim matches no row."""
@@ -262,7 +267,7 @@ def _where(selection: EventFilter) -> tuple[str, list[object]]:
 
 
 def _decode(row: Any) -> StoredEvent:
-    _, name, kind, signing, body, received, status, attempts, due, error, settled, owner, _ = row
+    _, name, kind, signing, body, received, status, attempts, due, error, settled, owner, fence = row
     return StoredEvent(
         id=name,
         type=kind,
@@ -274,6 +279,7 @@ def _decode(row: Any) -> StoredEvent:
         due_at=_moment(due) if status == EventStatus.PENDING and attempts and owner is None else None,
         error=error,
         settled_at=_moment(settled),
+        fence=None if owner is None else fence,
     )
 
 

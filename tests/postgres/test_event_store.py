@@ -15,7 +15,7 @@ import pytest
 from signing_async import ConfigurationError
 from signing_async.postgres.event_store import PostgresEventStore
 from signing_async.testing import EventStoreConformance, FencedEventStoreConformance
-from signing_async.testing.event_stores import add, delivery, ids, soon_claimed
+from signing_async.testing.event_stores import add, delivery, everything, ids, soon_claimed
 from signing_async.webhooks.event_store import EventFilter, EventStatus, EventStore
 from tests.postgres.server import PostgresServer
 
@@ -114,6 +114,20 @@ async def test_workers_claim_different_events_without_waiting_for_each_other(
 # Leases
 
 
+async def test_fence_of_a_claim_is_shown_until_the_claim_ends(open_store: Callable[..., EventStore]) -> None:
+    """A released attempt is not counted, but the next one has another fence."""
+    store = open_store()
+    await add(store, "a")
+    fences = set()
+    for _ in range(2):
+        (claim,) = await store.claim(1)
+        assert [each.fence for each in await everything(store)] == [claim.stored.fence] == [claim.fence]
+        fences.add(claim.fence)
+        await store.release(claim)
+        assert [each.fence for each in await everything(store)] == [None]
+    assert len(fences) == 2
+
+
 async def test_lease_is_renewed_until_the_claim_ends(open_store: Callable[[], EventStore]) -> None:
     one, two = open_store(), open_store()
     await add(one, "a1", "a")
@@ -141,6 +155,32 @@ async def test_expired_claim_is_taken_over_before_an_earlier_event_that_was_requ
     assert claim.stored.id == "a2"
     assert await two.settle(claim, EventStatus.HANDLED)
     assert (await soon_claimed(two)).stored.id == "a1"
+
+
+async def test_event_that_kills_its_process_is_dead_after_its_attempts_and_takes_no_other_with_it(
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    """The others are being handled whenever it kills the process. Each time the next one starts much later."""
+    names = {"slow1", "slow2", "poison", "slow3"}
+    store = open_store(lease=60, timeout=20)
+    for name in names:
+        await add(store, name, name)
+    crashes: list[set[str]] = []
+    async with asyncio.timeout(60):
+        while len(crashes) < 4:
+            claims = {claim.stored.id: claim for claim in await store.claim(8)}
+            if "poison" in claims:
+                crashes.append(set(claims))
+                store = open_store(lease=60, timeout=20)
+                held = ", ".join(f"'{name}'" for name in claims)
+                await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 h' WHERE id IN ({held})")
+            else:
+                for claim in claims.values():
+                    assert await store.settle(claim, EventStatus.HANDLED)
+            await asyncio.sleep(0.01)
+    assert crashes[:2] == [names, names]
+    assert crashes[3] == {"poison"}
+    assert {each.id: each.attempts for each in await everything(store)}["poison"] == 4
 
 
 # Data
@@ -216,6 +256,22 @@ async def test_event_waits_for_its_own_next_attempt_when_an_earlier_one_was_hand
     assert claim.stored.id == "a1"
     await store.settle(claim, EventStatus.HANDLED)
     assert await store.claim(5) == []
+
+
+async def test_dead_letters_are_found_by_an_index(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+) -> None:
+    store = open_store()
+    assert await ids(store) == []
+    await postgres.execute(
+        f"INSERT INTO {table} (id, type, body, received_at, status)"
+        " SELECT 'e' || n, 't', 'x', now(), CASE WHEN n % 5000 = 0 THEN 'dead' ELSE 'handled' END"
+        " FROM generate_series(1, 20000) AS n"
+    )
+    await postgres.execute(f"ANALYZE {table}")
+    plan = await postgres.execute(f"EXPLAIN SELECT * FROM {table} WHERE seq > 0 AND status = 'dead' ORDER BY seq")
+    assert "signing_events_status" in str(plan)
+    assert await ids(store, EventFilter(status=EventStatus.DEAD)) == ["e5000", "e10000", "e15000", "e20000"]
 
 
 # Threads

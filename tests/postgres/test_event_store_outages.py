@@ -16,7 +16,7 @@ import pytest
 from signing_async import InboxError
 from signing_async.postgres.event_store import PostgresEventStore
 from signing_async.testing.event_stores import add, everything, ids, soon_claimed
-from signing_async.webhooks.event_store import EventFilter, EventStatus, EventStore
+from signing_async.webhooks.event_store import EventClaim, EventFilter, EventStatus, EventStore
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.redis.server import slow_way
 
@@ -248,6 +248,74 @@ async def test_closing_during_an_outage_leaves_claims_to_their_leases(
         await store.aclose()
     assert "the remaining claims end when their lease expires: PostgreSQL at" in caplog.text
     assert (await soon_claimed(open_store())).stored.attempts == 2
+
+
+async def end_claim(store: EventStore, claim: EventClaim, end: str) -> None:
+    """End the claim in one of the ways."""
+    if end == "release":
+        await store.release(claim)
+    elif end == "postpone":
+        await store.postpone(claim, 0, None)
+    else:
+        await store.settle(claim, EventStatus.HANDLED)
+
+
+@pytest.mark.parametrize("end", ["settle", "postpone", "release", "cancelled"])
+async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
+    end: str, postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    """Although the store is still open."""
+    one, two = open_store(), open_store()
+    await add(one, "a", "s")
+    await add(one, "b", "t")
+    claim, _ = await one.claim(2)
+    with postgres.down():
+        ending = asyncio.create_task(end_claim(one, claim, end))
+        if end == "cancelled":
+            await asyncio.sleep(0)
+            ending.cancel()
+        with pytest.raises((InboxError, asyncio.CancelledError)):
+            await ending
+    assert (await soon_claimed(two)).stored.id == "a"
+    assert await two.claim(1) == []
+
+
+async def test_claim_that_could_not_be_released_is_returned_by_the_next_one_of_its_store(
+    postgres: PostgresServer, open_store: Callable[..., EventStore]
+) -> None:
+    store = open_store(lease=60)
+    await add(store, "a", "s")
+    (claim,) = await store.claim(1)
+    with postgres.down(), pytest.raises(InboxError):
+        await store.release(claim)
+    assert (await soon_claimed(store)).stored.attempts == 1
+
+
+async def test_end_that_could_not_be_recorded_can_be_recorded_after_the_outage(
+    postgres: PostgresServer, open_store: Callable[..., EventStore]
+) -> None:
+    """Meanwhile the store does not claim the event again: its handler has ended."""
+    store = open_store(lease=60)
+    await add(store, "a", "s")
+    (claim,) = await store.claim(1)
+    with postgres.down():
+        for _ in range(2):
+            with pytest.raises(InboxError):
+                await store.settle(claim, EventStatus.HANDLED)
+    assert await store.claim(1) == []
+    assert await store.settle(claim, EventStatus.HANDLED)
+    assert not await store.settle(claim, EventStatus.HANDLED)
+
+
+async def test_end_that_could_not_be_recorded_makes_the_event_due_again_when_its_lease_expires(
+    postgres: PostgresServer, open_store: Callable[..., EventStore]
+) -> None:
+    store = open_store()
+    await add(store, "a", "s")
+    (claim,) = await store.claim(1)
+    with postgres.down(), pytest.raises(InboxError):
+        await store.settle(claim, EventStatus.HANDLED)
+    assert (await soon_claimed(store)).fence > claim.fence
 
 
 async def test_store_works_with_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
