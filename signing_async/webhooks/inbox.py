@@ -238,8 +238,9 @@ class Inbox:
                 return Outcome(error="no handler")
             await self._call(handler, event, threads)
         except Drop as drop:
-            log.info("the handler dropped event %s: %s", stored.id, drop)
-            return Outcome(EventStatus.DROPPED, _clean(str(drop)) or None)
+            reason = _clean(str(drop))
+            log.info("the handler dropped event %s: %s", stored.id, reason)
+            return Outcome(EventStatus.DROPPED, reason or None)
         except RetryLater as later:
             return self._failed(stored, _clean(str(later)), delay=later.seconds)
         except asyncio.CancelledError as error:

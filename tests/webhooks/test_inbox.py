@@ -184,7 +184,8 @@ async def test_failed_handler_is_retried_and_the_event_is_dead_after_the_last_at
     async def handle(event: Event) -> None:
         handled.append(event.id)
         if event.id == "poison":
-            raise ValueError("cannot \ud800 \0 parse")
+            # No lone surrogate: pytest-xdist cannot send a captured traceback that holds one, and its worker ends.
+            raise ValueError("cannot \0 parse")
 
     await add(inbox, "poison", "a")
     await add(inbox, "next", "a")
@@ -195,7 +196,7 @@ async def test_failed_handler_is_retried_and_the_event_is_dead_after_the_last_at
     assert handled.count("other") == 1
     poison = events["poison"]
     assert (poison.status, poison.attempts) == (EventStatus.DEAD, 3)
-    assert poison.error == "ValueError: cannot \\ud800 \\0 parse"
+    assert poison.error == "ValueError: cannot \\0 parse"
     assert poison.settled_at is not None
     levels = [(record.levelname, bool(record.exc_info)) for record in caplog.records if record.name == LOGGER]
     assert levels == [("WARNING", True), ("WARNING", True), ("ERROR", True)]
@@ -264,16 +265,16 @@ async def test_event_with_more_attempts_than_the_policy_allows_is_dead_without_a
 async def test_drop_ends_the_event_with_its_reason(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     @inbox.on("*")
     def handle(event: Event) -> None:
-        raise Drop(*(["another tenant's"] if event.id == "e1" else []))
+        raise Drop(*(["another tenant's \ud800"] if event.id == "e1" else []))
 
     await add(inbox, "e1")
     await add(inbox, "e2")
     with caplog.at_level(logging.INFO, LOGGER):
         async with inbox.running():
             first, second = await settled(inbox)
-    assert (first.status, first.error, first.attempts) == (EventStatus.DROPPED, "another tenant's", 1)
+    assert (first.status, first.error, first.attempts) == (EventStatus.DROPPED, r"another tenant's \ud800", 1)
     assert (second.status, second.error) == (EventStatus.DROPPED, None)
-    assert "the handler dropped event e1: another tenant's" in caplog.text
+    assert r"the handler dropped event e1: another tenant's \ud800" in caplog.text
 
 
 async def test_retry_later_sets_the_delay_and_counts_as_an_attempt(inbox: Inbox) -> None:
