@@ -274,7 +274,7 @@ class Inbox:
 
     async def _call_in_thread(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> object:
         run = contextvars.copy_context().run
-        running = asyncio.get_running_loop().run_in_executor(threads, run, handler, event)
+        running = asyncio.get_running_loop().run_in_executor(threads, run, _call_plain, handler, event)
         # A thread cannot be interrupted: its claim is held until it ends, whatever happens here.
         timeout: float | None = self.handler_timeout
         while not running.done():
@@ -319,6 +319,14 @@ class Inbox:
             return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
         except ValueError as error:
             raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}") from None
+
+
+def _call_plain(handler: EventHandler, event: Event) -> object:
+    try:
+        return handler(event)
+    except StopIteration as error:
+        # A future cannot hold it, and would never be done.
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _place(event_id: str) -> str:

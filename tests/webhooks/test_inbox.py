@@ -369,6 +369,17 @@ async def test_cancellation_inside_a_handler_is_a_failure(inbox: Inbox) -> None:
     assert (event.status, event.error) == (EventStatus.DEAD, "CancelledError")
 
 
+async def test_plain_handler_that_raises_stop_iteration_is_a_failure(inbox: Inbox) -> None:
+    @inbox.on("*")
+    def handle(event: Event) -> None:
+        next(iter(()))
+
+    await add(inbox, "e1")
+    async with inbox.running():
+        [event] = await settled(inbox)
+    assert (event.status, event.error) == (EventStatus.DEAD, "RuntimeError: the handler raised StopIteration")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
