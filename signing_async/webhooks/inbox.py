@@ -248,7 +248,9 @@ class Inbox:
             if task is not None and task.cancelling():
                 raise
             return self._failed(stored, _text(error), error)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # such as a panic in an extension module
             return self._failed(stored, _text(error), error)
         return Outcome()
 
@@ -340,7 +342,11 @@ def _storable(event: Event) -> Event:
 
 def _text(error: BaseException) -> str:
     name = type(error).__name__
-    return _clean(f"{name}: {error}" if str(error) else name)
+    try:
+        text = str(error)
+    except Exception:  # a mistake in the exception's class
+        text = ""
+    return _clean(f"{name}: {text}" if text else name)
 
 
 def _clean(text: str) -> str:

@@ -117,6 +117,12 @@ class Worker:
                 if outcome is None:
                     return True  # the worker ends, and its claims with it
                 await asyncio.sleep(_PAUSE)
+            except Exception:  # a mistake in the store
+                log.exception("cannot record the end of event %s: it is handled again", claim.stored.id)
+                if outcome is None:
+                    return True
+                outcome = None
+                await asyncio.sleep(_PAUSE)
 
     async def _drain(self) -> None:
         if not self._tasks:

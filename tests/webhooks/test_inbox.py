@@ -380,6 +380,33 @@ async def test_plain_handler_that_raises_stop_iteration_is_a_failure(inbox: Inbo
     assert (event.status, event.error) == (EventStatus.DEAD, "RuntimeError: the handler raised StopIteration")
 
 
+async def test_base_exception_of_a_handler_is_a_failure(inbox: Inbox) -> None:
+    """Such as a panic in an extension module. The text of an exception may fail, too."""
+
+    class Panic(BaseException):
+        def __str__(self) -> str:
+            if self.args:
+                raise LookupError
+            return "in Rust"
+
+    @inbox.on("async")
+    async def panic(event: Event) -> None:
+        raise Panic
+
+    @inbox.on("plain")
+    def panic_in_thread(event: Event) -> None:
+        raise Panic(1)
+
+    await add(inbox, "e1", kind="async")
+    await add(inbox, "e2", kind="plain")
+    async with inbox.running():
+        events = await settled(inbox)
+    assert [(event.status, event.error) for event in events] == [
+        (EventStatus.DEAD, "Panic: in Rust"),
+        (EventStatus.DEAD, "Panic"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

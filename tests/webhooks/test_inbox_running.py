@@ -13,6 +13,7 @@ import pytest
 from signing_async.errors import InboxError
 from signing_async.webhooks import (
     Event,
+    EventClaim,
     EventStatus,
     Inbox,
     inbox_worker,
@@ -200,3 +201,30 @@ async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised(tmp_p
 
     with pytest.raises(LookupError, match="a mistake"):
         await work()
+
+
+async def test_event_whose_end_cannot_be_recorded_for_a_mistake_in_the_store_is_released(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_worker, "_PAUSE", 0.01)
+    mistakes = iter(["settle", "release"])
+
+    class Faulty(SqliteEventStore):
+        async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+            if next(mistakes, None):
+                raise OverflowError("a mistake")
+            return await super().settle(claim, status, error)
+
+        async def release(self, claim: EventClaim) -> None:
+            await super().release(claim)
+            if next(mistakes, None) == "release":
+                raise OverflowError("a mistake")
+
+    async with Inbox(Faulty(tmp_path / "inbox.db")) as inbox:
+        await add(inbox, "e1")
+        async with inbox.running():
+            [event] = await settled(inbox)
+    assert (event.status, event.attempts) == (EventStatus.HANDLED, 1)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert {record.getMessage() for record in errors} == {"cannot record the end of event e1: it is handled again"}
+    assert all(record.exc_info for record in errors)
