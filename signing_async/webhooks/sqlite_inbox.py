@@ -94,6 +94,8 @@ class SqliteEventStore:
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
         self._commits = GroupCommit(path, _FORMAT, timeout=timeout)
         self._waiting: set[Subscription] = set()
+        self._held: set[tuple[str, int]] = set()
+        """The ids and fences of claims. An event of this owner that is not held could not be released, and is free."""
 
     def __repr__(self) -> str:
         return f"SqliteEventStore({str(self._commits.path)!r})"
@@ -115,16 +117,29 @@ class SqliteEventStore:
         return is_new
 
     async def claim(self, limit: int) -> list[EventClaim]:
-        return await self._commits.run(partial(self._claim, limit=limit), self._unclaim, durable=False)
+        claims: list[EventClaim] = []
+        # A claim that ends while this work waits is held until then: the worker may record its end again.
+        work = partial(self._claim, limit=limit, claims=claims, held=frozenset(self._held))
+        try:
+            return await self._commits.run(work, self._unclaim, durable=False)
+        except InboxError:
+            self._held.difference_update(map(_key, claims))
+            raise
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-        return await self._commits.run(self._end(claim, _SETTLE, status, error, time.time()), durable=False)
+        return await self._finish(claim, self._end(claim, _SETTLE, status, error, time.time()))
 
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
-        return await self._commits.run(self._end(claim, _POSTPONE, error, time.time() + seconds), durable=False)
+        return await self._finish(claim, self._end(claim, _POSTPONE, error, time.time() + seconds))
 
     async def release(self, claim: EventClaim) -> None:
-        await self._commits.run(self._end(claim, _RELEASE), durable=False)
+        await self._finish(claim, self._end(claim, _RELEASE))
+
+    async def _finish(self, claim: EventClaim, work: Work[bool]) -> bool:
+        try:
+            return await self._commits.run(work, durable=False)
+        finally:
+            self._held.discard(_key(claim))
 
     async def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -164,15 +179,30 @@ class SqliteEventStore:
 
     # In the writer's thread
 
-    def _claim(self, connection: sqlite3.Connection, limit: int) -> list[EventClaim]:
+    def _claim(
+        self, connection: sqlite3.Connection, limit: int, claims: list[EventClaim], held: frozenset[tuple[str, int]]
+    ) -> list[EventClaim]:
         mine = self._commits.lock.owner
         owners = connection.execute("SELECT DISTINCT owner FROM events WHERE owner IS NOT NULL").fetchall()
         for (owner,) in owners:
-            if owner != mine and not self._commits.lock.is_alive(owner):
+            if owner == mine:
+                self._free_mine(connection, held)
+            elif not self._commits.lock.is_alive(owner):
                 _free(connection, owner)
         rows = connection.execute(_DUE, (time.time(), limit)).fetchall()
         connection.executemany(_CLAIM, [(mine, row[0]) for row in rows])
-        return [EventClaim(replace(_decode(row), attempts=row[7] + 1, due_at=None), row[-1] + 1) for row in rows]
+        claims += [EventClaim(replace(_decode(row), attempts=row[7] + 1, due_at=None), row[-1] + 1) for row in rows]
+        self._held.update(map(_key, claims))
+        return claims
+
+    def _free_mine(self, connection: sqlite3.Connection, held: frozenset[tuple[str, int]]) -> None:
+        """Free the events of this owner that are not held; their attempts do not count."""
+        mine = self._commits.lock.owner
+        claimed = connection.execute("SELECT id, fence, signing FROM events WHERE owner = ?", (mine,)).fetchall()
+        for event_id, fence, signing in claimed:
+            if (event_id, fence) not in held and (event_id, fence) not in self._held:
+                connection.execute(f"{_RELEASE} WHERE id = ?", (event_id,))
+                _make_ready(connection, event_id, signing)
 
     def _end(self, claim: EventClaim, statement: str, *values: object) -> Work[bool]:
         """Return work that ends a claim. A stale or ended claim matches no row."""
@@ -189,8 +219,13 @@ class SqliteEventStore:
         return end
 
     def _unclaim(self, claims: list[EventClaim]) -> Work[object]:
+        self._held.difference_update(map(_key, claims))
         releases = [self._end(claim, _RELEASE) for claim in claims]
         return lambda connection: [release(connection) for release in releases]
+
+
+def _key(claim: EventClaim) -> tuple[str, int]:
+    return claim.stored.id, claim.fence
 
 
 def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:

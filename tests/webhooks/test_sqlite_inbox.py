@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from signing_async.errors import InboxError
 from signing_async.webhooks import EventFilter, EventStatus, HandlerRetryPolicy, Inbox
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
-from tests.webhooks.inboxes import add, settled
+from tests.webhooks.inboxes import add, locked, settled
 
 WORK = """
 import asyncio, os, signal, sys
@@ -284,3 +285,45 @@ async def test_backoff_of_many_events_does_not_hide_new_ones(tmp_path: Path) -> 
         assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["new"]
         assert await inbox.retry(EventFilter(ids=["bad7"])) == 1
         assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["bad7"]
+
+
+@pytest.mark.parametrize("end", ["settle", "postpone", "release"])
+async def test_claim_whose_end_could_not_be_recorded_is_free_in_the_same_process(tmp_path: Path, end: str) -> None:
+    """Its attempt does not count, and another claim on the file stays held."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
+        store = inbox.store
+        for name in ("e1", "e2", "e3"):
+            await add(inbox, name, f"signing of {name}")
+        lost, held = await store.claim(2)
+        ends = {
+            "settle": partial(store.settle, lost, EventStatus.HANDLED),
+            "postpone": partial(store.postpone, lost, 60, "an error"),
+            "release": partial(store.release, lost),
+        }
+        with locked(path):
+            with pytest.raises(InboxError, match="locked"):
+                await ends[end]()
+            with pytest.raises(InboxError, match="locked"):
+                await store.claim(1)
+        claims = await store.claim(5)
+        assert [(claim.stored.id, claim.stored.attempts) for claim in claims] == [("e1", 1), ("e3", 1)]
+        assert not await ends[end]() or end == "release"
+        assert await store.settle(claims[0], EventStatus.HANDLED)
+        assert await store.settle(held, EventStatus.HANDLED)
+
+
+async def test_claim_that_ends_while_a_failing_store_is_asked_for_more_stays_held(tmp_path: Path) -> None:
+    """A worker tries to record the end again; until then, its handler must not run a second time."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(SqliteEventStore(path, timeout=0.2)) as inbox:
+        await add(inbox, "e1")
+        (claim,) = await inbox.store.claim(1)
+        with locked(path):
+            settling = asyncio.create_task(inbox.store.settle(claim, EventStatus.HANDLED))
+            await asyncio.sleep(0.05)  # its commit waits for the lock
+            claiming = asyncio.create_task(inbox.store.claim(1))
+            await asyncio.wait([settling])
+        assert isinstance(settling.exception(), InboxError)
+        assert await claiming == []
+        assert await inbox.store.settle(claim, EventStatus.HANDLED)
