@@ -64,6 +64,7 @@ class InboxStats:
     """How many events an inbox holds, by status, and how long the oldest pending one has waited."""
 
     counts: dict[EventStatus, int]
+    """Every status is a key."""
     oldest_pending: datetime | None
 
 

@@ -327,3 +327,30 @@ async def test_claim_that_ends_while_a_failing_store_is_asked_for_more_stays_hel
         assert isinstance(settling.exception(), InboxError)
         assert await claiming == []
         assert await inbox.store.settle(claim, EventStatus.HANDLED)
+
+
+async def test_retry_of_many_events_lets_other_processes_write(tmp_path: Path) -> None:
+    """It changes them in pages; the events of each signing keep their order."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox, Inbox(SqliteEventStore(path, timeout=0.5)) as other:
+        names = [f"e{number}" for number in range(1200)]
+        for start in range(0, 1200, 100):
+            page = names[start : start + 100]
+            await asyncio.gather(*(add(inbox, name, f"s{int(name[1:]) % 3}" if start else None) for name in page))
+        while claims := await inbox.store.claim(100):
+            await asyncio.gather(*(inbox.store.settle(claim, EventStatus.DEAD) for claim in claims))
+        retrying = asyncio.create_task(inbox.retry(EventFilter(status=EventStatus.DEAD)))
+        seen: set[int] = set()
+        while not retrying.done():
+            seen.add((await other.stats()).counts[EventStatus.DEAD])
+        assert retrying.result() == 1200
+        assert any(0 < left < 1200 for left in seen)
+        order = [event.id async for event in inbox.events()]
+        again: list[str] = []
+        while claims := await inbox.store.claim(100):
+            again += [claim.stored.id for claim in claims]
+            await asyncio.gather(*(inbox.store.settle(claim, EventStatus.HANDLED) for claim in claims))
+    for signing in range(3):
+        of_signing = [name for name in order[100:] if int(name[1:]) % 3 == signing]
+        assert [name for name in again if name in of_signing] == of_signing
+    assert sorted(again) == sorted(names)
