@@ -34,7 +34,7 @@ class PostgresInbox(Inbox):
         lease: float = 30.0,
         timeout: float = 2.0,
         key: str | bytes | Sequence[str | bytes] | None = None,
-        retention: float = 30 * _DAY,
+        retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
         handler_timeout: float = 60.0,
     ) -> None:

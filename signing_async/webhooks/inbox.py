@@ -34,6 +34,8 @@ H = TypeVar("H", bound=EventHandler)
 _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
 _MAX_TEXT = 1000
+_LONGEST = 1e9
+"""Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
 
 
 class Drop(Exception):
@@ -45,7 +47,7 @@ class RetryLater(Exception):
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         super().__init__(seconds, reason)
-        self.seconds: float = _checks.number("seconds", seconds, at_least=0)
+        self.seconds: float = _checks.number("seconds", seconds, at_least=0, at_most=_LONGEST)
         self.reason = reason
 
     def __str__(self) -> str:
@@ -66,8 +68,8 @@ class HandlerRetryPolicy:
 
     def __post_init__(self) -> None:
         _checks.integer("max_attempts", self.max_attempts)
-        _checks.number("base_delay", self.base_delay, at_least=0)
-        _checks.number("max_delay", self.max_delay, at_least=self.base_delay)
+        _checks.number("base_delay", self.base_delay, at_least=0, at_most=_LONGEST)
+        _checks.number("max_delay", self.max_delay, at_least=self.base_delay, at_most=_LONGEST)
 
     def delay(self, attempts: int) -> float:
         """Return the seconds to wait after this number of attempts."""
@@ -92,9 +94,9 @@ class Inbox:
     at a time and in order of arrival, those of different signings side by side.
 
     ``key`` encrypts the bodies of events at rest; several keys allow rotation. The bodies of handled and dropped events
-    are purged after ``retention`` seconds; their ids stay, so that a duplicate is recognized forever. After
-    ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs in a thread,
-    and cannot be interrupted: its signing waits until it returns.
+    are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a duplicate is recognized
+    forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs
+    in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until it returns.
     """
 
     def __init__(
@@ -102,13 +104,15 @@ class Inbox:
         store: str | os.PathLike[str] | EventStore,
         *,
         key: str | bytes | Sequence[str | bytes] | None = None,
-        retention: float = 30 * _DAY,
+        retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
         handler_timeout: float = 60.0,
     ) -> None:
         self._sealer = Sealer(key, owner="Inbox")
         del key  # some tools show the variables of a traceback
-        self.retention: float = _checks.number("retention", retention, above=0)
+        if retention is not None:
+            _checks.number("retention", retention, above=0, at_most=_LONGEST)
+        self.retention: float | None = retention
         self.retry_policy: HandlerRetryPolicy = HandlerRetryPolicy() if retry is None else retry
         self.handler_timeout: float = _checks.number("handler_timeout", handler_timeout, above=0)
         if isinstance(store, str | os.PathLike):
@@ -218,7 +222,7 @@ class Inbox:
 
     async def purge(self, *, older_than: float) -> int:
         """Forget the bodies of events that were handled or dropped ``older_than`` seconds ago; return how many."""
-        _checks.number("older_than", older_than, at_least=0)
+        _checks.number("older_than", older_than, at_least=0, at_most=_LONGEST)
         return await self.store.purge(datetime.now(UTC) - timedelta(seconds=older_than))
 
     async def stats(self) -> InboxStats:
@@ -307,7 +311,7 @@ class Inbox:
         return Outcome(error=text, retry_in=delay)
 
     async def _purge_regularly(self) -> None:
-        while True:
+        while self.retention is not None:
             try:
                 await self.purge(older_than=self.retention)
             except InboxError as error:

@@ -297,8 +297,12 @@ async def test_retry_later_sets_the_delay_and_counts_as_an_attempt(inbox: Inbox)
 def test_retry_later_survives_pickle_and_checks_its_seconds() -> None:
     copy = pickle.loads(pickle.dumps(RetryLater(5, "why")))
     assert (copy.seconds, str(copy)) == (5, "why")
-    with pytest.raises(ConfigurationError, match=r"^seconds: must be a number of at least 0, got -1"):
+    with pytest.raises(
+        ConfigurationError, match=r"^seconds: must be a number of at least 0 and of at most 1e\+09, got -1$"
+    ):
         RetryLater(-1)
+    with pytest.raises(ConfigurationError, match=r"^seconds: .* of at most 1e\+09, got 1000000000000\.0$"):
+        RetryLater(1e12)
 
 
 async def test_async_handler_is_cancelled_at_its_deadline_and_tried_again(tmp_path: Path) -> None:
@@ -411,8 +415,12 @@ async def test_base_exception_of_a_handler_is_a_failure(inbox: Inbox) -> None:
     ("settings", "words"),
     [
         ({"max_attempts": 0}, "max_attempts: must be an integer of at least 1, got 0"),
-        ({"base_delay": -1}, "base_delay: must be a number of at least 0, got -1"),
-        ({"base_delay": 10, "max_delay": 5}, "max_delay: must be a number of at least 10, got 5"),
+        ({"base_delay": -1}, r"base_delay: must be a number of at least 0 and of at most 1e\+09, got -1"),
+        (
+            {"base_delay": 10, "max_delay": 5},
+            r"max_delay: must be a number of at least 10 and of at most 1e\+09, got 5",
+        ),
+        ({"max_delay": 1e12}, r"max_delay: .* of at most 1e\+09, got 1000000000000\.0"),
     ],
 )
 def test_invalid_retry_policy_is_refused(settings: Any, words: str) -> None:
@@ -433,7 +441,8 @@ def test_delays_double_up_to_the_cap_with_jitter() -> None:
         ({"store": None}, "inbox: must be a path or an EventStore, got None"),
         ({"store": ""}, "inbox: must be a path, got ''"),
         ({"key": "short"}, "Inbox: an encryption key must be 32 bytes, or their base64"),
-        ({"retention": 0}, "retention: must be a number above 0, got 0"),
+        ({"retention": 0}, r"retention: must be a number above 0 and of at most 1e\+09, got 0"),
+        ({"retention": 1e12}, r"retention: .* of at most 1e\+09, got 1000000000000\.0"),
         ({"handler_timeout": 0}, "handler_timeout: must be a number above 0, got 0"),
     ],
 )
