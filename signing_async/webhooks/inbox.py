@@ -23,6 +23,7 @@ from .event import Event
 from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern
 from .inbox_worker import Outcome, Worker
 from .sqlite_inbox import SqliteEventStore
+from .wakeups import Wakeups
 
 __all__ = ["Drop", "EventHandler", "HandlerRetryPolicy", "Inbox", "RetryLater"]
 
@@ -97,6 +98,8 @@ class Inbox:
     are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a duplicate is recognized
     forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs
     in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until it returns.
+
+    ``wakeups`` gets every event when its handling begins, in the process that handles it, whichever handler it has.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Inbox:
         retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
         handler_timeout: float = 60.0,
+        wakeups: Wakeups | None = None,
     ) -> None:
         self._sealer = Sealer(key, owner="Inbox")
         del key  # some tools show the variables of a traceback
@@ -120,6 +124,9 @@ class Inbox:
         elif not hasattr(store, "add_blocking"):
             raise ConfigurationError(f"inbox: must be a path or an EventStore, got {store!r}")
         self.store: EventStore = store
+        if wakeups is not None and not hasattr(wakeups, "publish"):
+            raise ConfigurationError(f"wakeups: must be a Wakeups object, got {wakeups!r}")
+        self.wakeups: Wakeups | None = wakeups
         self._handlers: dict[str, EventHandler] = {}
 
     def __repr__(self) -> str:
@@ -170,8 +177,8 @@ class Inbox:
         """Handle events until cancelled, ``concurrency`` at once.
 
         When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
-        Then it cancels them, and their attempts do not count. A second cancellation does so at once. Raises
-        `InboxError` if the store cannot be opened; if it fails later, that is logged and tried again.
+        Then it cancels them, and their attempts do not count. A second cancellation does so at once. Plain handlers
+        cannot be cancelled: it waits until they return. Raises `InboxError` if the store cannot be opened; if it fails later, that is logged and tried again.
         """
         _checks.integer("concurrency", concurrency)
         _checks.number("drain_timeout", drain_timeout, at_least=0)
@@ -236,6 +243,8 @@ class Inbox:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:
             event = self._unsealed(stored).event
+            if self.wakeups is not None:
+                self.wakeups.publish(event)
             handler = self._find(event.type)
             if handler is None:
                 log.debug("no handler for event %s (type %.100r)", event.id, event.type)

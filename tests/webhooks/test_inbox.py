@@ -117,13 +117,15 @@ def test_second_handler_for_a_pattern_is_refused(tmp_path: Path) -> None:
         inbox.on("b")("print")  # type: ignore[type-var]  # the mistake that is tested
 
 
-async def test_wakeups_are_published_by_the_inbox(inbox: Inbox) -> None:
+async def test_wakeups_get_every_event_whichever_handler_it_has(tmp_path: Path) -> None:
     wakeups = Wakeups()
-    inbox.on("*")(wakeups.publish)
-    with wakeups.subscribe("sig_1") as subscription:
-        async with inbox.running():
-            await add(inbox, "e1", "sig_1")
-            assert await subscription.wait(30)
+    async with Inbox(tmp_path / "inbox.db", wakeups=wakeups) as inbox:
+        inbox.on("has.handler")(print)
+        with wakeups.subscribe("sig_1") as subscription:
+            async with inbox.running():
+                for kind in ("has.handler", "has.none"):
+                    await add(inbox, kind, "sig_1", kind)
+                    assert await subscription.wait(30)
 
 
 # Order
@@ -443,6 +445,7 @@ def test_delays_double_up_to_the_cap_with_jitter() -> None:
         ({"key": "short"}, "Inbox: an encryption key must be 32 bytes, or their base64"),
         ({"retention": 0}, r"retention: must be a number above 0 and of at most 1e\+09, got 0"),
         ({"retention": 1e12}, r"retention: .* of at most 1e\+09, got 1000000000000\.0"),
+        ({"wakeups": "redis"}, "wakeups: must be a Wakeups object, got 'redis'"),
         ({"handler_timeout": 0}, "handler_timeout: must be a number above 0, got 0"),
     ],
 )
