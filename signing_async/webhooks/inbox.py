@@ -34,6 +34,8 @@ H = TypeVar("H", bound=EventHandler)
 
 _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
+_KEY_PAUSE = 1.0
+"""Seconds to wait after an event that cannot be decrypted. It is due again at once."""
 _MAX_TEXT = 1000
 _LONGEST = 1e9
 """Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
@@ -94,7 +96,8 @@ class Inbox:
     workers that handle its events. All workers must have the same handlers. The events of one signing are handled one
     at a time and in order of arrival, those of different signings side by side.
 
-    ``key`` encrypts the bodies of events at rest; several keys allow rotation. The bodies of handled and dropped events
+    ``key`` encrypts the bodies of events at rest; several keys allow rotation. An event that this worker cannot decrypt
+    is logged at ERROR and stays pending, and no attempt is counted. The bodies of handled and dropped events
     are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a duplicate is recognized
     forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs
     in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until it returns.
@@ -178,7 +181,8 @@ class Inbox:
 
         When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
         Then it cancels them, and their attempts do not count. A second cancellation does so at once. Plain handlers
-        cannot be cancelled: it waits until they return. Raises `InboxError` if the store cannot be opened; if it fails later, that is logged and tried again.
+        cannot be cancelled: it waits until they return. Raises `InboxError` if the store cannot be opened; if it fails
+        later, that is logged and tried again.
         """
         _checks.integer("concurrency", concurrency)
         _checks.number("drain_timeout", drain_timeout, at_least=0)
@@ -238,11 +242,19 @@ class Inbox:
 
     # Attempts
 
-    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
+    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome | None:
+        """Call the handler and return how it ended; None if it did not run."""
+        try:
+            stored = self._unsealed(stored)
+        except InboxError as error:
+            # The keys of this worker are wrong, not the event. The pause leaves it to a worker that has the key.
+            log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
+            await asyncio.sleep(_KEY_PAUSE)
+            return None
         if stored.attempts > self.retry_policy.max_attempts:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:
-            event = self._unsealed(stored).event
+            event = stored.event
             if self.wakeups is not None:
                 self.wakeups.publish(event)
             handler = self._find(event.type)
@@ -333,7 +345,7 @@ class Inbox:
         try:
             return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
         except ValueError as error:
-            raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}") from None
+            raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}", transient=False) from None
 
 
 def _call_plain(handler: EventHandler, event: Event) -> object:

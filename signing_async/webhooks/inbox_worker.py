@@ -39,7 +39,7 @@ class Worker:
     def __init__(
         self,
         store: EventStore,
-        attempt: Callable[[StoredEvent], Awaitable[Outcome]],
+        attempt: Callable[[StoredEvent], Awaitable[Outcome | None]],
         *,
         concurrency: int,
         drain_timeout: float,
