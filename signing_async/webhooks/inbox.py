@@ -261,7 +261,7 @@ class Inbox:
             if handler is None:
                 log.debug("no handler for event %s (type %.100r)", event.id, event.type)
                 return Outcome(error="no handler")
-            await self._call(handler, event, threads)
+            await _call(handler, event, threads, self.handler_timeout)
         except Drop as drop:
             reason = _clean(str(drop))
             log.info("the handler dropped event %s: %s", stored.id, reason)
@@ -284,33 +284,6 @@ class Inbox:
             return self._handlers[event_type]
         matching = [name for name in self._handlers if name.endswith("*") and event_type.startswith(name[:-1])]
         return self._handlers[max(matching, key=len)] if matching else None
-
-    async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:
-        if iscoroutinefunction(handler):
-            result: Any = handler(event)
-        else:
-            result = await self._call_in_thread(handler, event, threads)
-        if isawaitable(result):
-            try:
-                async with asyncio.timeout(self.handler_timeout) as timeout:
-                    await result
-            except TimeoutError:
-                if timeout.expired():
-                    raise TimeoutError(f"the handler took longer than {self.handler_timeout:g} s") from None
-                raise
-
-    async def _call_in_thread(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> object:
-        run = contextvars.copy_context().run
-        running = asyncio.get_running_loop().run_in_executor(threads, run, _call_plain, handler, event)
-        # A thread cannot be interrupted: its claim is held until it ends, whatever happens here.
-        timeout: float | None = self.handler_timeout
-        while not running.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([running], timeout=timeout)
-                if not running.done() and timeout is not None:
-                    log.warning("the handler of event %s has taken more than %g s", event.id, timeout)
-                    timeout = None
-        return running.result()
 
     def _failed(
         self, stored: StoredEvent, text: str, error: BaseException | None = None, *, delay: float | None = None
@@ -346,6 +319,35 @@ class Inbox:
             return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
         except ValueError as error:
             raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}", transient=False) from None
+
+
+async def _call(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> None:
+    if iscoroutinefunction(handler):
+        result: Any = handler(event)
+    else:
+        result = await _call_in_thread(handler, event, threads, timeout)
+    if isawaitable(result):
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                await result
+        except TimeoutError:
+            if deadline.expired():
+                raise TimeoutError(f"the handler took longer than {timeout:g} s") from None
+            raise
+
+
+async def _call_in_thread(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> object:
+    run = contextvars.copy_context().run
+    running = asyncio.get_running_loop().run_in_executor(threads, run, _call_plain, handler, event)
+    # A thread cannot be interrupted: its claim is held until it ends, whatever happens here.
+    warn_after: float | None = timeout
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([running], timeout=warn_after)
+            if not running.done() and warn_after is not None:
+                log.warning("the handler of event %s has taken more than %g s", event.id, timeout)
+                warn_after = None
+    return running.result()
 
 
 def _call_plain(handler: EventHandler, event: Event) -> object:
