@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..webhooks.inbox import HandlerRetryPolicy, Inbox
+from ..webhooks.wakeups import Wakeups
 from .database import Pool
 from .event_store import PostgresEventStore
 
@@ -34,14 +35,17 @@ class PostgresInbox(Inbox):
         lease: float = 30.0,
         timeout: float = 2.0,
         key: str | bytes | Sequence[str | bytes] | None = None,
-        retention: float = 30 * _DAY,
+        retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
         handler_timeout: float = 60.0,
+        wakeups: Wakeups | None = None,
     ) -> None:
         store = PostgresEventStore(postgres, table=table, lease=lease, timeout=timeout)
         del postgres  # some tools show the variables of a traceback
         self._store = store
-        super().__init__(store, key=key, retention=retention, retry=retry, handler_timeout=handler_timeout)
+        super().__init__(
+            store, key=key, retention=retention, retry=retry, handler_timeout=handler_timeout, wakeups=wakeups
+        )
 
     def __repr__(self) -> str:
         return f"PostgresInbox({self._store.address!r})"

@@ -128,7 +128,7 @@ class _ManagementConformance:
     async def test_stats_count_the_events_and_name_the_oldest_pending_one(self, open_store: OpenStore) -> None:
         store = open_store()
         empty = await store.stats()
-        assert (sum(empty.counts.values()), empty.oldest_pending) == (0, None)
+        assert (empty.counts, empty.oldest_pending) == (dict.fromkeys(EventStatus, 0), None)
         for number in range(4):
             event, body = delivery(f"e{number}", received=_RECEIVED + timedelta(hours=number))
             await store.add(event, body)
@@ -136,7 +136,7 @@ class _ManagementConformance:
             await store.settle(claim, EventStatus.HANDLED)
         stats = await open_store().stats()
         assert stats.oldest_pending == _RECEIVED + timedelta(hours=2)
-        assert {status: stats.counts.get(status, 0) for status in EventStatus} == {
+        assert stats.counts == {
             EventStatus.PENDING: 2,
             EventStatus.HANDLED: 2,
             EventStatus.DROPPED: 0,

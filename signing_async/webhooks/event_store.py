@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from ..errors import InvalidRequest
+from ..errors import InboxError, InvalidRequest
 from .event import Event, parse_event
 
 
@@ -48,7 +48,9 @@ class StoredEvent:
 
     @property
     def event(self) -> Event:
-        """The event as handlers get it."""
+        """The event as handlers get it. Raises `InboxError` if it was purged."""
+        if not self.body:
+            raise InboxError(f"event {self.id} has no body: the event was purged", transient=False)
         return parse_event(self.body, self.received_at, max_body=len(self.body))
 
 
@@ -66,6 +68,7 @@ class InboxStats:
     """How many events an inbox holds, by status, and how long the oldest pending one has waited."""
 
     counts: dict[EventStatus, int]
+    """Every status is a key."""
     oldest_pending: datetime | None
 
 

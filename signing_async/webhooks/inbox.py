@@ -23,6 +23,7 @@ from .event import Event
 from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern
 from .inbox_worker import Outcome, Worker
 from .sqlite_inbox import SqliteEventStore
+from .wakeups import Wakeups
 
 __all__ = ["Drop", "EventHandler", "HandlerRetryPolicy", "Inbox", "RetryLater"]
 
@@ -33,7 +34,11 @@ H = TypeVar("H", bound=EventHandler)
 
 _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
+_KEY_PAUSE = 1.0
+"""Seconds to wait after an event that cannot be decrypted. It is due again at once."""
 _MAX_TEXT = 1000
+_LONGEST = 1e9
+"""Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
 
 
 class Drop(Exception):
@@ -45,7 +50,7 @@ class RetryLater(Exception):
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         super().__init__(seconds, reason)
-        self.seconds: float = _checks.number("seconds", seconds, at_least=0)
+        self.seconds: float = _checks.number("seconds", seconds, at_least=0, at_most=_LONGEST)
         self.reason = reason
 
     def __str__(self) -> str:
@@ -66,8 +71,8 @@ class HandlerRetryPolicy:
 
     def __post_init__(self) -> None:
         _checks.integer("max_attempts", self.max_attempts)
-        _checks.number("base_delay", self.base_delay, at_least=0)
-        _checks.number("max_delay", self.max_delay, at_least=self.base_delay)
+        _checks.number("base_delay", self.base_delay, at_least=0, at_most=_LONGEST)
+        _checks.number("max_delay", self.max_delay, at_least=self.base_delay, at_most=_LONGEST)
 
     def delay(self, attempts: int) -> float:
         """Return the seconds to wait after this number of attempts."""
@@ -91,10 +96,13 @@ class Inbox:
     workers that handle its events. All workers must have the same handlers. The events of one signing are handled one
     at a time and in order of arrival, those of different signings side by side.
 
-    ``key`` encrypts the bodies of events at rest; several keys allow rotation. The bodies of handled and dropped events
-    are purged after ``retention`` seconds; their ids stay, so that a duplicate is recognized forever. After
-    ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs in a thread,
-    and cannot be interrupted: its signing waits until it returns.
+    ``key`` encrypts the bodies of events at rest; several keys allow rotation. An event that this worker cannot decrypt
+    is logged at ERROR and stays pending, and no attempt is counted. The bodies of handled and dropped events
+    are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a duplicate is recognized
+    forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs
+    in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until it returns.
+
+    ``wakeups`` gets every event when its handling begins, in the process that handles it, whichever handler it has.
     """
 
     def __init__(
@@ -102,13 +110,16 @@ class Inbox:
         store: str | os.PathLike[str] | EventStore,
         *,
         key: str | bytes | Sequence[str | bytes] | None = None,
-        retention: float = 30 * _DAY,
+        retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
         handler_timeout: float = 60.0,
+        wakeups: Wakeups | None = None,
     ) -> None:
         self._sealer = Sealer(key, owner="Inbox")
         del key  # some tools show the variables of a traceback
-        self.retention: float = _checks.number("retention", retention, above=0)
+        if retention is not None:
+            _checks.number("retention", retention, above=0, at_most=_LONGEST)
+        self.retention: float | None = retention
         self.retry_policy: HandlerRetryPolicy = HandlerRetryPolicy() if retry is None else retry
         self.handler_timeout: float = _checks.number("handler_timeout", handler_timeout, above=0)
         if isinstance(store, str | os.PathLike):
@@ -116,6 +127,9 @@ class Inbox:
         elif not hasattr(store, "add_blocking"):
             raise ConfigurationError(f"inbox: must be a path or an EventStore, got {store!r}")
         self.store: EventStore = store
+        if wakeups is not None and not hasattr(wakeups, "publish"):
+            raise ConfigurationError(f"wakeups: must be a Wakeups object, got {wakeups!r}")
+        self.wakeups: Wakeups | None = wakeups
         self._handlers: dict[str, EventHandler] = {}
 
     def __repr__(self) -> str:
@@ -166,8 +180,9 @@ class Inbox:
         """Handle events until cancelled, ``concurrency`` at once.
 
         When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
-        Then it cancels them, and their attempts do not count. A second cancellation does so at once. Raises
-        `InboxError` if the store cannot be opened; if it fails later, that is logged and tried again.
+        Then it cancels them, and their attempts do not count. A second cancellation does so at once. Plain handlers
+        cannot be cancelled: it waits until they return. Raises `InboxError` if the store cannot be opened; if it fails
+        later, that is logged and tried again.
         """
         _checks.integer("concurrency", concurrency)
         _checks.number("drain_timeout", drain_timeout, at_least=0)
@@ -218,7 +233,7 @@ class Inbox:
 
     async def purge(self, *, older_than: float) -> int:
         """Forget the bodies of events that were handled or dropped ``older_than`` seconds ago; return how many."""
-        _checks.number("older_than", older_than, at_least=0)
+        _checks.number("older_than", older_than, at_least=0, at_most=_LONGEST)
         return await self.store.purge(datetime.now(UTC) - timedelta(seconds=older_than))
 
     async def stats(self) -> InboxStats:
@@ -227,19 +242,30 @@ class Inbox:
 
     # Attempts
 
-    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
+    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome | None:
+        """Call the handler and return how it ended; None if it did not run."""
+        try:
+            stored = self._unsealed(stored)
+        except InboxError as error:
+            # The keys of this worker are wrong, not the event. The pause leaves it to a worker that has the key.
+            log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
+            await asyncio.sleep(_KEY_PAUSE)
+            return None
         if stored.attempts > self.retry_policy.max_attempts:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:
-            event = self._unsealed(stored).event
+            event = stored.event
+            if self.wakeups is not None:
+                self.wakeups.publish(event)
             handler = self._find(event.type)
             if handler is None:
                 log.debug("no handler for event %s (type %.100r)", event.id, event.type)
                 return Outcome(error="no handler")
-            await self._call(handler, event, threads)
+            await _call(handler, event, threads, self.handler_timeout)
         except Drop as drop:
-            log.info("the handler dropped event %s: %s", stored.id, drop)
-            return Outcome(EventStatus.DROPPED, _clean(str(drop)) or None)
+            reason = _clean(str(drop))
+            log.info("the handler dropped event %s: %s", stored.id, reason)
+            return Outcome(EventStatus.DROPPED, reason or None)
         except RetryLater as later:
             return self._failed(stored, _clean(str(later)), delay=later.seconds)
         except asyncio.CancelledError as error:
@@ -247,7 +273,9 @@ class Inbox:
             if task is not None and task.cancelling():
                 raise
             return self._failed(stored, _text(error), error)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # such as a panic in an extension module
             return self._failed(stored, _text(error), error)
         return Outcome()
 
@@ -256,33 +284,6 @@ class Inbox:
             return self._handlers[event_type]
         matching = [name for name in self._handlers if name.endswith("*") and event_type.startswith(name[:-1])]
         return self._handlers[max(matching, key=len)] if matching else None
-
-    async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:
-        if iscoroutinefunction(handler):
-            result: Any = handler(event)
-        else:
-            result = await self._call_in_thread(handler, event, threads)
-        if isawaitable(result):
-            try:
-                async with asyncio.timeout(self.handler_timeout) as timeout:
-                    await result
-            except TimeoutError:
-                if timeout.expired():
-                    raise TimeoutError(f"the handler took longer than {self.handler_timeout:g} s") from None
-                raise
-
-    async def _call_in_thread(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> object:
-        run = contextvars.copy_context().run
-        running = asyncio.get_running_loop().run_in_executor(threads, run, handler, event)
-        # A thread cannot be interrupted: its claim is held until it ends, whatever happens here.
-        timeout: float | None = self.handler_timeout
-        while not running.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([running], timeout=timeout)
-                if not running.done() and timeout is not None:
-                    log.warning("the handler of event %s has taken more than %g s", event.id, timeout)
-                    timeout = None
-        return running.result()
 
     def _failed(
         self, stored: StoredEvent, text: str, error: BaseException | None = None, *, delay: float | None = None
@@ -304,7 +305,7 @@ class Inbox:
         return Outcome(error=text, retry_in=delay)
 
     async def _purge_regularly(self) -> None:
-        while True:
+        while self.retention is not None:
             try:
                 await self.purge(older_than=self.retention)
             except InboxError as error:
@@ -317,7 +318,44 @@ class Inbox:
         try:
             return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
         except ValueError as error:
-            raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}") from None
+            raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}", transient=False) from None
+
+
+async def _call(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> None:
+    if iscoroutinefunction(handler):
+        result: Any = handler(event)
+    else:
+        result = await _call_in_thread(handler, event, threads, timeout)
+    if isawaitable(result):
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                await result
+        except TimeoutError:
+            if deadline.expired():
+                raise TimeoutError(f"the handler took longer than {timeout:g} s") from None
+            raise
+
+
+async def _call_in_thread(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> object:
+    run = contextvars.copy_context().run
+    running = asyncio.get_running_loop().run_in_executor(threads, run, _call_plain, handler, event)
+    # A thread cannot be interrupted: its claim is held until it ends, whatever happens here.
+    warn_after: float | None = timeout
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([running], timeout=warn_after)
+            if not running.done() and warn_after is not None:
+                log.warning("the handler of event %s has taken more than %g s", event.id, timeout)
+                warn_after = None
+    return running.result()
+
+
+def _call_plain(handler: EventHandler, event: Event) -> object:
+    try:
+        return handler(event)
+    except StopIteration as error:
+        # A future cannot hold it, and would never be done.
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _place(event_id: str) -> str:
@@ -331,7 +369,11 @@ def _storable(event: Event) -> Event:
 
 def _text(error: BaseException) -> str:
     name = type(error).__name__
-    return _clean(f"{name}: {error}" if str(error) else name)
+    try:
+        text = str(error)
+    except Exception:  # a mistake in the exception's class
+        text = ""
+    return _clean(f"{name}: {text}" if text else name)
 
 
 def _clean(text: str) -> str:

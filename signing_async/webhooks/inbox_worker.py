@@ -39,7 +39,7 @@ class Worker:
     def __init__(
         self,
         store: EventStore,
-        attempt: Callable[[StoredEvent], Awaitable[Outcome]],
+        attempt: Callable[[StoredEvent], Awaitable[Outcome | None]],
         *,
         concurrency: int,
         drain_timeout: float,
@@ -48,6 +48,8 @@ class Worker:
         self._attempt = attempt
         self._free = concurrency
         self._drain_timeout = drain_timeout
+        self._unrecorded: set[str] = set()
+        """The ids of events whose end the store could not record yet. Until then, a claim might return them again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -65,13 +67,13 @@ class Worker:
 
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
-        if self._free:
+        if self._free and not self._unrecorded:
             for claim in await self._store.claim(self._free):
                 self._free -= 1
                 task = asyncio.create_task(self._handle(claim), name=f"signing_async event {claim.stored.id}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        if self._free:
+        if self._free and not self._unrecorded:
             await self._wait()
         else:
             await self._changed.wait()
@@ -99,9 +101,12 @@ class Worker:
             # The outcome is recorded in the same commit as the next claim.
             self._free += 1
             self._changed.set()
-        if not await self._record(claim, outcome):
-            log.warning("the claim on event %s was lost: another worker handles it again", claim.stored.id)
-        self._changed.set()
+        try:
+            if not await self._record(claim, outcome):
+                log.warning("the claim on event %s was lost: another worker handles it again", claim.stored.id)
+        finally:
+            self._unrecorded.discard(claim.stored.id)
+            self._changed.set()
 
     async def _record(self, claim: EventClaim, outcome: Outcome | None) -> bool:
         while True:
@@ -115,7 +120,14 @@ class Worker:
             except InboxError as error:
                 log.warning("cannot record the end of event %s now: %s", claim.stored.id, error)
                 if outcome is None:
-                    return True  # the worker ends, and its claims with it
+                    return True  # the store forgets the claim
+                self._unrecorded.add(claim.stored.id)
+                await asyncio.sleep(_PAUSE)
+            except Exception:  # a mistake in the store
+                log.exception("cannot record the end of event %s: it is handled again", claim.stored.id)
+                if outcome is None:
+                    return True
+                outcome = None
                 await asyncio.sleep(_PAUSE)
 
     async def _drain(self) -> None:

@@ -57,14 +57,16 @@ _READY = (
 )
 _READY_WITHOUT_SIGNING = "UPDATE events SET ready = 1 WHERE id = ? AND status = 'pending'"
 _FREE = "UPDATE events SET owner = NULL, due = ?, error = 'the process ended during the attempt' WHERE id = ?"
-_ALL_READY = (
-    "UPDATE events SET ready = owner IS NULL AND (signing IS NULL OR (NOT EXISTS"
-    " (SELECT 1 FROM events AS other INDEXED BY claimed_events"
-    " WHERE other.signing = events.signing AND other.owner IS NOT NULL)"
-    " AND seq = (SELECT min(seq) FROM events AS other INDEXED BY pending_events WHERE other.signing = events.signing"
-    " AND other.status = 'pending'))) WHERE status = 'pending'"
+# Of the pending events of a signing only the first can be ready.
+_NOT_READY = (
+    "UPDATE events SET ready = 0 WHERE seq ="
+    " (SELECT seq FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
 )
-_REQUEUE = "UPDATE events SET status = 'pending', attempts = 0, due = ?, error = NULL, settled_at = NULL"
+_IS_CLAIMED = "SELECT 1 FROM events INDEXED BY claimed_events WHERE signing = ? AND owner IS NOT NULL"
+_REQUEUE = (
+    "UPDATE events SET status = 'pending', attempts = 0, due = ?, error = NULL, settled_at = NULL,"
+    " ready = signing IS NULL WHERE seq = ?"
+)
 _PURGE = (
     "UPDATE events SET body = NULL WHERE seq IN (SELECT seq FROM events WHERE settled_at < ? AND body IS NOT NULL"
     " AND status IN ('handled', 'dropped') LIMIT ?)"
@@ -73,6 +75,8 @@ _PURGE = (
 _POLL = 0.05
 """Seconds between two looks for events that another process added."""
 _PAGE = 500
+_YIELD = 0.01
+"""Seconds between two pages of changes, in which other processes can write."""
 _SPREAD = 2.0
 """Seconds, for each further attempt, over which the events of a dead process are spread.
 
@@ -94,6 +98,8 @@ class SqliteEventStore:
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
         self._commits = GroupCommit(path, _FORMAT, timeout=timeout)
         self._waiting: set[Subscription] = set()
+        self._held: set[tuple[str, int]] = set()
+        """The ids and fences of claims. An event of this owner that is not held could not be released, and is free."""
 
     def __repr__(self) -> str:
         return f"SqliteEventStore({str(self._commits.path)!r})"
@@ -115,16 +121,29 @@ class SqliteEventStore:
         return is_new
 
     async def claim(self, limit: int) -> list[EventClaim]:
-        return await self._commits.run(partial(self._claim, limit=limit), self._unclaim, durable=False)
+        claims: list[EventClaim] = []
+        # A claim that ends while this work waits is held until then: the worker may record its end again.
+        work = partial(self._claim, limit=limit, claims=claims, held=frozenset(self._held))
+        try:
+            return await self._commits.run(work, self._unclaim, durable=False)
+        except InboxError:
+            self._held.difference_update(map(_key, claims))
+            raise
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-        return await self._commits.run(self._end(claim, _SETTLE, status, error, time.time()), durable=False)
+        return await self._finish(claim, self._end(claim, _SETTLE, status, error, time.time()))
 
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
-        return await self._commits.run(self._end(claim, _POSTPONE, error, time.time() + seconds), durable=False)
+        return await self._finish(claim, self._end(claim, _POSTPONE, error, time.time() + seconds))
 
     async def release(self, claim: EventClaim) -> None:
-        await self._commits.run(self._end(claim, _RELEASE), durable=False)
+        await self._finish(claim, self._end(claim, _RELEASE))
+
+    async def _finish(self, claim: EventClaim, work: Work[bool]) -> bool:
+        try:
+            return await self._commits.run(work, durable=False)
+        finally:
+            self._held.discard(_key(claim))
 
     async def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -144,7 +163,14 @@ class SqliteEventStore:
                 last = seq
 
     async def requeue(self, selection: EventFilter) -> int:
-        return await self._commits.run(partial(_requeue, selection=selection))
+        # In pages, with pauses: SQLite tries again and again while another process writes, and does not queue.
+        seqs = await self._commits.run(partial(_find_requeueable, selection=selection), durable=False)
+        count = 0
+        for start in range(0, len(seqs), _PAGE):
+            page = seqs[start : start + _PAGE]
+            count += await self._commits.run(partial(_requeue, selection=selection, seqs=page))
+            await asyncio.sleep(_YIELD)
+        return count
 
     async def purge(self, settled_before: datetime) -> int:
         purged = 0
@@ -164,20 +190,33 @@ class SqliteEventStore:
 
     # In the writer's thread
 
-    def _claim(self, connection: sqlite3.Connection, limit: int) -> list[EventClaim]:
+    def _claim(
+        self, connection: sqlite3.Connection, limit: int, claims: list[EventClaim], held: frozenset[tuple[str, int]]
+    ) -> list[EventClaim]:
         mine = self._commits.lock.owner
         owners = connection.execute("SELECT DISTINCT owner FROM events WHERE owner IS NOT NULL").fetchall()
         for (owner,) in owners:
-            if owner != mine and not self._commits.lock.is_alive(owner):
+            if owner == mine:
+                self._free_mine(connection, held)
+            elif not self._commits.lock.is_alive(owner):
                 _free(connection, owner)
         rows = connection.execute(_DUE, (time.time(), limit)).fetchall()
         connection.executemany(_CLAIM, [(mine, row[0]) for row in rows])
-        claims = []
         for row in rows:
             fence = row[-1] + 1
             stored = replace(_decode(row), attempts=row[7] + 1, due_at=None, fence=fence)
             claims.append(EventClaim(stored, fence))
+        self._held.update(map(_key, claims))
         return claims
+
+    def _free_mine(self, connection: sqlite3.Connection, held: frozenset[tuple[str, int]]) -> None:
+        """Free the events of this owner that are not held; their attempts do not count."""
+        mine = self._commits.lock.owner
+        claimed = connection.execute("SELECT id, fence, signing FROM events WHERE owner = ?", (mine,)).fetchall()
+        for event_id, fence, signing in claimed:
+            if (event_id, fence) not in held and (event_id, fence) not in self._held:
+                connection.execute(f"{_RELEASE} WHERE id = ?", (event_id,))
+                _make_ready(connection, event_id, signing)
 
     def _end(self, claim: EventClaim, statement: str, *values: object) -> Work[bool]:
         """Return work that ends a claim. A stale or ended claim matches no row."""
@@ -194,8 +233,13 @@ class SqliteEventStore:
         return end
 
     def _unclaim(self, claims: list[EventClaim]) -> Work[object]:
+        self._held.difference_update(map(_key, claims))
         releases = [self._end(claim, _RELEASE) for claim in claims]
         return lambda connection: [release(connection) for release in releases]
+
+
+def _key(claim: EventClaim) -> tuple[str, int]:
+    return claim.stored.id, claim.fence
 
 
 def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:
@@ -228,12 +272,28 @@ def _select(connection: sqlite3.Connection, selection: EventFilter, after: int) 
     return [(row[0], _decode(row)) for row in connection.execute(query, (after, *values, _PAGE))]
 
 
-def _requeue(connection: sqlite3.Connection, selection: EventFilter) -> int:
+def _find_requeueable(connection: sqlite3.Connection, selection: EventFilter) -> list[int]:
     conditions, values = _where(selection)
-    statement = f"{_REQUEUE} WHERE owner IS NULL AND body IS NOT NULL AND {conditions}"
-    count = connection.execute(statement, (time.time(), *values)).rowcount
-    connection.execute(_ALL_READY)
-    return count
+    query = f"SELECT seq FROM events WHERE owner IS NULL AND body IS NOT NULL AND {conditions}"  # noqa: S608  # constants
+    return [seq for (seq,) in connection.execute(query, values)]
+
+
+def _requeue(connection: sqlite3.Connection, selection: EventFilter, seqs: list[int]) -> int:
+    """Requeue those of the events that still match."""
+    conditions, values = _where(selection)
+    query = (
+        "SELECT seq, signing FROM events NOT INDEXED WHERE seq IN (SELECT value FROM json_each(?))"  # noqa: S608  # constants
+        f" AND owner IS NULL AND body IS NOT NULL AND {conditions}"
+    )
+    rows = connection.execute(query, (json.dumps(seqs), *values)).fetchall()
+    signings = {(signing,) for _, signing in rows if signing is not None}
+    now = time.time()
+    connection.executemany(_NOT_READY, signings)
+    connection.executemany(_REQUEUE, [(now, seq) for seq, _ in rows])
+    for signing in signings:
+        if connection.execute(_IS_CLAIMED, signing).fetchone() is None:
+            connection.execute(_READY, signing)
+    return len(rows)
 
 
 def _purge(connection: sqlite3.Connection, before: float) -> int:
@@ -241,9 +301,10 @@ def _purge(connection: sqlite3.Connection, before: float) -> int:
 
 
 def _stats(connection: sqlite3.Connection) -> InboxStats:
-    counts = connection.execute("SELECT status, count(*) FROM events GROUP BY status").fetchall()
+    rows = connection.execute("SELECT status, count(*) FROM events GROUP BY status").fetchall()
+    counts = dict.fromkeys(EventStatus, 0) | {EventStatus(status): count for status, count in rows}
     (oldest,) = connection.execute("SELECT min(received_at) FROM events WHERE status = 'pending'").fetchone()
-    return InboxStats({EventStatus(status): count for status, count in counts}, _moment(oldest))
+    return InboxStats(counts, _moment(oldest))
 
 
 def _where(selection: EventFilter) -> tuple[str, list[object]]:

@@ -16,7 +16,9 @@ from signing_async.webhooks import (
     EventFilter,
     EventStatus,
     Inbox,
+    RetryLater,
 )
+from signing_async.webhooks import inbox as inbox_module
 from signing_async.webhooks.event import parse_event
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
 from tests.webhooks.inboxes import AT_ONCE, add, settled, stored
@@ -45,6 +47,33 @@ async def test_run_purges_handled_events_after_the_retention_and_still_knows_the
         assert await inbox.retry(EventFilter()) == 0
 
 
+async def test_events_are_kept_forever_without_a_retention(tmp_path: Path) -> None:
+    purges: list[datetime] = []
+
+    class Watched(SqliteEventStore):
+        async def purge(self, settled_before: datetime) -> int:
+            purges.append(settled_before)
+            return 0
+
+    for retention in (None, 1e9):
+        async with Inbox(Watched(tmp_path / "inbox.db"), retention=retention) as inbox, inbox.running():
+            await add(inbox, f"e {retention}")
+            await settled(inbox)
+        assert len(purges) == (retention is not None)
+
+
+async def test_longest_delays_can_be_stored_and_read(inbox: Inbox) -> None:
+    @inbox.on("*")
+    async def handle(event: Event) -> None:
+        raise RetryLater(1e9)
+
+    await add(inbox, "e1")
+    async with inbox.running(), asyncio.timeout(30):
+        while not (due_at := (await stored(inbox, "e1")).due_at):
+            await asyncio.sleep(0.005)
+    assert due_at.year > datetime.now(UTC).year + 30
+
+
 async def test_failing_purge_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(SqliteEventStore):
         async def purge(self, settled_before: datetime) -> int:
@@ -69,7 +98,7 @@ async def test_events_can_be_read_counted_retried_and_purged(inbox: Inbox) -> No
         await settled(inbox)
         await add(inbox, "e2")
         await settled(inbox)
-        assert (await inbox.stats()).counts == {EventStatus.DEAD: 1, EventStatus.HANDLED: 1}
+        assert (await inbox.stats()).counts == {"pending": 0, "handled": 1, "dropped": 0, "dead": 1}
         assert [event.id async for event in inbox.events(EventFilter(type="signing.s*"))] == ["e1"]
         assert await inbox.retry(EventFilter(status=EventStatus.DEAD)) == 1
         first, _ = await settled(inbox)
@@ -79,7 +108,9 @@ async def test_events_can_be_read_counted_retried_and_purged(inbox: Inbox) -> No
     assert await inbox.purge(older_than=0) == 2
     assert (await stored(inbox, "e1")).body == b""
     assert await inbox.get("e3") is None
-    with pytest.raises(ConfigurationError, match=r"^older_than: must be a number of at least 0, got -1$"):
+    with pytest.raises(
+        ConfigurationError, match=r"^older_than: must be a number of at least 0 and of at most 1e\+09, got -1$"
+    ):
         await inbox.purge(older_than=-1)
 
 
@@ -114,25 +145,52 @@ async def test_key_encrypts_bodies_at_rest_and_can_be_rotated(tmp_path: Path) ->
     assert repr(Inbox(path, key=new)) == f"Inbox(SqliteEventStore({str(path)!r}))"
 
 
-async def test_event_that_cannot_be_decrypted_is_not_handled(tmp_path: Path) -> None:
-    """It is retried, so that there is time to add the key, and is a dead letter in the end."""
+async def test_event_that_cannot_be_decrypted_stays_pending_until_a_worker_has_the_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attempts are not used up: a wrong key is a fault of the worker."""
+    monkeypatch.setattr(inbox_module, "_KEY_PAUSE", 0.001)
     path = tmp_path / "inbox.db"
-    async with Inbox(path, key=b"o" * 32) as inbox:
-        await add(inbox, "e1")
-    words = "the body of event e1 cannot be decrypted: "
-    for key, cause in ((b"n" * 32, "no key that was given opens it"), (None, "it is encrypted, and no key was given")):
-        async with Inbox(path, key=key, retry=AT_ONCE) as inbox:
-            handled: list[Event] = []
-            inbox.on("*")(handled.append)
-            await inbox.retry(EventFilter(ids=["e1"]))
-            with pytest.raises(InboxError, match=words + cause):
-                await inbox.get("e1")
+    handled: list[str] = []
+    key = b"o" * 32
+    async with Inbox(path) as inbox:
+        await add(inbox, "plain")
+    async with Inbox(path, key=key) as inbox:
+        await add(inbox, "sealed")
+    for wrong, name, cause in (
+        (b"n" * 32, "sealed", "no key that was given opens it"),
+        (key, "plain", "it is not encrypted, though a key was given"),
+    ):
+        async with Inbox(path, key=wrong, retry=AT_ONCE) as inbox:
+            inbox.on("*")(lambda event: handled.append(event.id))
+            words = f"the body of event {name} cannot be decrypted: {cause}"
+            with pytest.raises(InboxError, match=words) as caught:
+                await inbox.get(name)
+            assert not caught.value.transient
+            caplog.clear()
             async with inbox.running(), asyncio.timeout(30):
-                while not (await inbox.stats()).counts.get(EventStatus.DEAD):
+                while caplog.text.count(f"event {name} is not handled: {words}") < 5:
                     await asyncio.sleep(0.005)
-            [event] = [event async for event in inbox.store.select(EventFilter())]
-            assert event.error == f"InboxError: {words}{cause}"
-            assert handled == []
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
+    assert handled == ["sealed"]
+    async with Inbox(path) as inbox:
+        inbox.on("*")(lambda event: handled.append(event.id))
+        first, second = [event async for event in inbox.store.select(EventFilter())]
+        assert (first.status, first.attempts) == (EventStatus.PENDING, 0)
+        assert (second.status, second.attempts) == (EventStatus.HANDLED, 1)
+        async with inbox.running(), asyncio.timeout(30):
+            while handled != ["sealed", "plain"]:
+                await asyncio.sleep(0.005)
+
+
+async def test_payload_of_a_purged_event_is_an_error_that_says_so(inbox: Inbox) -> None:
+    await add(inbox, "e1")
+    async with inbox.running():
+        await settled(inbox)
+    assert await inbox.purge(older_than=0) == 1
+    purged = await stored(inbox, "e1")
+    with pytest.raises(InboxError, match=r"^event e1 has no body: the event was purged$"):
+        _ = purged.event
 
 
 async def test_type_that_a_database_cannot_hold_is_stored_and_reaches_the_handler_as_received(inbox: Inbox) -> None:

@@ -13,6 +13,7 @@ import pytest
 from signing_async.errors import InboxError
 from signing_async.webhooks import (
     Event,
+    EventClaim,
     EventStatus,
     Inbox,
     inbox_worker,
@@ -200,3 +201,79 @@ async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised(tmp_p
 
     with pytest.raises(LookupError, match="a mistake"):
         await work()
+
+
+async def test_event_whose_end_cannot_be_recorded_for_a_mistake_in_the_store_is_released(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_worker, "_PAUSE", 0.01)
+    mistakes = iter(["settle", "release"])
+
+    class Faulty(SqliteEventStore):
+        async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+            if next(mistakes, None):
+                raise OverflowError("a mistake")
+            return await super().settle(claim, status, error)
+
+        async def release(self, claim: EventClaim) -> None:
+            await super().release(claim)
+            if next(mistakes, None) == "release":
+                raise OverflowError("a mistake")
+
+    async with Inbox(Faulty(tmp_path / "inbox.db")) as inbox:
+        await add(inbox, "e1")
+        async with inbox.running():
+            [event] = await settled(inbox)
+    assert (event.status, event.attempts) == (EventStatus.HANDLED, 1)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert {record.getMessage() for record in errors} == {"cannot record the end of event e1: it is handled again"}
+    assert all(record.exc_info for record in errors)
+
+
+class OftenLocked(SqliteEventStore):
+    """Its file is locked whenever the end of an attempt should be recorded, for as many times as ``failures``."""
+
+    failures = 5
+
+    async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+        self.failures -= 1
+        await asyncio.sleep(0.01)
+        with locked(self._commits.path) if self.failures >= 0 else contextlib.nullcontext():
+            return await super().settle(claim, status, error)
+
+
+async def test_handler_does_not_run_again_while_its_end_waits_for_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event is claimed until then: the store holds no claim whose end failed."""
+    monkeypatch.setattr(inbox_worker, "_PAUSE", 0.02)
+    monkeypatch.setattr(inbox_worker, "_IDLE", 0.005)
+    store = OftenLocked(tmp_path / "inbox.db", timeout=0.01)
+    async with Inbox(store) as inbox:
+        handled: list[Event] = []
+        inbox.on("*")(handled.append)
+        await add(inbox, "e1")
+        async with inbox.running(), asyncio.timeout(30):
+            while store.failures >= 0:
+                await asyncio.sleep(0.005)
+            [event] = await settled(inbox)
+    assert (event.status, event.attempts, len(handled)) == (EventStatus.HANDLED, 1, 1)
+
+
+async def test_second_run_handles_an_event_whose_end_the_first_could_not_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = OftenLocked(tmp_path / "inbox.db", timeout=0.01)
+    store.failures = 1
+    async with Inbox(store) as inbox:
+        handled: list[str] = []
+        inbox.on("*")(lambda event: handled.append(event.id))
+        await add(inbox, "e1", "a")
+        await add(inbox, "e2", "a")
+        async with inbox.running(drain_timeout=0), asyncio.timeout(30):
+            while "cannot record the end of event e1" not in caplog.text:
+                await asyncio.sleep(0.005)
+        async with inbox.running():
+            events = await settled(inbox)
+    assert [(event.status, event.attempts) for event in events] == [(EventStatus.HANDLED, 1)] * 2
+    assert handled == ["e1", "e1", "e2"]

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from signing_async.errors import InboxError
 from signing_async.webhooks import EventFilter, EventStatus, HandlerRetryPolicy, Inbox
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
-from tests.webhooks.inboxes import add, settled
+from tests.webhooks.inboxes import add, locked, settled
 
 WORK = """
 import asyncio, os, signal, sys
@@ -284,3 +285,72 @@ async def test_backoff_of_many_events_does_not_hide_new_ones(tmp_path: Path) -> 
         assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["new"]
         assert await inbox.retry(EventFilter(ids=["bad7"])) == 1
         assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["bad7"]
+
+
+@pytest.mark.parametrize("end", ["settle", "postpone", "release"])
+async def test_claim_whose_end_could_not_be_recorded_is_free_in_the_same_process(tmp_path: Path, end: str) -> None:
+    """Its attempt does not count, and another claim on the file stays held."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
+        store = inbox.store
+        for name in ("e1", "e2", "e3"):
+            await add(inbox, name, f"signing of {name}")
+        lost, held = await store.claim(2)
+        ends = {
+            "settle": partial(store.settle, lost, EventStatus.HANDLED),
+            "postpone": partial(store.postpone, lost, 60, "an error"),
+            "release": partial(store.release, lost),
+        }
+        with locked(path):
+            with pytest.raises(InboxError, match="locked"):
+                await ends[end]()
+            with pytest.raises(InboxError, match="locked"):
+                await store.claim(1)
+        claims = await store.claim(5)
+        assert [(claim.stored.id, claim.stored.attempts) for claim in claims] == [("e1", 1), ("e3", 1)]
+        assert not await ends[end]() or end == "release"
+        assert await store.settle(claims[0], EventStatus.HANDLED)
+        assert await store.settle(held, EventStatus.HANDLED)
+
+
+async def test_claim_that_ends_while_a_failing_store_is_asked_for_more_stays_held(tmp_path: Path) -> None:
+    """A worker tries to record the end again; until then, its handler must not run a second time."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(SqliteEventStore(path, timeout=0.2)) as inbox:
+        await add(inbox, "e1")
+        (claim,) = await inbox.store.claim(1)
+        with locked(path):
+            settling = asyncio.create_task(inbox.store.settle(claim, EventStatus.HANDLED))
+            await asyncio.sleep(0.05)  # its commit waits for the lock
+            claiming = asyncio.create_task(inbox.store.claim(1))
+            await asyncio.wait([settling])
+        assert isinstance(settling.exception(), InboxError)
+        assert await claiming == []
+        assert await inbox.store.settle(claim, EventStatus.HANDLED)
+
+
+async def test_retry_of_many_events_lets_other_processes_write(tmp_path: Path) -> None:
+    """It changes them in pages; the events of each signing keep their order."""
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox, Inbox(SqliteEventStore(path, timeout=0.5)) as other:
+        names = [f"e{number}" for number in range(1200)]
+        for start in range(0, 1200, 100):
+            page = names[start : start + 100]
+            await asyncio.gather(*(add(inbox, name, f"s{int(name[1:]) % 3}" if start else None) for name in page))
+        while claims := await inbox.store.claim(100):
+            await asyncio.gather(*(inbox.store.settle(claim, EventStatus.DEAD) for claim in claims))
+        retrying = asyncio.create_task(inbox.retry(EventFilter(status=EventStatus.DEAD)))
+        seen: set[int] = set()
+        while not retrying.done():
+            seen.add((await other.stats()).counts[EventStatus.DEAD])
+        assert retrying.result() == 1200
+        assert any(0 < left < 1200 for left in seen)
+        order = [event.id async for event in inbox.events()]
+        again: list[str] = []
+        while claims := await inbox.store.claim(100):
+            again += [claim.stored.id for claim in claims]
+            await asyncio.gather(*(inbox.store.settle(claim, EventStatus.HANDLED) for claim in claims))
+    for signing in range(3):
+        of_signing = [name for name in order[100:] if int(name[1:]) % 3 == signing]
+        assert [name for name in again if name in of_signing] == of_signing
+    assert sorted(again) == sorted(names)
