@@ -88,7 +88,6 @@ __all__ = [
     "WebhookError",
 ]
 
-
 E = TypeVar("E", bound="SigningError")
 
 
@@ -110,8 +109,7 @@ class SigningError(Exception):
     A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
-    """Whether the client's other calls fail in the same way: it is closed, its token is not accepted, or the store that
-    they need fails."""
+    """Whether other calls fail too: the client is closed, its token is not accepted, or a store they need fails."""
     _exit_code: int = 1
 
     def __init__(self, message: str) -> None:
@@ -185,8 +183,7 @@ class PdfRejected(InvalidRequest):
 class TransportError(SigningError):
     """There is no usable response: the connection failed, or the response was cut off.
 
-    ``attempts`` counts the requests that were made; ``status`` and ``request_id`` are those of a response that was cut
-    off.
+    ``attempts`` counts the requests that were made; ``status`` and ``request_id`` are those of a truncated response.
     """
 
     transient: bool = True
@@ -278,20 +275,14 @@ class APIError(SigningError):
         self._redacted_body = body if redacted_body is None else redacted_body
 
     def __str__(self) -> str:
-        where = f" on {self.operation}" if self.operation else ""
         details = {text for texts in self.messages.values() for text in texts}
         parts = [self.message] if self.message and self.message not in details else []
         parts += [f"{field}: {text}" if field else text for field, texts in self.messages.items() for text in texts]
-        facts = []
-        if self.code:
-            facts.append(f"code {self.code}")
-        if self.request_id:
-            facts.append(f"request id {self.request_id}")
-        if self.retry_after is not None:
-            facts.append(f"retry after {self.retry_after:g} s")
-        text = f"HTTP {self.status}{where}"
-        if parts:
-            text += ": " + "; ".join(dict.fromkeys(part.rstrip(".") for part in parts))
+        facts = [f"code {self.code}"] if self.code else []
+        facts += [f"request id {self.request_id}"] if self.request_id else []
+        facts += [f"retry after {self.retry_after:g} s"] if self.retry_after is not None else []
+        text = f"HTTP {self.status} on {self.operation}" if self.operation else f"HTTP {self.status}"
+        text += ": " + "; ".join(dict.fromkeys(part.rstrip(".") for part in parts)) if parts else ""
         return f"{text} ({', '.join(facts)})" if facts else text
 
     def _state(self) -> dict[str, Any]:
@@ -430,7 +421,6 @@ class ClientClosed(SigningError):
 class StorageError(SigningError):
     """A journal, an inbox or an archive cannot be read or written."""
 
-    transient: bool = True
     client_wide: bool = True
 
     def __init__(self, message: str, *, transient: bool = True) -> None:
