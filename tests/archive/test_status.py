@@ -76,6 +76,30 @@ async def test_recipient_who_has_signed_is_not_pending(sandbox: Sandbox, client:
     assert [recipient.email for recipient in stuck.pending] == ["bo@example.com"]
 
 
+async def test_only_signings_of_the_kinds_asked_for_are_read(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None
+) -> None:
+    before = count(sandbox)["signings.get"]
+    status = await archive_status(client, after=NOW, kinds=["no_progress"])
+    assert [stuck.kind for stuck in status.signings] == ["no_progress"]
+    assert count(sandbox)["signings.get"] == before
+
+
+async def test_listed_signing_of_unknown_state_is_judged_once_it_was_read() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": [{"id": "s1"}, {"id": "s2"}]})
+        if request.path.endswith("/s1"):
+            return web.json_response({"id": "s1", "is_draft": True, "documents": [{"id": "d1"}]})
+        if request.path.endswith("/s2"):
+            return web.json_response({"id": "s2", "is_draft": False, "is_completed": False})
+        return web.json_response([{"id": "r1", "email": "anna@example.com"}])
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        status = await archive_status(client, kinds=["no_progress"])
+    assert [stuck.signing.id for stuck in status.signings] == ["s2"]
+
+
 async def test_completed_signing_without_sealed_documents_is_found() -> None:
     """Whether or not the list holds the documents; a signing whose date is unknown is not missed."""
     old = "2031-01-01T00:00:00Z"
@@ -214,6 +238,7 @@ class Unlisted:
         ({"remind_every": 7}, "remind_every: must be a timedelta, got 7"),
         ({"remind_every": WEEK}, "remind_every: needs a journal"),
         ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
+        ({"kinds": ["stuck"]}, "kinds: must be among not_sent, no_progress, not_sealed, got"),
         ({"journal": Unlisted()}, "journal: must be a path or a Journal"),
     ],
 )
