@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT
+from tests.pdfs import make_pdf
 
 Complete = Callable[..., list[str]]
 
@@ -194,6 +195,44 @@ def test_document_that_is_not_yet_sealed_is_counted_and_is_no_failure(
         assert "0 documents were archived (0 bytes), 0 failed. 1 not yet sealed: a later run fetches them." in ran.out
         ran = run("archive", "status")
         assert (ran.code, "not sealed" in ran.out, "lease.pdf" in ran.out) == (9, True, True)
+
+
+class _LateSeal(_Unsealed):
+    """A service whose downloads get these statuses, one after another."""
+
+    statuses: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        if not self.path.endswith("/download-signed"):
+            super().do_GET()
+            return
+        status = self.statuses.pop(0)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(make_pdf() if status == 200 else b"{}")
+
+
+@pytest.mark.parametrize("before", [(400, 400), (404, 404), (400, 404)])
+def test_document_archived_by_a_later_sweep_is_neither_failed_nor_unsealed_in_the_summary(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(_LateSeal, "statuses", [*before, 200])
+    with listening(_LateSeal) as origin:
+        following = subprocess.Popen(
+            [*COMMAND, "archive", "contracts", "--follow", "--every", "1", "--json"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SIGNING_BASE_URL": origin},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert following.stdout is not None
+        while "sha256" not in json.loads(following.stdout.readline()):
+            pass
+        following.send_signal(signal.SIGINT)
+        out, _ = following.communicate(timeout=30)
+    summary = json.loads(out.splitlines()[-1])["summary"]
+    assert (summary["archived"], summary["failed"], summary["not_yet_sealed"]) == (1, 0, 0)
 
 
 def test_missing_token_is_exit_code_4(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
