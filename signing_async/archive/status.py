@@ -86,14 +86,15 @@ async def archive_status(
     *,
     after: timedelta = _WEEK,
     dispatches_after: timedelta = _HOUR,
-    since: datetime | None = None,
+    since: datetime | timedelta | None = None,
     remind_every: timedelta | None = None,
     kinds: Collection[StuckKind] = _ALL_KINDS,
 ) -> ArchiveStatus:
     """Find what is stuck among all signings of the tenant, and among the dispatches in a journal.
 
     A signing is stuck if it was not updated for ``after``; a dispatch without an outcome, if nothing was written for
-    ``dispatches_after``. Signings last updated before ``since`` are left out. With ``remind_every``, the recipients who
+    ``dispatches_after``. Signings and dispatches last updated before ``since`` (or before this
+    timedelta) are left out. With ``remind_every``, the recipients who
     have not finished a stuck signing are reminded, at most once in that time: the journal keeps when. All signings are
     listed. Those that may be stuck are read: with ``kinds`` only these, and no completed signing last updated before
     ``since``. ::
@@ -105,8 +106,10 @@ async def archive_status(
     for name, value in (("after", after), ("dispatches_after", dispatches_after), ("remind_every", remind_every)):
         if not isinstance(value, timedelta) and not (name == "remind_every" and value is None):
             raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
-    if since is not None and (not isinstance(since, datetime) or since.utcoffset() is None):
-        raise InvalidRequest(f"since: must be a datetime with a time zone, got {since!r}")
+    if isinstance(since, timedelta):
+        since = datetime.now(UTC) - since
+    elif since is not None and (not isinstance(since, datetime) or since.utcoffset() is None):
+        raise InvalidRequest(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
     if isinstance(kinds, str) or not set(kinds) <= set(_ALL_KINDS):
         raise InvalidRequest(f"kinds: must be among {', '.join(_ALL_KINDS)}, got {kinds!r}")
     if journal is None:
@@ -117,15 +120,21 @@ async def archive_status(
     try:
         if not isinstance(opened, ListedJournal):
             raise InvalidRequest(f"journal: must be a ListedJournal, got {journal!r}")
-        dispatches = await _open_dispatches(opened, datetime.now(UTC) - dispatches_after)
+        dispatches = await _open_dispatches(opened, datetime.now(UTC) - dispatches_after, since)
         return ArchiveStatus(await _Search(client, opened, after, since, remind_every, kinds).run(), dispatches)
     finally:
         if opened is not journal:
             await opened.aclose()
 
 
-async def _open_dispatches(journal: ListedJournal, before: datetime) -> tuple[OpenDispatch, ...]:
-    found = [_open_dispatch(record) async for record in journal.records() if record.updated_at <= before]
+async def _open_dispatches(
+    journal: ListedJournal, before: datetime, since: datetime | None
+) -> tuple[OpenDispatch, ...]:
+    found = [
+        _open_dispatch(record)
+        async for record in journal.records()
+        if record.updated_at <= before and (since is None or record.updated_at >= since)
+    ]
     return tuple(dispatch for dispatch in found if dispatch is not None)
 
 

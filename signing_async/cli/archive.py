@@ -143,7 +143,7 @@ def verify(state: State, to: str) -> None:
 @command()
 @_journal_option
 @click.option("--after", default="7d", show_default=True, type=duration, help="Not updated for this time.")
-@click.option("--since", type=moment, help="Only signings updated since: 90d, 2031-03-31, ...")
+@click.option("--since", type=moment, help="Only signings and dispatches updated since: 90d, 2031-03-31, ...")
 def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
     """Tell what is stuck.
 
@@ -337,6 +337,10 @@ async def _verify(state: State, to: str) -> None:
 async def _status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
     from ..archive import archive_status
 
+    if journal is None:
+        state.out.say("dispatches: not checked (no --journal)", dispatches="not checked")
+    elif "://" not in journal and not Path(journal).expanduser().exists():
+        raise InvalidRequest(f"--journal: the file {journal!r} does not exist")
     async with contextlib.AsyncExitStack() as exits:
         client = await exits.enter_async_context(state.client())
         opened = None if journal is None else await exits.enter_async_context(open_journal(journal))

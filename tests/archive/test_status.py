@@ -62,6 +62,8 @@ async def test_signing_last_updated_before_since_is_left_out(client: SigningClie
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     assert (await archive_status(client, after=NOW, since=tomorrow)).ok
     assert not (await archive_status(client, after=NOW, since=tomorrow - WEEK)).ok
+    assert (await archive_status(client, after=NOW, since=timedelta(days=-1))).ok
+    assert not (await archive_status(client, after=NOW, since=WEEK)).ok
 
 
 async def test_recipient_who_has_signed_is_not_pending(sandbox: Sandbox, client: SigningClient) -> None:
@@ -208,6 +210,8 @@ async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: Si
         async with Archive(client, journal.parent / "archive", journal=opened) as archive:
             _ = [result async for result in archive.sweep()]
         status = await archive_status(client, opened, dispatches_after=NOW)
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        assert (await archive_status(client, opened, dispatches_after=NOW, since=tomorrow)).ok
         assert (await archive_status(client, opened, dispatches_after=timedelta(hours=1))).ok
     found = {dispatch.key: dispatch for dispatch in status.dispatches}
     (failed,) = (dispatch for key, dispatch in found.items() if "failed" in key)

@@ -321,6 +321,14 @@ def test_status_tells_what_is_stuck(run: Run, complete: Complete, service: Servi
     assert [recipient["email"] for recipient in ran.lines[0]["pending"]] == ["anna@example.com"]
 
 
+def test_status_refuses_a_journal_that_does_not_exist(run: Run, tmp_path: Path) -> None:
+    """Nor does it create the file. Without a journal it says that dispatches were not checked."""
+    ran = run("archive", "status", "--journal", "typo.db")
+    assert (ran.code, list(tmp_path.iterdir())) == (2, [])
+    assert "--journal: the file 'typo.db' does not exist" in ran.err
+    assert "dispatches: not checked (no --journal)" in run("archive", "status").err
+
+
 def test_status_lists_dispatches_without_an_outcome(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import asyncio
 
