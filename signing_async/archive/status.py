@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import attrs
 
@@ -28,6 +28,12 @@ _WEEK = timedelta(days=7)
 _HOUR = timedelta(hours=1)
 
 StuckKind = Literal["not_sent", "no_progress", "not_sealed"]
+_ALL_KINDS: tuple[StuckKind, ...] = get_args(StuckKind)
+_KIND_OF: dict[SigningState, StuckKind] = {
+    SigningState.DRAFT: "not_sent",
+    SigningState.SENT: "no_progress",
+    SigningState.COMPLETED: "not_sealed",
+}
 
 
 @attrs.frozen
@@ -80,15 +86,18 @@ async def archive_status(
     *,
     after: timedelta = _WEEK,
     dispatches_after: timedelta = _HOUR,
-    since: datetime | None = None,
+    since: datetime | timedelta | None = None,
     remind_every: timedelta | None = None,
+    kinds: Collection[StuckKind] = _ALL_KINDS,
 ) -> ArchiveStatus:
     """Find what is stuck among all signings of the tenant, and among the dispatches in a journal.
 
     A signing is stuck if it was not updated for ``after``; a dispatch without an outcome, if nothing was written for
-    ``dispatches_after``. Signings last updated before ``since`` are left out. With ``remind_every``, the recipients who
+    ``dispatches_after``. Signings and dispatches last updated before ``since`` (or before this
+    timedelta) are left out. With ``remind_every``, the recipients who
     have not finished a stuck signing are reminded, at most once in that time: the journal keeps when. All signings are
-    listed, and those that may be stuck are read. ::
+    listed. Those that may be stuck are read: with ``kinds`` only these, and no completed signing last updated before
+    ``since``. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:
@@ -97,25 +106,35 @@ async def archive_status(
     for name, value in (("after", after), ("dispatches_after", dispatches_after), ("remind_every", remind_every)):
         if not isinstance(value, timedelta) and not (name == "remind_every" and value is None):
             raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
-    if since is not None and (not isinstance(since, datetime) or since.utcoffset() is None):
-        raise InvalidRequest(f"since: must be a datetime with a time zone, got {since!r}")
+    if isinstance(since, timedelta):
+        since = datetime.now(UTC) - since
+    elif since is not None and (not isinstance(since, datetime) or since.utcoffset() is None):
+        raise InvalidRequest(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
+    if isinstance(kinds, str) or not set(kinds) <= set(_ALL_KINDS):
+        raise InvalidRequest(f"kinds: must be among {', '.join(_ALL_KINDS)}, got {kinds!r}")
     if journal is None:
         if remind_every is not None:
             raise InvalidRequest("remind_every: needs a journal, which keeps when recipients were reminded")
-        return ArchiveStatus(await _Search(client, None, after, since, None).run(), ())
+        return ArchiveStatus(await _Search(client, None, after, since, None, kinds).run(), ())
     opened = open_journal(journal)
     try:
         if not isinstance(opened, ListedJournal):
             raise InvalidRequest(f"journal: must be a ListedJournal, got {journal!r}")
-        dispatches = await _open_dispatches(opened, datetime.now(UTC) - dispatches_after)
-        return ArchiveStatus(await _Search(client, opened, after, since, remind_every).run(), dispatches)
+        dispatches = await _open_dispatches(opened, datetime.now(UTC) - dispatches_after, since)
+        return ArchiveStatus(await _Search(client, opened, after, since, remind_every, kinds).run(), dispatches)
     finally:
         if opened is not journal:
             await opened.aclose()
 
 
-async def _open_dispatches(journal: ListedJournal, before: datetime) -> tuple[OpenDispatch, ...]:
-    found = [_open_dispatch(record) async for record in journal.records() if record.updated_at <= before]
+async def _open_dispatches(
+    journal: ListedJournal, before: datetime, since: datetime | None
+) -> tuple[OpenDispatch, ...]:
+    found = [
+        _open_dispatch(record)
+        async for record in journal.records()
+        if record.updated_at <= before and (since is None or record.updated_at >= since)
+    ]
     return tuple(dispatch for dispatch in found if dispatch is not None)
 
 
@@ -140,6 +159,7 @@ class _Search:
         stuck_after: timedelta,
         since: datetime | None,
         remind_every: timedelta | None,
+        kinds: Collection[StuckKind],
     ) -> None:
         self._client = client
         self._journal = journal
@@ -147,6 +167,7 @@ class _Search:
         self._stuck_after = stuck_after
         self._since = since
         self._remind_every = remind_every
+        self._kinds = kinds
 
     async def run(self) -> tuple[StuckSigning, ...]:
         pool: Results[StuckSigning] = Results(self._candidates(), self._examine, _CONCURRENCY)
@@ -158,8 +179,11 @@ class _Search:
         async with aclosing(self._client.signings.list().pages()) as pages:
             async for page in pages:
                 for signing in page.items:
-                    if signing.state is not SigningState.CANCELLED and self._is_old(signing.updated_at):
+                    if self._is_asked_for(signing) and self._is_old(signing.updated_at):
                         yield signing
+
+    def _is_asked_for(self, signing: Signing) -> bool:
+        return signing.state is SigningState.UNKNOWN or _KIND_OF.get(signing.state) in self._kinds
 
     def _is_old(self, updated: datetime | None) -> bool:
         # A signing whose date is unknown is reported rather than missed.
@@ -179,6 +203,8 @@ class _Search:
         if signing.state is not SigningState.SENT and not signing.documents:
             # A list need not embed the documents.
             signing = await self._client.signings.get(signing)
+            if not self._is_asked_for(signing):
+                return None
         if signing.state is SigningState.SENT:
             pending = tuple(await self._client.recipients.pending(signing))
             return StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing, pending))

@@ -143,7 +143,7 @@ def verify(state: State, to: str) -> None:
 @command()
 @_journal_option
 @click.option("--after", default="7d", show_default=True, type=duration, help="Not updated for this time.")
-@click.option("--since", type=moment, help="Only signings updated since: 90d, 2031-03-31, ...")
+@click.option("--since", type=moment, help="Only signings and dispatches updated since: 90d, 2031-03-31, ...")
 def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
     """Tell what is stuck.
 
@@ -208,8 +208,11 @@ class _Run:
         self._every = every
         self._remind_after = remind_after
         self._display = ProgressDisplay(self._out, "Archiving", None)
-        self._archived = self._size = self._failed = self._reminded = 0
-        self._unsealed: set[tuple[str, str]] = set()
+        self._archived = self._size = self._reminded = 0
+        self._unsealed: set[tuple[str, str | None]] = set()
+        """The documents not yet sealed, by the ids of signing and document."""
+        self._failed: set[tuple[str, str | None]] = set()
+        """Those whose last result was a failure. The document is None if its signing could not be read."""
         self._errors: dict[int, BaseException] = {}
         """One error for each exit code."""
 
@@ -242,15 +245,20 @@ class _Run:
     def _take(self, result: ArchiveResult) -> None:
         facts: dict[str, Any] = {"signing": result.signing.id, "name": result.signing.name}
         facts["document"] = None if result.document is None else result.document.id
+        document = (result.signing.id, facts["document"])
+        was_failed = document in self._failed
+        # With --follow, each sweep tries again.
+        self._unsealed.discard(document)
+        self._failed -= {document, (result.signing.id, None)}
         if result.entry is not None:
             self._archived, self._size = self._archived + 1, self._size + result.entry.size
             self._out.result({**facts, **result.entry.as_dict(), "signing": result.signing.id})
         elif isinstance(result.error, NotYetSigned):
-            self._unsealed.add((result.signing.id, str(facts["document"])))
+            self._unsealed.add(document)
         elif result.error is not None:
-            self._failed += 1
+            self._failed.add(document)
             self._errors.setdefault(code_of(result.error), result.error)
-            if self._state.json or self._failed <= MAX_SHOWN:
+            if self._state.json or (not was_failed and len(self._failed) <= MAX_SHOWN):
                 self._out.failed(f"{result.signing.name or result.signing.id}", result.error, facts)
         self._display.advance(failed=result.error is not None)
 
@@ -269,7 +277,7 @@ class _Run:
     async def _remind_once(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
         from ..archive import archive_status
 
-        found = await archive_status(client, journal, after=after, remind_every=after)
+        found = await archive_status(client, journal, after=after, remind_every=after, kinds=("no_progress",))
         for stuck in found.signings:
             for reminder in stuck.reminders:
                 email = reminder.recipient.email
@@ -282,10 +290,10 @@ class _Run:
                     self._out.failed(email, reminder.error, facts)
 
     def _summarize(self) -> None:
-        facts = {"archived": self._archived, "bytes": self._size, "failed": self._failed}
+        facts = {"archived": self._archived, "bytes": self._size, "failed": len(self._failed)}
         facts |= {"not_yet_sealed": len(self._unsealed), "reminded": self._reminded}
         noun = "document was" if self._archived == 1 else "documents were"
-        text = f"{self._archived} {noun} archived ({self._size} bytes), {self._failed} failed."
+        text = f"{self._archived} {noun} archived ({self._size} bytes), {len(self._failed)} failed."
         if self._unsealed:
             text += f" {len(self._unsealed)} not yet sealed: a later run fetches them."
         self._out.result({"summary": facts}, text)
@@ -329,6 +337,10 @@ async def _verify(state: State, to: str) -> None:
 async def _status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
     from ..archive import archive_status
 
+    if journal is None:
+        state.out.say("dispatches: not checked (no --journal)", dispatches="not checked")
+    elif "://" not in journal and not Path(journal).expanduser().exists():
+        raise InvalidRequest(f"--journal: the file {journal!r} does not exist")
     async with contextlib.AsyncExitStack() as exits:
         client = await exits.enter_async_context(state.client())
         opened = None if journal is None else await exits.enter_async_context(open_journal(journal))

@@ -62,6 +62,8 @@ async def test_signing_last_updated_before_since_is_left_out(client: SigningClie
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     assert (await archive_status(client, after=NOW, since=tomorrow)).ok
     assert not (await archive_status(client, after=NOW, since=tomorrow - WEEK)).ok
+    assert (await archive_status(client, after=NOW, since=timedelta(days=-1))).ok
+    assert not (await archive_status(client, after=NOW, since=WEEK)).ok
 
 
 async def test_recipient_who_has_signed_is_not_pending(sandbox: Sandbox, client: SigningClient) -> None:
@@ -74,6 +76,30 @@ async def test_recipient_who_has_signed_is_not_pending(sandbox: Sandbox, client:
     await sandbox.sign(anna.id)
     (stuck,) = (await archive_status(client, after=NOW)).signings
     assert [recipient.email for recipient in stuck.pending] == ["bo@example.com"]
+
+
+async def test_only_signings_of_the_kinds_asked_for_are_read(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None
+) -> None:
+    before = count(sandbox)["signings.get"]
+    status = await archive_status(client, after=NOW, kinds=["no_progress"])
+    assert [stuck.kind for stuck in status.signings] == ["no_progress"]
+    assert count(sandbox)["signings.get"] == before
+
+
+async def test_listed_signing_of_unknown_state_is_judged_once_it_was_read() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": [{"id": "s1"}, {"id": "s2"}]})
+        if request.path.endswith("/s1"):
+            return web.json_response({"id": "s1", "is_draft": True, "documents": [{"id": "d1"}]})
+        if request.path.endswith("/s2"):
+            return web.json_response({"id": "s2", "is_draft": False, "is_completed": False})
+        return web.json_response([{"id": "r1", "email": "anna@example.com"}])
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        status = await archive_status(client, kinds=["no_progress"])
+    assert [stuck.signing.id for stuck in status.signings] == ["s2"]
 
 
 async def test_completed_signing_without_sealed_documents_is_found() -> None:
@@ -184,6 +210,8 @@ async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: Si
         async with Archive(client, journal.parent / "archive", journal=opened) as archive:
             _ = [result async for result in archive.sweep()]
         status = await archive_status(client, opened, dispatches_after=NOW)
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        assert (await archive_status(client, opened, dispatches_after=NOW, since=tomorrow)).ok
         assert (await archive_status(client, opened, dispatches_after=timedelta(hours=1))).ok
     found = {dispatch.key: dispatch for dispatch in status.dispatches}
     (failed,) = (dispatch for key, dispatch in found.items() if "failed" in key)
@@ -214,6 +242,7 @@ class Unlisted:
         ({"remind_every": 7}, "remind_every: must be a timedelta, got 7"),
         ({"remind_every": WEEK}, "remind_every: needs a journal"),
         ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
+        ({"kinds": ["stuck"]}, "kinds: must be among not_sent, no_progress, not_sealed, got"),
         ({"journal": Unlisted()}, "journal: must be a path or a Journal"),
     ],
 )

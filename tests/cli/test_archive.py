@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT
+from tests.pdfs import make_pdf
 
 Complete = Callable[..., list[str]]
 
@@ -196,6 +197,44 @@ def test_document_that_is_not_yet_sealed_is_counted_and_is_no_failure(
         assert (ran.code, "not sealed" in ran.out, "lease.pdf" in ran.out) == (9, True, True)
 
 
+class _LateSeal(_Unsealed):
+    """A service whose downloads get these statuses, one after another."""
+
+    statuses: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        if not self.path.endswith("/download-signed"):
+            super().do_GET()
+            return
+        status = self.statuses.pop(0)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(make_pdf() if status == 200 else b"{}")
+
+
+@pytest.mark.parametrize("before", [(400, 400), (404, 404), (400, 404)])
+def test_document_archived_by_a_later_sweep_is_neither_failed_nor_unsealed_in_the_summary(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(_LateSeal, "statuses", [*before, 200])
+    with listening(_LateSeal) as origin:
+        following = subprocess.Popen(
+            [*COMMAND, "archive", "contracts", "--follow", "--every", "1", "--json"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SIGNING_BASE_URL": origin},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert following.stdout is not None
+        while "sha256" not in json.loads(following.stdout.readline()):
+            pass
+        following.send_signal(signal.SIGINT)
+        out, _ = following.communicate(timeout=30)
+    summary = json.loads(out.splitlines()[-1])["summary"]
+    assert (summary["archived"], summary["failed"], summary["not_yet_sealed"]) == (1, 0, 0)
+
+
 def test_missing_token_is_exit_code_4(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong")
     assert run("archive", "contracts").code == 4
@@ -280,6 +319,14 @@ def test_status_tells_what_is_stuck(run: Run, complete: Complete, service: Servi
     ran = run("archive", "status", "--after", "0d", "--json")
     assert [line["stuck"] for line in ran.lines] == ["no_progress", "not_sent"]
     assert [recipient["email"] for recipient in ran.lines[0]["pending"]] == ["anna@example.com"]
+
+
+def test_status_refuses_a_journal_that_does_not_exist(run: Run, tmp_path: Path) -> None:
+    """Nor does it create the file. Without a journal it says that dispatches were not checked."""
+    ran = run("archive", "status", "--journal", "typo.db")
+    assert (ran.code, list(tmp_path.iterdir())) == (2, [])
+    assert "--journal: the file 'typo.db' does not exist" in ran.err
+    assert "dispatches: not checked (no --journal)" in run("archive", "status").err
 
 
 def test_status_lists_dispatches_without_an_outcome(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
