@@ -31,6 +31,8 @@ log: logging.Logger = logging.getLogger("signing_async")
 
 _PAGE = 100
 """Events in one statement: each may have a body of 1 MiB."""
+_BATCH_BYTES = 8 * 1024 * 1024
+"""Bytes of the bodies that one statement adds, if it adds more than one: it has to end within the timeout."""
 _BATCH = 1000
 """Events that one statement purges or requeues: it has to end within the timeout."""
 _POLL = 1.0
@@ -255,7 +257,7 @@ class PostgresEventStore:
     async def _write_all(self) -> None:
         """Commit the waiting events together, until none wait."""
         while self._adding:
-            batch, self._adding = self._adding[:_PAGE], self._adding[_PAGE:]
+            batch = self._next_batch()
             rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
             columns = [list(column) for column in zip(*rows, strict=True)]
             failure, new = None, set()
@@ -263,6 +265,8 @@ class PostgresEventStore:
                 new = {row["id"] for row in await self._fetch(_ADD, *columns, self._database.name)}
             except InboxError as error:
                 failure = error
+                # In an outage senders give up, and come back.
+                self._adding = [each for each in self._adding if not each[2].done()]
             for event, _, added in batch:
                 is_new = event.id in new
                 new.discard(event.id)
@@ -272,6 +276,16 @@ class PostgresEventStore:
                     added.set_result(is_new)
                 else:
                     added.set_exception(copy.copy(failure))
+
+    def _next_batch(self) -> list[tuple[Event, bytes, asyncio.Future[bool]]]:
+        count = size = 0
+        for _, body, _ in self._adding[:_PAGE]:
+            size += len(body)
+            if count and size > _BATCH_BYTES:
+                break
+            count += 1
+        batch, self._adding = self._adding[:count], self._adding[count:]
+        return batch
 
     # Claims
 

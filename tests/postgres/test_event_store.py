@@ -274,6 +274,13 @@ async def test_dead_letters_are_found_by_an_index(
     assert await ids(store, EventFilter(status=EventStatus.DEAD)) == ["e5000", "e10000", "e15000", "e20000"]
 
 
+async def test_large_bodies_are_stored_together(open_store: Callable[..., EventStore]) -> None:
+    store = open_store(lease=60, timeout=20)
+    events = [delivery(f"e{number}", size=1_000_000) for number in range(20)]
+    assert all(await asyncio.gather(*(store.add(*each) for each in events)))
+    assert await ids(store) == [event.id for event, _ in events]
+
+
 # Threads
 
 
