@@ -10,8 +10,7 @@ import os
 import re
 import secrets
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,6 +23,7 @@ from ..webhooks.event import Event
 from ..webhooks.event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
 from .database import Database, Pool, terminate
 from .leases import Leases
+from .store_thread import StoreThread
 
 __all__ = ["PostgresEventStore"]
 
@@ -203,9 +203,10 @@ class PostgresEventStore:
         if len(self._database.name) > _LONGEST_NAME:
             raise ConfigurationError(f"table: must have at most {_LONGEST_NAME} characters, got {table!r}")
         self._leases = Leases(self._database, _RENEW, lease, owner=repr(self), noun="event")
-        self._thread: _Thread | None = None
+        self._thread: StoreThread | None = None
         if isinstance(postgres, str):
-            self._thread = _Thread(partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout))
+            opening = partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout)
+            self._thread = StoreThread(opening, name=repr(self))
         self._listens = isinstance(postgres, str) or postgres.get_max_size() > 1
         del postgres  # some tools show the variables of a traceback
         self._id = secrets.token_hex(8)
@@ -431,43 +432,6 @@ class PostgresEventStore:
     def __del__(self) -> None:
         if hasattr(self, "_database"):
             self._database.warn_if_open(self)
-
-
-class _Thread:
-    """A thread with an event loop and a store, for callers without an event loop."""
-
-    def __init__(self, open_store: Callable[[], PostgresEventStore]) -> None:
-        self._open_store = open_store
-        self._lock = threading.Lock()
-        self._process = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._store: PostgresEventStore | None = None
-
-    def add(self, event: Event, body: bytes) -> bool:
-        loop, store = self._start()
-        return asyncio.run_coroutine_threadsafe(store.add(event, body), loop).result()
-
-    def close(self) -> None:
-        with self._lock:
-            loop, self._loop = self._loop, None
-            if loop is None or self._process != os.getpid():
-                return
-            assert self._store is not None
-            asyncio.run_coroutine_threadsafe(self._store.aclose(), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-
-    def _start(self) -> tuple[asyncio.AbstractEventLoop, PostgresEventStore]:
-        with self._lock:
-            # A forked child has the objects of its parent, but not its thread.
-            if self._loop is None or self._store is None or self._process != os.getpid():
-                self._loop, self._store, self._process = asyncio.new_event_loop(), self._open_store(), os.getpid()
-                threading.Thread(target=_run, args=(self._loop,), name="signing-inbox", daemon=True).start()
-            return self._loop, self._store
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
 
 
 async def _listen(database: Database, woken: asyncio.Event) -> None:
