@@ -10,8 +10,7 @@ import os
 import re
 import secrets
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,6 +23,7 @@ from ..webhooks.event import Event
 from ..webhooks.event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
 from .database import Database, Pool, terminate
 from .leases import Leases
+from .store_thread import StoreThread
 
 __all__ = ["PostgresEventStore"]
 
@@ -31,6 +31,8 @@ log: logging.Logger = logging.getLogger("signing_async")
 
 _PAGE = 100
 """Events in one statement: each may have a body of 1 MiB."""
+_BATCH_BYTES = 8 * 1024 * 1024
+"""Bytes of the bodies that one statement adds, if it adds more than one: it has to end within the timeout."""
 _BATCH = 1000
 """Events that one statement purges or requeues: it has to end within the timeout."""
 _POLL = 1.0
@@ -201,9 +203,10 @@ class PostgresEventStore:
         if len(self._database.name) > _LONGEST_NAME:
             raise ConfigurationError(f"table: must have at most {_LONGEST_NAME} characters, got {table!r}")
         self._leases = Leases(self._database, _RENEW, lease, owner=repr(self), noun="event")
-        self._thread: _Thread | None = None
+        self._thread: StoreThread | None = None
         if isinstance(postgres, str):
-            self._thread = _Thread(partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout))
+            opening = partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout)
+            self._thread = StoreThread(opening, name=repr(self))
         self._listens = isinstance(postgres, str) or postgres.get_max_size() > 1
         del postgres  # some tools show the variables of a traceback
         self._id = secrets.token_hex(8)
@@ -255,7 +258,7 @@ class PostgresEventStore:
     async def _write_all(self) -> None:
         """Commit the waiting events together, until none wait."""
         while self._adding:
-            batch, self._adding = self._adding[:_PAGE], self._adding[_PAGE:]
+            batch = self._next_batch()
             rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
             columns = [list(column) for column in zip(*rows, strict=True)]
             failure, new = None, set()
@@ -263,6 +266,8 @@ class PostgresEventStore:
                 new = {row["id"] for row in await self._fetch(_ADD, *columns, self._database.name)}
             except InboxError as error:
                 failure = error
+                # In an outage senders give up, and come back.
+                self._adding = [each for each in self._adding if not each[2].done()]
             for event, _, added in batch:
                 is_new = event.id in new
                 new.discard(event.id)
@@ -272,6 +277,16 @@ class PostgresEventStore:
                     added.set_result(is_new)
                 else:
                     added.set_exception(copy.copy(failure))
+
+    def _next_batch(self) -> list[tuple[Event, bytes, asyncio.Future[bool]]]:
+        count = size = 0
+        for _, body, _ in self._adding[:_PAGE]:
+            size += len(body)
+            if count and size > _BATCH_BYTES:
+                break
+            count += 1
+        batch, self._adding = self._adding[:count], self._adding[count:]
+        return batch
 
     # Claims
 
@@ -417,43 +432,6 @@ class PostgresEventStore:
     def __del__(self) -> None:
         if hasattr(self, "_database"):
             self._database.warn_if_open(self)
-
-
-class _Thread:
-    """A thread with an event loop and a store, for callers without an event loop."""
-
-    def __init__(self, open_store: Callable[[], PostgresEventStore]) -> None:
-        self._open_store = open_store
-        self._lock = threading.Lock()
-        self._process = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._store: PostgresEventStore | None = None
-
-    def add(self, event: Event, body: bytes) -> bool:
-        loop, store = self._start()
-        return asyncio.run_coroutine_threadsafe(store.add(event, body), loop).result()
-
-    def close(self) -> None:
-        with self._lock:
-            loop, self._loop = self._loop, None
-            if loop is None or self._process != os.getpid():
-                return
-            assert self._store is not None
-            asyncio.run_coroutine_threadsafe(self._store.aclose(), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-
-    def _start(self) -> tuple[asyncio.AbstractEventLoop, PostgresEventStore]:
-        with self._lock:
-            # A forked child has the objects of its parent, but not its thread.
-            if self._loop is None or self._store is None or self._process != os.getpid():
-                self._loop, self._store, self._process = asyncio.new_event_loop(), self._open_store(), os.getpid()
-                threading.Thread(target=_run, args=(self._loop,), name="signing-inbox", daemon=True).start()
-            return self._loop, self._store
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
 
 
 async def _listen(database: Database, woken: asyncio.Event) -> None:

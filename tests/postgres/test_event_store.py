@@ -12,7 +12,7 @@ from unittest.mock import ANY
 import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
 import pytest
 
-from signing_async import ConfigurationError
+from signing_async import ConfigurationError, InboxError
 from signing_async.postgres.event_store import PostgresEventStore
 from signing_async.testing import EventStoreConformance, FencedEventStoreConformance
 from signing_async.testing.event_stores import add, delivery, everything, ids, soon_claimed
@@ -274,6 +274,13 @@ async def test_dead_letters_are_found_by_an_index(
     assert await ids(store, EventFilter(status=EventStatus.DEAD)) == ["e5000", "e10000", "e15000", "e20000"]
 
 
+async def test_large_bodies_are_stored_together(open_store: Callable[..., EventStore]) -> None:
+    store = open_store(lease=60, timeout=20)
+    events = [delivery(f"e{number}", size=1_000_000) for number in range(20)]
+    assert all(await asyncio.gather(*(store.add(*each) for each in events)))
+    assert await ids(store) == [event.id for event, _ in events]
+
+
 # Threads
 
 
@@ -284,7 +291,9 @@ async def test_threads_add_events_without_an_event_loop(dsn: str, open_store: Ca
     assert sum(added) == 40
     await store.aclose()
     assert len(await ids(open_store())) == 40
-    assert not await asyncio.to_thread(store.add_blocking, *events[0])
+    with pytest.raises(InboxError, match="is closed") as caught:
+        await asyncio.to_thread(store.add_blocking, *delivery("late"))
+    assert not caught.value.transient
     await store.aclose()
 
 

@@ -238,6 +238,22 @@ async def test_sender_that_goes_during_an_outage_does_not_affect_the_others(
     assert await add(store, "a")
 
 
+async def test_events_whose_senders_went_during_an_outage_are_not_added_after_it(
+    postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    """Their bodies are not kept: the senders come back with them."""
+    store = open_store()
+    assert await ids(store) == []
+    with postgres.down():
+        adding = [asyncio.create_task(add(store, f"e{number}")) for number in range(300)]
+        await asyncio.sleep(0.1)
+        for each in adding[100:]:
+            each.cancel()
+        await asyncio.wait(adding)
+    assert await add(store, "after")
+    assert await ids(store) == ["after"]
+
+
 async def test_closing_during_an_outage_leaves_claims_to_their_leases(
     postgres: PostgresServer, dsn: str, open_store: Callable[[], EventStore], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,5 @@
-"""Kill receivers and workers of an inbox: ``python -m tests.webhooks.inbox_kill 100000 --kills 25 --seed 1``.
+"""Kill receivers and workers of an inbox: ``python -m tests.webhooks.inbox_kill 100000 --kills 25 --seed 1``. With
+``--postgres``, the inbox is in PostgreSQL.
 
 One process receives events into an inbox, and another handles them; both are killed with SIGKILL at random moments, and
 started again. The sender repeats each delivery until it is acknowledged, and some beyond that. The handler appends the
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
 import subprocess
@@ -33,6 +35,8 @@ SENDERS = 32
 CONCURRENCY = 8
 OF_ONE_SIGNING = 20
 TIMEOUT = 120.0
+LEASE = 6.0
+"""In PostgreSQL."""
 
 
 @dataclass
@@ -88,17 +92,27 @@ class Outcome:
         return [str(signing) for signing, found in positions.items() if found != sorted(found)]
 
 
+def open_inbox(directory: Path) -> Inbox:
+    """Return the inbox of the run: in PostgreSQL if the directory has a file with a DSN."""
+    dsn = directory / "dsn"
+    if not dsn.exists():
+        return Inbox(directory / "inbox.db")
+    from signing_async.postgres import PostgresInbox
+
+    return PostgresInbox(dsn.read_text(), lease=LEASE)
+
+
 def serve(directory: Path, port: int) -> None:
     """Run the receiver that is killed."""
     app = web.Application()
-    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), Inbox(directory / "inbox.db"))))
+    app.router.add_post("/", aiohttp_handler(Receiver(WebhookVerifier(SECRET), open_inbox(directory))))
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, reuse_address=True)
 
 
 async def work(directory: Path, number: int) -> None:
     """Run the worker that is killed."""
     ledger = os.open(directory / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    inbox = Inbox(directory / "inbox.db")
+    inbox = open_inbox(directory)
 
     @inbox.on("*")
     async def handle(event: Event) -> None:
@@ -140,7 +154,7 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
     try:
         async with (
             aiohttp.ClientSession(f"http://127.0.0.1:{receiver.port}") as session,
-            Inbox(directory / "inbox.db") as inbox,
+            open_inbox(directory) as inbox,
         ):
             sending = asyncio.gather(*(_send(session, waiting, outcome, chance) for _ in range(SENDERS)))
             for number in range(1, kills + 1):
@@ -191,8 +205,15 @@ def main() -> None:
     parser.add_argument("events", type=int, default=100_000, nargs="?")
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--postgres", action="store_true", help="use an inbox in PostgreSQL")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
+    with contextlib.ExitStack() as used:
+        directory = used.enter_context(tempfile.TemporaryDirectory())
+        if given.postgres:
+            from tests.postgres.server import PostgresServer
+
+            server = used.enter_context(PostgresServer())
+            (Path(directory) / "dsn").write_text(asyncio.run(server.new_schema()))
         outcome = asyncio.run(run(given.events, given.kills, given.seed, Path(directory)))
     failures = [outcome.lost(), outcome.skipped(), outcome.unexplained(), outcome.out_of_order()]
     print(
