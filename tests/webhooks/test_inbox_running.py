@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -277,3 +279,32 @@ async def test_second_run_handles_an_event_whose_end_the_first_could_not_record(
             events = await settled(inbox)
     assert [(event.status, event.attempts) for event in events] == [(EventStatus.HANDLED, 1)] * 2
     assert handled == ["e1", "e1", "e2"]
+
+
+EXIT = """
+import asyncio, sys
+from datetime import datetime, UTC
+from signing_async.webhooks import Inbox
+from signing_async.webhooks.event import parse_event
+
+async def work():
+    async with Inbox(sys.argv[1]) as inbox:
+
+        @inbox.on("*")
+        async def handle(event):
+            sys.exit("the configuration is wrong")
+
+        await inbox.add(parse_event(b'{"id": "e1"}', datetime.now(UTC)), b'{"id": "e1"}')
+        await inbox.run()
+
+asyncio.run(work())
+"""
+
+
+async def test_handler_that_exits_ends_the_program_and_its_event_is_free(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXIT, str(tmp_path / "inbox.db")]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the configuration is wrong" in done.stderr
+    async with Inbox(tmp_path / "inbox.db") as inbox:
+        assert [claim.stored.id for claim in await inbox.store.claim(1)] == ["e1"]
