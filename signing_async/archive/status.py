@@ -13,7 +13,7 @@ import attrs
 
 from ..dispatch.entry import SENDING, SENT, PackageState, journaled, open_journal, release
 from ..dispatch.journal import Journal, JournalRecord, ListedJournal
-from ..errors import InvalidRequest, NotFound
+from ..errors import InvalidRequest, NotFound, NotYetSigned
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
 from ..worker_pool import Results, Several
@@ -210,9 +210,23 @@ class _Search:
             return StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing, pending))
         if signing.state is SigningState.DRAFT and signing.documents:
             return StuckSigning("not_sent", signing, documents=signing.documents)
-        if signing.state is SigningState.COMPLETED and (documents := _unsealed(signing)):
+        if signing.state is SigningState.COMPLETED and (documents := await self._unsealed(signing)):
             return StuckSigning("not_sealed", signing, documents=documents)
         return None
+
+    async def _unsealed(self, signing: Signing) -> tuple[Document, ...]:
+        documents = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
+        if len(documents) < len(signing.documents):
+            return tuple(documents)
+        # A service may send neither field for any document: then only the download tells.
+        return tuple([one for one in documents if not await self._is_sealed(signing, one)])
+
+    async def _is_sealed(self, signing: Signing, document: Document) -> bool:
+        try:
+            async with self._client.documents.stream_signed(signing, document):
+                return True
+        except NotYetSigned:
+            return False
 
     async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
         """Remind the pending recipients, unless that was done a short time ago."""
@@ -229,7 +243,3 @@ class _Search:
             return tuple(await self._client.recipients.remind_pending(signing, pending))
         finally:
             await release(self._journal, claim)
-
-
-def _unsealed(signing: Signing) -> tuple[Document, ...]:
-    return tuple(one for one in signing.documents if one.completed_at is None and one.signed_file_path is None)

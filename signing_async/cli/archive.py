@@ -277,7 +277,7 @@ class _Run:
     async def _remind_once(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
         from ..archive import archive_status
 
-        found = await archive_status(client, journal, after=after, remind_every=after, kinds=("no_progress",))
+        found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
         for stuck in found.signings:
             for reminder in stuck.reminders:
                 email = reminder.recipient.email

@@ -117,6 +117,8 @@ async def test_completed_signing_without_sealed_documents_is_found() -> None:
     async def respond(request: web.Request) -> web.Response:
         if request.path.endswith("/signings"):
             return web.json_response({"data": listed})
+        if request.path.endswith("/download-signed"):
+            return web.json_response({"code": "not_signed"}, status=404)
         assert request.path.endswith("/signings/s1")
         return web.json_response({**signing, "documents": [{"id": "d4", "name": "c.pdf"}]})
 
@@ -125,6 +127,25 @@ async def test_completed_signing_without_sealed_documents_is_found() -> None:
     found = {stuck.signing.id: [document.id for document in stuck.documents] for stuck in status.signings}
     assert found == {"s1": ["d4"], "s3": ["d2"]}
     assert {stuck.kind for stuck in status.signings} == {"not_sealed"}
+
+
+async def test_download_tells_what_is_sealed_if_the_service_sends_no_field_that_does() -> None:
+    documents = [{"id": "d1", "name": "a.pdf"}, {"id": "d2", "name": "b.pdf"}]
+    signing = {"id": "s1", "name": "Lease", "is_draft": False, "is_completed": True, "documents": documents}
+    unsealed: set[str] = set()
+
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": [signing]})
+        if unsealed.intersection(request.path.split("/")):
+            return web.json_response({"code": "not_signed"}, status=404)
+        return web.Response(body=make_pdf(), content_type="application/pdf")
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        assert (await archive_status(client)).ok
+        unsealed.add("d2")
+        (stuck,) = (await archive_status(client)).signings
+    assert [document.id for document in stuck.documents] == ["d2"]
 
 
 async def test_signing_that_was_deleted_since_it_was_listed_is_not_stuck() -> None:
