@@ -242,7 +242,7 @@ async def test_table_can_be_created_beforehand_and_any_pool_used(dsn: str) -> No
     [
         ({"postgres": f"postgresql://app:{PASSWORD}@host:x/app"}, "invalid DSN: invalid host or port"),
         ({"lease": 1}, "lease: must be at least three times the timeout of 2 s, got 1"),
-        ({"retention": 0}, "retention: must be a number above 0, got 0"),
+        ({"retention": 0}, r"retention: must be a number above 0 and of at most 1e\+09, got 0"),
     ],
 )
 def test_invalid_settings_are_rejected_without_showing_the_password(settings: dict[str, Any], words: str) -> None:
