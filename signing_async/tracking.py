@@ -1,4 +1,4 @@
-"""What a client knows of the signings it works on: their documents, recipients, and ambiguous requests."""
+"""Tracks the documents, the recipients and the ambiguous requests of the signings that a client works on."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ class TrackedSigning:
         self.recipients: Collection = Collection(set())
         self.state: SharedReading[Signing] = SharedReading()
         self.ambiguities: Counter[bool] = Counter()
-        """Ambiguous attempts to add to this signing whose effect was not found, by whether it may still show."""
+        """Ambiguous attempts to add to this signing whose effect was not found. True: the effect may still appear."""
         self.ambiguous_sends: Counter[bool] = Counter()
-        """Ambiguous attempts to send it, likewise."""
+        """Ambiguous attempts to send this signing, with the same keys."""
 
     @property
     def may_change_late(self) -> bool:

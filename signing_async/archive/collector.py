@@ -224,7 +224,7 @@ class _OneSigning:
         return entry, await self._archive.manifest.append(entry)
 
     async def _place(self, document: Document, entry: ArchivedDocument, source: Path) -> ArchivedDocument:
-        """Give the file its name, which the journal knows by then."""
+        """Place the file, after the journal has recorded its name. If the name is taken, use a unique name."""
         try:
             await self._put(document, entry, source)
             return entry

@@ -62,7 +62,7 @@ class Sweep:
             except SigningError as error:
                 if error.transient or error.client_wide:
                     raise
-                # It may be older than the service keeps cursors. The list from its start has all signings.
+                # The cursor may have expired. A sweep from the start of the list covers all signings.
                 log.info("the sweep cannot be resumed at its saved cursor, and begins anew: %s", error)
                 start = None
         async with aclosing(self._list(None, until=start)) as pages:
@@ -92,7 +92,7 @@ class Sweep:
 
 @attrs.define(eq=False)
 class _Page:
-    """A page of the list. Its listing counts as one of what is unfinished."""
+    """A page of the list. ``unfinished`` counts its pending signings, plus one until the whole page is listed."""
 
     next_cursor: str | None
     unfinished: int = 1
@@ -109,7 +109,7 @@ class _Job:
 
 
 class _Place:
-    """How far a sweep has come, in an entry of the journal. One of several sweeps at a time saves it."""
+    """The position of a sweep, saved in the journal. Of several concurrent sweeps, only one saves its position."""
 
     def __init__(self, journal: Journal, key: str) -> None:
         self._journal = journal

@@ -121,7 +121,7 @@ UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
 WHERE event.id = held.key AND event.fence = held.fence AND event.owner IS NOT NULL
 RETURNING held.key"""
-# Events that wait for a postponed one are due with it: a claim then does not read them in vain.
+# Events that wait for a postponed event become due with it, so that a claim doesn't read them for nothing.
 _SETTLE = """\
 WITH settled AS (
     UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL

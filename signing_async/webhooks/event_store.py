@@ -1,4 +1,4 @@
-"""What an inbox keeps of each event, and the store that keeps it."""
+"""The events of an inbox, and the protocol of their store."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventClaim:
-    """The exclusive right to handle an event, and with it all events of its signing."""
+    """The exclusive right to handle an event. While it is held, no other event of the signing can be claimed."""
 
     stored: StoredEvent
     fence: int

@@ -32,8 +32,8 @@ class Outcome:
 class Worker:
     """Runs up to ``concurrency`` attempts at once until it is cancelled, and then drains.
 
-    To drain is to claim nothing more and to wait up to ``drain_timeout`` seconds for the running attempts. The rest is
-    cancelled and released. A second cancellation ends the wait.
+    To drain, it claims no more events and waits up to ``drain_timeout`` seconds for the running attempts. The remaining
+    attempts are cancelled and their events are released. A second cancellation ends the wait.
     """
 
     def __init__(

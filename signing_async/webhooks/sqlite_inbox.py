@@ -78,9 +78,9 @@ _PAGE = 500
 _YIELD = 0.01
 """Seconds between two pages of changes, in which other processes can write."""
 _SPREAD = 2.0
-"""Seconds, for each further attempt, over which the events of a dead process are spread.
+"""Seconds over which the events of a dead process are spread, for each attempt after the first.
 
-One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
+One of these events may have killed the process. Retried together, the others would use up their attempts as well.
 """
 
 
