@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import signing_async.archive
@@ -37,14 +39,17 @@ async def test_service_of_the_guide_sends_and_archives_each_contract_once_though
     port = free_port()
     async with Sandbox(webhook_url=f"http://127.0.0.1:{port}/webhooks", webhook_secret=SECRET) as sandbox:
         story = Story(tmp_path, sandbox, port)
-        for progress in (1, 4, 9, 14, 20):
+        try:
+            for progress in (1, 4, 9, 14, 20):
+                await story.start()
+                await story.reach(progress)
+                await story.end(signal.SIGKILL)
             await story.start()
-            await story.reach(progress)
+            await story.reach(2 * CONTRACTS)
+            await story.listening()
+            assert await story.end(signal.SIGINT) == 0
+        finally:
             await story.end(signal.SIGKILL)
-        await story.start()
-        await story.reach(2 * CONTRACTS)
-        await story.listening()
-        assert await story.end(signal.SIGINT) == 0
 
         report = await verify_archive(tmp_path / "archive")
         assert (report.documents, report.findings) == (CONTRACTS, ())
@@ -72,7 +77,13 @@ class Story:
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "service.py", cwd=self._folder, env=self._environment, stdout=asyncio.subprocess.DEVNULL
+            sys.executable,
+            "service.py",
+            cwd=self._folder,
+            env=self._environment,
+            stdout=asyncio.subprocess.DEVNULL,
+            # The process that runs the tests may ignore it, as in the background of a shell.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     async def reach(self, progress: int) -> None:
@@ -92,7 +103,8 @@ class Story:
                 return writer.close()
 
     async def end(self, number: signal.Signals) -> int:
-        self._process.send_signal(number)
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
         return await self._process.wait()
 
     async def _progress(self) -> int:
