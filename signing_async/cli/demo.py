@@ -182,9 +182,7 @@ class _Demo:
             for number in range(1, _BERTHS + 1)
         ]
         async for sent in client.dispatch_many(packages, journal):
-            if sent.error is not None:
-                raise sent.error
-            assert sent.signing is not None
+            assert sent.signing is not None, sent.error
             await sandbox.complete(sent.signing.id)
         self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, by a journal")
 

@@ -356,3 +356,15 @@ async def test_renewal_stops_without_claims_and_starts_with_the_next(
         assert await two.claim("a") is None
         with pytest.raises(ClaimLost, match="the claim on package 'b' was lost"):
             await one.release(await claimed(two, "b"))
+
+
+async def test_cancelled_claim_of_a_package_that_another_run_holds_changes_nothing(dsn: str) -> None:
+    async with PostgresJournal(dsn) as one, PostgresJournal(dsn) as other:
+        claim = await one.claim("lease")
+        assert claim is not None
+        claiming = asyncio.create_task(other.claim("lease"))
+        await asyncio.sleep(0)
+        claiming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+        await one.write(claim, "still held")
