@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError
 from taskiq import InMemoryBroker, TaskiqResult
 
 from signing_async.postgres import PostgresInbox
@@ -247,6 +248,35 @@ async def test_message_of_an_attempt_that_was_released_by_a_drain_is_dropped(
                 while await direct.xlen(tmp_path.name):
                     await asyncio.sleep(0.02)
     assert calls == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (ConnectionError("the broker restarts"), EventStatus.HANDLED),
+        (AuthenticationError("wrong password"), EventStatus.DEAD),
+    ],
+)
+async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_after_a_refused_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: EventStatus
+) -> None:
+    broker, faults = InMemoryBroker(), [fault, fault]
+    is_ready = broker.result_backend.is_result_ready
+
+    async def fail_twice(task_id: str) -> bool:
+        if faults:
+            raise faults.pop()
+        return await is_ready(task_id)
+
+    monkeypatch.setattr(broker.result_backend, "is_result_ready", fail_twice)
+    async with opened(tmp_path, broker, retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
+
+        @event_task(broker, inbox, "*")
+        async def handle(event: Event) -> None: ...
+
+        await inbox.add(*delivery("e1"))
+        async with inbox.running():
+            assert (await until_settled(inbox, "e1")).status is status
 
 
 async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> None:

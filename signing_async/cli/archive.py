@@ -255,7 +255,8 @@ class _Run:
             self._out.result({**facts, **result.entry.as_dict(), "signing": result.signing.id})
         elif isinstance(result.error, NotYetSigned):
             self._unsealed.add(document)
-        elif result.error is not None:
+        else:
+            assert result.error is not None
             self._failed.add(document)
             self._errors.setdefault(code_of(result.error), result.error)
             if self._state.json or (not was_failed and len(self._failed) <= MAX_SHOWN):

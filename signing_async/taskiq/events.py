@@ -81,6 +81,8 @@ async def _end_of(enqueued: Any) -> dict[str, Any]:
                     end: dict[str, Any] = result.return_value
                     return end
         except TransportError as error:
+            if not error.transient:
+                raise
             log.debug("cannot read the result of a task now: %s", error)
         await asyncio.sleep(_POLL)
 

@@ -449,3 +449,18 @@ async def test_archive_in_a_bucket_is_swept_resumed_and_verified(s3: S3Server, b
         s3.request("DELETE", f"{bucket}/archive/{name.replace(' ', '%20')}")
         s3.request("PUT", f"{bucket}/archive/extra.pdf", PDF)
         assert [finding.kind for finding in (await verify_archive(store)).findings] == ["missing_file", "extra_file"]
+
+
+async def test_error_of_a_program_that_prints_credentials_does_not_hold_its_output(
+    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    (tmp_path / "config").write_text("[default]\ncredential_process = sh -c 'echo whsec-secret >&2; exit 1'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    async with S3Store(f"s3://{bucket}/archive", endpoint_url=s3.url, region="us-east-1") as store:
+        with pytest.raises(
+            (ArchiveError, ConfigurationError), match="the credentials could not be retrieved"
+        ) as failed:
+            await content_of(store, "manifest.jsonl")
+    assert "whsec" not in str(failed.value)

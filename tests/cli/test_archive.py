@@ -291,6 +291,26 @@ def test_follow_goes_on_after_reminders_failed_with_a_transient_error(
     assert (following.returncode, json.loads(out.splitlines()[-1])["summary"]["archived"]) == (130, 2)
 
 
+def test_reminders_that_fail_end_a_single_run_with_the_error(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
+    service.draft("a.pdf", to=("anna@example.com",), sent=True)
+    service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
+    ran = run("archive", "contracts", "--remind-after", "0d")
+    assert (ran.code, "HTTP 500" in ran.err) == (1, True)
+
+
+def test_failures_beyond_the_first_twenty_are_counted_and_not_shown(
+    run: Run, complete: Complete, service: Service
+) -> None:
+    complete(11)
+    service.do(service.sandbox.faults.add, "documents.download_signed", "not-json", times=None)
+    ran = run("archive", "contracts")
+    assert (ran.code, ran.err.count("cannot be read")) == (1, 20)
+    assert "22 failed" in ran.out
+
+
 def test_reminders_are_sent_once_in_the_given_time(run: Run, service: Service) -> None:
     service.draft("a.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
     assert run("archive", "contracts", "--remind-after", "7d", "--json").lines[-1]["summary"]["reminded"] == 0
