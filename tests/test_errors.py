@@ -35,10 +35,10 @@ _VALUES: dict[str, Any] = {
 
 
 def _tree(cls: type[SigningError] = SigningError) -> Iterator[type[SigningError]]:
-    """The class and all below it that this package makes."""
+    """The class and all public ones below it that this package makes."""
     yield cls
     for below in cls.__subclasses__():
-        if below.__module__.startswith("signing_async."):
+        if below.__module__.startswith("signing_async.") and not below.__name__.startswith("_"):
             yield from _tree(below)
 
 

@@ -417,7 +417,8 @@ async def test_memory_does_not_grow_with_the_number_of_uploads(sandbox: Sandbox,
     try:
         few = await peak(100, 50)
         kept = tracemalloc.get_traced_memory()[0]
-        many = await peak(1000, 200)
+        # A thread that another test left behind may allocate memory once; a leak shows each time.
+        many = min([await peak(first, 200) for first in (1000, 2000, 3000)])
         assert many - few < 200 * 20_000 + kept
     finally:
         tracemalloc.stop()
