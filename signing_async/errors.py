@@ -236,7 +236,7 @@ class OutcomeUnknown(SigningError):
 
     def allow_repeat(self) -> None:
         """Make the error ``transient`` if it may clear: for a call whose repeat reads before it sends anything."""
-        self.transient = self.may_clear
+        self.transient: bool = self.may_clear
 
 
 class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
