@@ -43,6 +43,14 @@ def no_settings_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield
 
 
+@pytest.fixture(autouse=True)
+def default_log_levels() -> None:
+    """An earlier test, or a library that it used, may have changed them: records cost memory, and some are asserted."""
+    logging.getLogger().setLevel(logging.WARNING)
+    for name in ("signing_async", "signing_async.sandbox", "signing_async.webhooks"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
     """The whole service, on a free port."""

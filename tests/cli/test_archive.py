@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,8 @@ from tests.cli.terminal import COMMAND, ROOT
 from tests.pdfs import make_pdf
 
 Complete = Callable[..., list[str]]
+# The process that runs the tests may ignore it, as in the background of a shell.
+END_ON_SIGINT = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -225,6 +228,7 @@ def test_document_archived_by_a_later_sweep_is_neither_failed_nor_unsealed_in_th
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=END_ON_SIGINT,
         )
         assert following.stdout is not None
         while "sha256" not in json.loads(following.stdout.readline()):
@@ -253,6 +257,7 @@ def test_follow_archives_what_is_completed_later_and_ends_cleanly(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=END_ON_SIGINT,
         )
         assert following.stdout is not None
         lines = [json.loads(following.stdout.readline()) for _ in range(2)]
@@ -280,6 +285,7 @@ def test_follow_goes_on_after_reminders_failed_with_a_transient_error(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=END_ON_SIGINT,
     )
     assert following.stdout is not None
     assert following.stderr is not None
