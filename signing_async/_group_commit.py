@@ -199,7 +199,7 @@ class _Operation:
     ) -> None:
         self.work = work
         self.waiter = waiter
-        """A future of asyncio or of a thread; None if nobody waits."""
+        """The caller's future, from asyncio or from a thread; None if no caller waits for the outcome."""
         self.undo = undo
         self.durable = durable
         self.outcome: object = None

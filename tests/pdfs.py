@@ -391,7 +391,7 @@ def not_pdfs() -> dict[str, bytes]:
 @cache
 def by_reportlab(pages: int = 3, *, form: bool = True) -> bytes:
     """A report as reportlab writes it, with text, lines and, if there is to be a form, its text fields."""
-    from reportlab.pdfgen.canvas import Canvas  # type: ignore[import-untyped]  # reportlab has no type hints
+    from reportlab.pdfgen.canvas import Canvas  # reportlab has no type hints
 
     out = io.BytesIO()
     canvas = Canvas(out, pagesize=(595, 842), invariant=True)

@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from asn1crypto import parser  # type: ignore[import-untyped]  # asn1crypto has no type hints
+from asn1crypto import parser
 from pyhanko.pdf_utils.generic import DictionaryObject, IndirectObject
 from pyhanko.pdf_utils.misc import PdfStrictReadError
 from pyhanko.pdf_utils.reader import PdfFileReader
@@ -203,7 +203,7 @@ def _with_reference(field: Any) -> Any:
     value = field.raw_get("/V")
     if isinstance(value, IndirectObject):
         return field
-    copy = DictionaryObject(field)  # type: ignore[no-untyped-call]  # pyHanko does not type it
+    copy = DictionaryObject(field)
     dict.__setitem__(copy, "/V", _DirectValue(value, field.container_ref))
     return copy
 

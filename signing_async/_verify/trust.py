@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from asn1crypto import x509  # type: ignore[import-untyped]  # asn1crypto has no type hints
+from asn1crypto import x509
 from pyhanko.pdf_utils.reader import PdfFileReader
 from pyhanko.sign.fields import SigSeedSubFilter
 from pyhanko.sign.general import NonexistentAttributeError, find_unique_cms_attribute
@@ -108,7 +108,7 @@ class Validator:
             context = self._context(self._roots or (), signature, CertRevTrustPolicy(_IF_ANY), **settings)
             await self._validate(signature, context)
         finally:
-            await backend.close()  # type: ignore[no-untyped-call]  # pyHanko does not type it
+            await backend.close()
         self._fetched["ocsps"] += context.ocsps
         self._fetched["crls"] += context.crls
         self._fetched["other_certs"] += context.certificate_registry

@@ -176,7 +176,10 @@ class _OneSigning:
         return ArchiveResult(self._signing, document, entry) if is_new else None
 
     async def _find_placed(self, document: Document) -> ArchivedDocument | None:
-        """Return the line of a file that a run placed and could not list; None if there is none, or another verdict."""
+        """Return the line of a document whose file an earlier run placed without appending the line.
+
+        Return None if there is no such file, or if it was not verified as this run requires.
+        """
         entry = self._pending.get(document.id)
         if entry is None or entry.verdict != self._archive.judgement.verdict:
             return None

@@ -104,7 +104,7 @@ def decode_line(line: bytes) -> tuple[ArchivedDocument, str]:
 
 
 def hash_of(line: bytes) -> str:
-    """Return the ``hash`` member of a line; if there is none, the hash of the line's bytes."""
+    """Return the hash that a line contains, or the hash of its bytes if it contains none."""
     found = _HASH.search(line)
     return hashlib.sha256(line).hexdigest() if found is None else found[1].decode()
 

@@ -19,10 +19,10 @@ from ..errors import ArchiveError, ConfigurationError
 from ..worker_pool import log
 
 try:
-    import aiobotocore.session  # type: ignore[import-untyped]  # neither package has a py.typed marker
+    import aiobotocore.session
     import aiohttp
-    import botocore.loaders  # type: ignore[import-untyped]
-    from botocore.exceptions import (  # type: ignore[import-untyped]
+    import botocore.loaders
+    from botocore.exceptions import (
         BotoCoreError,
         ClientError,
         ConnectionError,
@@ -80,7 +80,7 @@ class Bucket:
         """
         metadata = {"sha256": sha256}
         if (await asyncio.to_thread(source.stat)).st_size > _UPLOAD_PART:
-            # S3 requires that an upload is begun anew after a conflict.
+            # After a conflict, S3 requires the whole upload to be repeated.
             return await _repeated(lambda: self._create_in_parts(source, key, metadata))
         data = await asyncio.to_thread(source.read_bytes)
         _check_hash(source, hashlib.sha256(data).hexdigest(), sha256)

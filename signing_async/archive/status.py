@@ -93,11 +93,10 @@ async def archive_status(
     """Find what is stuck among all signings of the tenant, and among the dispatches in a journal.
 
     A signing is stuck if it was not updated for ``after``; a dispatch without an outcome, if nothing was written for
-    ``dispatches_after``. Signings and dispatches last updated before ``since`` (or before this
-    timedelta) are left out. With ``remind_every``, the recipients who
-    have not finished a stuck signing are reminded, at most once in that time: the journal keeps when. All signings are
-    listed. Those that may be stuck are read: with ``kinds`` only these, and no completed signing last updated before
-    ``since``. ::
+    ``dispatches_after``. Signings and dispatches last updated before ``since`` (a time, or a timedelta before now) are
+    left out. With ``remind_every``, the recipients who have not finished a stuck signing are reminded, at most once in
+    that time: the journal records when. The whole list of signings is fetched, and each signing that may be stuck is
+    read. To read fewer signings, pass ``since``, or the ``kinds`` to look for. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:
@@ -238,7 +237,7 @@ class _Search:
         try:
             if claim.state is not None and self._now < datetime.fromisoformat(claim.state) + self._remind_every:
                 return ()
-            # Written before: a run that is killed here reminds nobody twice.
+            # Written first: if the run is killed after this, the recipients are not reminded twice.
             await journaled(self._journal.write(claim, self._now.isoformat()))
             return tuple(await self._client.recipients.remind_pending(signing, pending))
         finally:

@@ -63,7 +63,7 @@ class Sweep:
                 if error.transient or error.client_wide:
                     raise
                 # The cursor may have expired. A sweep from the start of the list covers all signings.
-                log.info("the sweep cannot be resumed at its saved cursor, and begins anew: %s", error)
+                log.info("cannot resume the sweep at its saved cursor, starting from the beginning: %s", error)
                 start = None
         async with aclosing(self._list(None, until=start)) as pages:
             async for job in pages:

@@ -107,9 +107,9 @@ def run(
     """Archive the sealed PDFs of all signings: each document of a completed signing once, in a folder or in S3.
 
     Whatever ends the command, run it again: nothing is fetched twice, and no half file is left. The files are listed in
-    manifest.jsonl; "archive verify" checks them. Several processes may share an archive and its journal,
-    by default the file .journal in the folder; an archive in S3 needs --journal or SIGNING_JOURNAL. With --remind-after
-    7d, recipients who have not finished are reminded if nobody signed for 7 days, and at most once in 7 days.
+    manifest.jsonl; "archive verify" checks them. Several processes may share an archive and its journal, by default the
+    file .journal in the folder; an archive in S3 needs --journal or SIGNING_JOURNAL. With --remind-after 7d, recipients
+    get a reminder if nobody signed for 7 days, and at most one in 7 days.
 
     Exit codes: 0: done; documents that are not yet sealed are fetched by a later run. 1: some documents failed.
 
@@ -145,10 +145,10 @@ def verify(state: State, to: str) -> None:
 @click.option("--after", default="7d", show_default=True, type=duration, help="Not updated for this time.")
 @click.option("--since", type=moment, help="Only signings and dispatches updated since: 90d, 2031-03-31, ...")
 def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
-    """Tell what is stuck.
+    """List what is stuck.
 
-    Drafts with documents that were not sent, signings without progress and who has not signed, completed signings that
-    are not sealed, and dispatches in the journal that have had no outcome for an hour.
+    Unsent drafts that have documents, sent signings without progress (with the recipients who have not signed),
+    completed signings whose documents are not sealed, and dispatches in the journal without an outcome for an hour.
 
     Exit codes: 0: nothing is stuck. 9: something is.
 

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
 try:
-    import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+    import asyncpg
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
         "signing_async.postgres needs asyncpg: pip install 'signing-async[postgres]'", name="asyncpg"

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+import asyncpg
 
 from ..errors import ConfigurationError, InboxError
 from ..webhooks.event import Event

@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
 
-import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+import asyncpg
 import attrs
 
 from .. import _checks

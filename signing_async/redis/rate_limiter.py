@@ -267,7 +267,7 @@ class RedisRateLimiter:
         return True
 
     def _adopt_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start anew in another event loop: the tasks of the former one ended with it."""
+        """Restart in another event loop: the tasks ended with the earlier loop."""
         if self._loop is not loop:
             self._loop = loop
             self._watcher = None

@@ -16,7 +16,7 @@ from .verifier import Headers
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
     from aiohttp import web
-    from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]  # Django ships no types
+    from django.http import HttpRequest, HttpResponse
 
 CHUNK = 8 * 1024  # bytes per read; some inputs block until they have them all
 

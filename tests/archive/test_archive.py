@@ -338,8 +338,12 @@ async def test_not_sound_document_is_not_archived(
     async with Archive(client, folder, journal=journal, trust=await _other_authority()) as archive:
         (result,) = await sweep(archive)
         assert isinstance(result.error, NotSound)
-    for settings, verdict in (({"verify": True}, "sound"), ({"trust": await sandbox.certificate_pem()}, "trusted")):
-        async with Archive(client, folder / verdict, journal=journal, **settings) as archive:  # type: ignore[arg-type]
+    judgements: list[tuple[dict[str, Any], str]] = [
+        ({"verify": True}, "sound"),
+        ({"trust": await sandbox.certificate_pem()}, "trusted"),
+    ]
+    for settings, verdict in judgements:
+        async with Archive(client, folder / verdict, journal=journal, **settings) as archive:
             (result,) = await sweep(archive)
             assert result.entry is not None
             assert result.entry.verdict == verdict

@@ -142,7 +142,7 @@ class Redis:
 
         async with Client.from_url(self.server.url) as client:
             for kind in ("normal", "pubsub"):
-                await client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")  # type: ignore[no-untyped-call]  # redis-py leaves it so
+                await client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")  # redis-py leaves it so
 
     async def stop(self) -> None:
         self.server.kill()

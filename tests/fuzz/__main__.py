@@ -49,7 +49,7 @@ def main() -> None:
 
 def guide(name: str, seconds: float, seed: int) -> None:
     """Let atheris choose the inputs by what they reach in the package; the process ends here."""
-    import atheris  # type: ignore[import-untyped]  # it ships no types
+    import atheris  # it ships no types
 
     with atheris.instrument_imports(include=["signing_async"]):
         target = load(name)

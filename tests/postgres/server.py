@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+import asyncpg
 
 from tests.needs import missing
 

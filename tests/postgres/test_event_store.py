@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import ANY
 
-import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+import asyncpg
 import pytest
 
 from signing_async import ConfigurationError, InboxError

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg  # type: ignore[import-untyped]  # it is typed, but has no py.typed marker
+import asyncpg
 import pytest
 
 from signing_async import ConfigurationError, NewRecipient, PdfSource, SigningClient, SigningPackage

@@ -99,7 +99,7 @@ async def ask(server: RedisServer, *command: Any) -> Any:
     from redis.asyncio import Redis
 
     async with Redis.from_url(server.url) as client:
-        response: Any = client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py leaves it so
+        response: Any = client.execute_command(*command)  # redis-py leaves it so
         return await response
 
 

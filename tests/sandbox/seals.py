@@ -25,7 +25,7 @@ def make_panel(*names: str, document: str = "Agreement.pdf") -> Panel:
 
 def accepts(data: bytes, authority: Authority) -> bool:
     """Return whether pyHanko finds the seal valid, trusted and covering the whole file."""
-    from asn1crypto import pem, x509  # type: ignore[import-untyped]  # asn1crypto has no type hints
+    from asn1crypto import pem, x509
     from pyhanko.pdf_utils.reader import PdfFileReader
     from pyhanko.sign.validation import SignatureCoverageLevel, validate_pdf_signature
     from pyhanko_certvalidator import ValidationContext

@@ -83,7 +83,7 @@ def test_long_name_is_wrapped_and_a_very_long_one_cut_with_dots(sealed: Callable
 def test_other_scripts_are_set_in_an_installed_font(sealed: Callable[..., bytes], authority: Authority) -> None:
     if not panels._fonts():
         pytest.skip("needs fonts-dejavu-core and pyHanko's opentype extra")
-    from fontTools.ttLib import TTFont  # type: ignore[import-untyped]  # fontTools has no type hints
+    from fontTools.ttLib import TTFont  # fontTools has no type hints
 
     names = ("Łukasz Żółć", "Дмитрий Иванов", "Ελένη Παπαδοπούλου", "A\u030ake Stro\u0308m")
     result = sealed(pdfs.make_pdf(), make_panel(*names))

@@ -126,7 +126,7 @@ def cms(
 ) -> bytes:
     """Return a signature of ``data``, or of the ``content`` that it wraps; ``edit`` may change it afterwards."""
     import pyhanko.sign  # noqa: F401  # adds kinds of attributes to asn1crypto, which takes none after the first use
-    from asn1crypto import cms as asn1  # type: ignore[import-untyped]  # asn1crypto has no type hints
+    from asn1crypto import cms as asn1
     from asn1crypto import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from asn1crypto import crl, keys, x509  # type: ignore[import-untyped]  # asn1crypto has no type hints
+from asn1crypto import crl, keys, x509
 from cryptography import x509 as certificates
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asn1crypto import parser  # type: ignore[import-untyped]  # asn1crypto has no type hints
+from asn1crypto import parser
 
 from tests import pdfs
 from tests.needs import needs

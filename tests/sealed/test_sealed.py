@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 import pytest
-from asn1crypto.core import OctetString  # type: ignore[import-untyped]  # asn1crypto has no type hints
+from asn1crypto.core import OctetString
 
 from signing_async import InvalidRequest, PdfRejected, sealed
 from signing_async._verify import process, worker
@@ -214,7 +214,7 @@ def test_wrong_signature_is_not_sound_and_the_report_says_why(sign: Callable[[by
 
 
 def test_timestamp_of_other_data_makes_the_signature_unsound() -> None:
-    from asn1crypto import cms as asn1  # type: ignore[import-untyped]  # asn1crypto has no type hints
+    from asn1crypto import cms as asn1
 
     def stamp(made: Any) -> None:
         token = asn1.ContentInfo.load(timestamp_of(b"something else"))

@@ -14,9 +14,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import uvicorn
 from aiohttp import web
-from django.conf import settings  # type: ignore[import-untyped]  # Django ships no types
-from django.core.wsgi import get_wsgi_application  # type: ignore[import-untyped]  # Django ships no types
-from django.urls import clear_url_caches, path  # type: ignore[import-untyped]  # Django ships no types
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.urls import clear_url_caches, path
 from fastapi import FastAPI
 from flask import Flask
 from starlette.applications import Starlette

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.wsgi import get_wsgi_application  # type: ignore[import-untyped]  # Django ships no types
+from django.core.wsgi import get_wsgi_application
 
 from signing_async.webhooks import Event, Receiver, WebhookVerifier, asgi_app, django_view, wsgi_app
 from tests.webhooks.deliveries import SECRET, event_body, hex_of, signed
@@ -288,7 +288,7 @@ def test_django_view_works_under_asgi() -> None:
     body = event_body("a")
     headers = [(b"x-signature", hex_of(body).encode()), (b"content-length", str(len(body)).encode())]
     with serve("django", receiver):  # which sets Django up
-        from django.core.handlers.asgi import ASGIRequest  # type: ignore[import-untyped]  # Django ships no types
+        from django.core.handlers.asgi import ASGIRequest
 
         scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": headers}
         response = django_view(receiver)(ASGIRequest(scope, io.BytesIO(body)))
