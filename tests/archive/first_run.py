@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from signing_async import SigningClient
@@ -60,38 +61,56 @@ async def fill(sandbox: Sandbox, client: SigningClient, signings: int) -> None:
     await asyncio.gather(*(some() for _ in range(4)))
 
 
-async def run(signings: int) -> int:
-    """Return the number of problems."""
+@dataclass
+class Outcome:
+    """What three runs did: one that was killed, one that went on, one that found everything done."""
+
+    memory: list[list[float]] = field(default_factory=list)
+    """The memory of each run in MB, as it grew."""
+    fetched: list[int] = field(default_factory=list)
+    """The downloads after each run."""
+    documents: int = 0
+    findings: tuple[object, ...] = ()
+
+
+async def run(signings: int) -> Outcome:
+    """Fill a sandbox, and archive its signings."""
+    outcome = Outcome()
     with tempfile.TemporaryDirectory() as name:
         async with Sandbox(seed=1, keep_requests=1_000_000) as sandbox:
             async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
                 await fill(sandbox, client, signings)
             each = max(1, signings // 5)
             arguments = [sys.executable, "-c", SWEEP, sandbox.base_url, sandbox.access_token(), name, str(each)]
-            fetched = []
             for is_killed in (True, False, False):
                 process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
                 assert process.stdout is not None
+                memory: list[float] = []
+                outcome.memory.append(memory)
                 for number in itertools.count(1):
                     line = await process.stdout.readline()
                     print(line.decode().strip(), flush=True)
+                    memory += [float(line.split()[-2])] if line else []
                     if is_killed and number == 5:
                         process.kill()
                     if not line:
                         break
                 await process.wait()
-                fetched.append(count(sandbox)["documents.download_signed"])
+                outcome.fetched.append(count(sandbox)["documents.download_signed"])
             report = await verify_archive(Path(name) / "archive")
-            print(f"requests: {dict(count(sandbox))}; downloads after each run: {fetched}")
+            print(f"requests: {dict(count(sandbox))}; downloads after each run: {outcome.fetched}")
             print(f"{report.documents} documents, {report.size} bytes, findings: {report.findings[:5]}")
-            return len(report.findings) + (report.documents != 2 * signings)
+            outcome.documents, outcome.findings = report.documents, report.findings
+    return outcome
 
 
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--signings", type=int, default=1000)
-    sys.exit(asyncio.run(run(parser.parse_args().signings)))
+    signings = parser.parse_args().signings
+    outcome = asyncio.run(run(signings))
+    sys.exit(bool(outcome.findings) or outcome.documents != 2 * signings)
 
 
 if __name__ == "__main__":
