@@ -477,7 +477,8 @@ async def test_workers_survive_an_outage_of_redis(
 ) -> None:
     """With or without its data; they log the outage once."""
     caplog.set_level("INFO", "signing_async")
-    monkeypatch.setattr(streams, "_TIMEOUT", 0.5)
+    if how == "stopped":
+        monkeypatch.setattr(streams, "_TIMEOUT", 1.0)
     first, second = packages(tmp_path, 2)
 
     worker, tries = place.worker(), [True]

@@ -278,10 +278,15 @@ async def end_claim(store: EventStore, claim: EventClaim, end: str) -> None:
 
 @pytest.mark.parametrize("end", ["settle", "postpone", "release", "cancelled"])
 async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
-    end: str, postgres: PostgresServer, open_store: Callable[[], EventStore]
+    end: str, postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
 ) -> None:
-    """Although the store is still open."""
-    one, two = open_store(), open_store()
+    """Although the store is still open, and renews the lease of its other claim."""
+
+    async def leases() -> tuple[datetime, datetime]:
+        a, b = await postgres.execute(f"SELECT leased_until FROM {table} ORDER BY id")
+        return a["leased_until"], b["leased_until"]
+
+    one, two = open_store(lease=6), open_store()
     await add(one, "a", "s")
     await add(one, "b", "t")
     claim, _ = await one.claim(2)
@@ -292,6 +297,12 @@ async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
             ending.cancel()
         with pytest.raises((InboxError, asyncio.CancelledError)):
             await ending
+    a, b = await leases()
+    async with asyncio.timeout(60):
+        while (renewed := await leases())[1] <= b:
+            await asyncio.sleep(0.02)
+    assert renewed[0] == a
+    await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s' WHERE id = 'a'")
     assert (await soon_claimed(two)).stored.id == "a"
     assert await two.claim(1) == []
 
