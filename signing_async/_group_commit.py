@@ -178,6 +178,11 @@ class GroupCommit:
             failure = error
         except Exception as error:  # waiting callers must get an error
             failure = self._failure(f"{self._title}: {_describe(error)}", transient=is_transient(error))
+        if not failure.transient and len(operations) > 1:
+            # One of them may have failed the others.
+            for operation in operations:
+                self._commit([operation])
+            return
         for operation in operations:
             operation.outcome = copy.copy(failure)
 

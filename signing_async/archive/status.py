@@ -96,7 +96,8 @@ async def archive_status(
     ``dispatches_after``. Signings and dispatches last updated before ``since`` (a time, or a timedelta before now) are
     left out. With ``remind_every``, the recipients who have not finished a stuck signing are reminded, at most once in
     that time: the journal records when. The whole list of signings is fetched, and each signing that may be stuck is
-    read. To read fewer signings, pass ``since``, or the ``kinds`` to look for. ::
+    read; if the service does not say which documents are sealed, a download of each is opened. To read fewer signings,
+    pass ``since``, or the ``kinds`` to look for. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:

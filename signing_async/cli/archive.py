@@ -86,6 +86,12 @@ def _check_not_a_command(context: click.Context, parameter: click.Parameter, to:
 @click.option("--since", type=duration_or_moment, help="Only signings updated since: 30d, 12h, 2031-03-31, ...")
 @click.option("--name", metavar="PATTERN", help="Only signings with such a name: 'Lease *'.")
 @click.option("--template", metavar="TEXT", help="The names of the files.")
+@click.option(
+    "--object-lock",
+    type=(click.Choice(["COMPLIANCE", "GOVERNANCE"]), click.IntRange(1)),
+    metavar="MODE DAYS",
+    help="S3 only: retain each object for this time, in the mode COMPLIANCE or GOVERNANCE.",
+)
 @click.option("--verify", is_flag=True, help="Archive only PDFs whose signatures are sound.")
 @click.option("--trust", multiple=True, metavar="ROOTS", help='As in verify-sealed: a file, a folder or "system".')
 @click.option(
@@ -101,6 +107,7 @@ def run(
     since: datetime | timedelta | None,
     remind_after: timedelta | None,
     template: str | None,
+    object_lock: tuple[str, int] | None,
     trust: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -120,10 +127,11 @@ def run(
     """
     if template is not None:
         options["template"] = template
+    if object_lock is not None and "://" not in to:
+        raise InvalidRequest(f"--object-lock: only S3 retains objects, and {to!r} is a folder")
     place = _journal_of(state, journal) or _default_journal(to)
-    state.run(
-        _Run(state, follow, every, remind_after).run(to, place, {**options, "since": since, "trust": trust or None})
-    )
+    options |= {"since": since, "trust": trust or None}
+    state.run(_Run(state, follow, every, remind_after).run(to, object_lock, place, options))
 
 
 @command()
@@ -184,7 +192,7 @@ def _default_journal(to: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _store(to: str) -> AsyncIterator[ArchiveStore]:
+async def _store(to: str, object_lock: tuple[str, int] | None = None) -> AsyncIterator[ArchiveStore]:
     if "://" not in to:
         from ..archive import FolderStore
 
@@ -194,7 +202,7 @@ async def _store(to: str) -> AsyncIterator[ArchiveStore]:
         from ..archive import S3Store
     except ModuleNotFoundError as error:
         raise ConfigurationError(str(error)) from None
-    async with S3Store(to) as store:
+    async with S3Store(to, object_lock=object_lock) as store:
         yield store
 
 
@@ -216,11 +224,11 @@ class _Run:
         self._errors: dict[int, BaseException] = {}
         """One error for each exit code."""
 
-    async def run(self, to: str, journal: str, options: dict[str, Any]) -> None:
+    async def run(self, to: str, object_lock: tuple[str, int] | None, journal: str, options: dict[str, Any]) -> None:
         from ..archive import Archive
 
         async with contextlib.AsyncExitStack() as exits:
-            store = await exits.enter_async_context(_store(to))
+            store = await exits.enter_async_context(_store(to, object_lock))
             opened = await exits.enter_async_context(open_journal(journal))
             client = await exits.enter_async_context(self._state.client())
             # A rejected token would fail every document.

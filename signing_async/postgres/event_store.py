@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from ..errors import ConfigurationError, InboxError
 from ..webhooks.event import Event
 from ..webhooks.event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
 from .database import Database, Pool, terminate
+from .event_writer import EventWriter
 from .leases import Leases
 from .store_thread import StoreThread
 
@@ -31,8 +31,6 @@ log: logging.Logger = logging.getLogger("signing_async")
 
 _PAGE = 100
 """Events in one statement: each may have a body of 1 MiB."""
-_BATCH_BYTES = 8 * 1024 * 1024
-"""Bytes of the bodies that one statement adds, if it adds more than one: it has to end within the timeout."""
 _BATCH = 1000
 """Events that one statement purges or requeues: it has to end within the timeout."""
 _POLL = 1.0
@@ -136,7 +134,8 @@ WITH settled AS (
 SELECT true FROM settled"""
 _POSTPONE = """\
 WITH postponed AS (
-    UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, owner = NULL, leased_until = NULL
+    UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, attempts = attempts - $5::int,
+        owner = NULL, leased_until = NULL
     WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
     RETURNING seq, signing_id, due_at
 ), waiting AS (
@@ -213,8 +212,8 @@ class PostgresEventStore:
         self._claiming = asyncio.Lock()
         self._unrecorded: dict[str, int] = {}
         """The fences of claims whose end could not be recorded: the caller may try again until the lease expires."""
-        self._adding: list[tuple[Event, bytes, asyncio.Future[bool]]] = []
-        self._writer: asyncio.Task[None] | None = None
+        # The writer must not keep an unclosed store from being collected.
+        self._writer = EventWriter(partial(_insert, self._database))
         self._woken = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
 
@@ -243,50 +242,12 @@ class PostgresEventStore:
     # Adding
 
     async def add(self, event: Event, body: bytes) -> bool:
-        added = asyncio.get_running_loop().create_future()
-        self._adding.append((event, body, added))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write_all(), name="signing_async events")
-        stored: bool = await added
-        return stored
+        return await self._writer.add(event, body)
 
     def add_blocking(self, event: Event, body: bytes) -> bool:
         if self._thread is None:
             raise ConfigurationError("postgres: a threaded server needs a DSN; a pool belongs to one event loop")
         return self._thread.add(event, body)
-
-    async def _write_all(self) -> None:
-        """Commit the waiting events together, until none wait."""
-        while self._adding:
-            batch = self._next_batch()
-            rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
-            columns = [list(column) for column in zip(*rows, strict=True)]
-            failure, new = None, set()
-            try:
-                new = {row["id"] for row in await self._fetch(_ADD, *columns, self._database.name)}
-            except InboxError as error:
-                failure = error
-                # In an outage senders give up, and come back.
-                self._adding = [each for each in self._adding if not each[2].done()]
-            for event, _, added in batch:
-                is_new = event.id in new
-                new.discard(event.id)
-                if added.done():
-                    continue  # the sender has gone
-                if failure is None:
-                    added.set_result(is_new)
-                else:
-                    added.set_exception(copy.copy(failure))
-
-    def _next_batch(self) -> list[tuple[Event, bytes, asyncio.Future[bool]]]:
-        count = size = 0
-        for _, body, _ in self._adding[:_PAGE]:
-            size += len(body)
-            if count and size > _BATCH_BYTES:
-                break
-            count += 1
-        batch, self._adding = self._adding[:count], self._adding[count:]
-        return batch
 
     # Claims
 
@@ -296,8 +257,8 @@ class PostgresEventStore:
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         return await self._update(_SETTLE, claim, status.value, error)
 
-    async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
-        return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error)
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
+        return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error, int(not counts))
 
     async def release(self, claim: EventClaim) -> None:
         try:
@@ -414,8 +375,7 @@ class PostgresEventStore:
             self._listener.cancel()
             await asyncio.wait([self._listener])
             self._listener = None
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
+        await self._writer.drain()
         await self._leases.stop()
         held = {name: fence for name, fence in self._leases.held.items() if fence is not None}
         self._leases.held.clear()
@@ -432,6 +392,11 @@ class PostgresEventStore:
     def __del__(self) -> None:
         if hasattr(self, "_database"):
             self._database.warn_if_open(self)
+
+
+async def _insert(database: Database, *columns: object) -> Any:
+    statement = database.render(_ADD)
+    return await database.run(lambda connection: connection.fetch(statement, *columns, database.name))
 
 
 async def _listen(database: Database, woken: asyncio.Event) -> None:

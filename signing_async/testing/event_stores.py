@@ -144,27 +144,8 @@ class _ManagementConformance:
         }
 
 
-class EventStoreConformance(_ManagementConformance):
-    """Tests the promises of the `EventStore` protocol, which let an `Inbox` lose no event.
-
-    Subclass it with a fixture ``open_store`` that returns a function. Each call of the function opens the same storage
-    as a new object; the storage is empty when a test begins, and the fixture closes the objects. The tests need
-    pytest-asyncio. ::
-
-        class TestMyStore(EventStoreConformance):
-            @pytest.fixture
-            async def open_store(self, tmp_path):
-                async with contextlib.AsyncExitStack() as opened:
-                    def open_store():
-                        store = MyStore(tmp_path / "inbox")
-                        opened.push_async_callback(store.aclose)
-                        return store
-                    yield open_store
-    """
-
-    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
-
-    # Adding
+class _AddingConformance:
+    """The part of `EventStoreConformance` about storing events."""
 
     async def test_added_event_is_claimed_with_all_its_fields(self, open_store: OpenStore) -> None:
         event, body = delivery("evt ☃ '\";--%s{table}$1", "sig ☃", type="signing.completed", size=200_000)
@@ -206,6 +187,38 @@ class EventStoreConformance(_ManagementConformance):
         assert await asyncio.to_thread(store.add_blocking, event, body)
         assert not await asyncio.to_thread(open_store().add_blocking, event, body)
         assert [claim.stored.body for claim in await open_store().claim(1)] == [body]
+
+    async def test_event_that_the_store_refuses_does_not_fail_those_added_with_it(self, open_store: OpenStore) -> None:
+        """It may as well be stored, or its type changed."""
+        store = open_store()
+        events = [delivery(f"e{number}", "s") for number in range(5)]
+        for number, kind in ((1, "a lone \ud800"), (3, "a \0")):
+            events[number] = delivery(f"odd{number}", "s", type=kind)
+        added = await asyncio.gather(*(store.add(*each) for each in events), return_exceptions=True)
+        assert [added[number] for number in (0, 2, 4)] == [True] * 3
+        assert all(each is True or isinstance(each, InboxError) for each in added)
+        assert [name for name in await ids(store) if not name.startswith("odd")] == ["e0", "e2", "e4"]
+
+
+class EventStoreConformance(_AddingConformance, _ManagementConformance):
+    """Tests the promises of the `EventStore` protocol, which let an `Inbox` lose no event.
+
+    Subclass it with a fixture ``open_store`` that returns a function. Each call of the function opens the same storage
+    as a new object; the storage is empty when a test begins, and the fixture closes the objects. The tests need
+    pytest-asyncio. ::
+
+        class TestMyStore(EventStoreConformance):
+            @pytest.fixture
+            async def open_store(self, tmp_path):
+                async with contextlib.AsyncExitStack() as opened:
+                    def open_store():
+                        store = MyStore(tmp_path / "inbox")
+                        opened.push_async_callback(store.aclose)
+                        return store
+                    yield open_store
+    """
+
+    pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     # Claiming
 
@@ -336,6 +349,28 @@ class EventStoreConformance(_ManagementConformance):
             assert (claim.stored.id, claim.stored.attempts) == ("a1", 1)
             await store.release(claim)
         assert [stored.attempts for stored in await everything(store)] == [0, 0]
+
+    async def test_attempt_that_is_postponed_without_being_counted_leaves_its_place_to_other_events(
+        self, open_store: OpenStore
+    ) -> None:
+        """Even without a delay: events that are due for a longer time are claimed first."""
+        store = open_store()
+        for name, signing in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+            await add(store, name, signing)
+        handled = []
+        for _ in range(3):
+            (claim,) = await store.claim(1)
+            handled.append((claim.stored.id, claim.stored.attempts))
+            if claim.stored.id == "a1":
+                assert await store.postpone(claim, 0, "no key", counts=False)
+            else:
+                assert await store.settle(claim, EventStatus.HANDLED)
+        assert handled == [("a1", 1), ("b1", 1), ("a1", 1)]
+        waiting = (await everything(store))[0]
+        assert (waiting.status, waiting.attempts, waiting.error) == (EventStatus.PENDING, 0, "no key")
+        (claim,) = await store.claim(5)
+        assert await store.postpone(claim, 3600, "no key", counts=False)
+        assert await open_store().claim(5) == []
 
     # Waiting
 

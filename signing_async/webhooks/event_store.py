@@ -123,8 +123,11 @@ class EventStore(Protocol):
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         """Record the end of an event; return False, and change nothing, if the claim was lost."""
 
-    async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
-        """Release the claim and make the event due in ``seconds``; return False if the claim was lost."""
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
+        """Release the claim and make the event due in ``seconds``; return False if the claim was lost.
+
+        Unless it ``counts``, the attempt is not counted.
+        """
 
     async def release(self, claim: EventClaim) -> None:
         """Release a claim whose handler did not run; its attempt does not count."""

@@ -34,8 +34,8 @@ H = TypeVar("H", bound=EventHandler)
 
 _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
-_KEY_PAUSE = 1.0
-"""Seconds to wait after an event that cannot be decrypted. It is due again at once."""
+_KEY_PAUSE = 5.0
+"""Seconds after which an event that cannot be decrypted is due again, for a worker that has the key."""
 _MAX_TEXT = 1000
 _LONGEST = 1e9
 """Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
@@ -97,10 +97,11 @@ class Inbox:
     at a time and in order of arrival, those of different signings side by side.
 
     ``key`` encrypts the bodies of events at rest; several keys allow rotation. An event that this worker cannot decrypt
-    is logged at ERROR and stays pending, and no attempt is counted. The bodies of handled and dropped events
-    are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a duplicate is recognized
-    forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again. A plain function runs
-    in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until it returns.
+    is logged at ERROR and stays pending, no attempt is counted, and it delays no other signing. The bodies of handled
+    and dropped events are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a
+    duplicate is recognized forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried
+    again. A plain function runs in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until
+    it returns.
 
     ``wakeups`` gets every event when its handling begins, in the process that handles it, whichever handler it has.
     """
@@ -242,15 +243,14 @@ class Inbox:
 
     # Attempts
 
-    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome | None:
-        """Call the handler and return how it ended; None if it did not run."""
+    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
+        """Call the handler and return how it ended."""
         try:
             stored = self._unsealed(stored)
         except InboxError as error:
-            # The keys of this worker are wrong, not the event. The pause leaves it to a worker that has the key.
+            # The keys of this worker are wrong, not the event.
             log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
-            await asyncio.sleep(_KEY_PAUSE)
-            return None
+            return Outcome(error=str(error), retry_in=_KEY_PAUSE, counts=False)
         if stored.attempts > self.retry_policy.max_attempts:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import InboxError
 from .event_store import EventClaim, EventStatus, EventStore, StoredEvent
@@ -27,6 +27,8 @@ class Outcome:
     status: EventStatus = EventStatus.HANDLED
     error: str | None = None
     retry_in: float | None = None
+    counts: bool = True
+    """Whether an attempt that is retried counts."""
 
 
 class Worker:
@@ -39,7 +41,7 @@ class Worker:
     def __init__(
         self,
         store: EventStore,
-        attempt: Callable[[StoredEvent], Awaitable[Outcome | None]],
+        attempt: Callable[[StoredEvent], Awaitable[Outcome]],
         *,
         concurrency: int,
         drain_timeout: float,
@@ -51,6 +53,8 @@ class Worker:
         self._unrecorded: set[str] = set()
         """The ids of events whose end the store could not record yet. Until then, a claim might return them again."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._recording: set[asyncio.Task[None]] = set()
+        """The tasks whose attempts have ended, and whose ends are not recorded yet."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -68,9 +72,12 @@ class Worker:
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
         if self._free and not self._unrecorded:
+            # These attempts left room for the claims. If the process dies, no more handlers run again than ran at once.
+            earlier = frozenset(self._recording)
             for claim in await self._store.claim(self._free):
                 self._free -= 1
-                task = asyncio.create_task(self._handle(claim), name=f"signing_async event {claim.stored.id}")
+                handling = self._handle(claim, earlier)
+                task = asyncio.create_task(handling, name=f"signing_async event {claim.stored.id}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         if self._free and not self._unrecorded:
@@ -91,20 +98,27 @@ class Worker:
         if not due.cancelled():
             due.result()
 
-    async def _handle(self, claim: EventClaim) -> None:
-        outcome = None
+    async def _handle(self, claim: EventClaim, earlier: frozenset[asyncio.Task[None]]) -> None:
+        """Run an attempt once the ``earlier`` ones are recorded, and record how it ended."""
+        outcome: Outcome | None = None
+        recording = asyncio.current_task()
+        assert recording is not None
         try:
+            if earlier:
+                await asyncio.wait(earlier)
             outcome = await self._attempt(claim.stored)
         except asyncio.CancelledError:
             pass  # the worker ends: the event is released
         finally:
             # The outcome is recorded in the same commit as the next claim.
+            self._recording.add(recording)
             self._free += 1
             self._changed.set()
         try:
             if not await self._record(claim, outcome):
                 log.warning("the claim on event %s was lost: another worker handles it again", claim.stored.id)
         finally:
+            self._recording.discard(recording)
             self._unrecorded.discard(claim.stored.id)
             self._changed.set()
 
@@ -115,12 +129,17 @@ class Worker:
                     await self._store.release(claim)
                     return True
                 if outcome.retry_in is not None:
-                    return await self._store.postpone(claim, outcome.retry_in, outcome.error)
+                    counted = {} if outcome.counts else {"counts": False}
+                    return await self._store.postpone(claim, outcome.retry_in, outcome.error, **counted)
                 return await self._store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
                 log.warning("cannot record the end of event %s now: %s", claim.stored.id, error)
                 if outcome is None:
                     return True  # the store forgets the claim
+                if outcome.error is not None and not error.transient:
+                    # The store may refuse the text. Until the end is recorded, no other event is claimed.
+                    text = outcome.error.encode("ascii", "backslashreplace").decode()
+                    outcome = replace(outcome, error=text)
                 self._unrecorded.add(claim.stored.id)
                 await asyncio.sleep(_PAUSE)
             except Exception:  # a mistake in the store

@@ -49,7 +49,7 @@ _COLUMNS = "seq, id, type, signing, body, received_at, status, attempts, due, er
 _DUE = f"SELECT {_COLUMNS} FROM events WHERE ready AND due <= ? ORDER BY due, seq LIMIT ?"  # noqa: S608  # constants
 _CLAIM = "UPDATE events SET ready = 0, owner = ?, fence = fence + 1, attempts = attempts + 1 WHERE seq = ?"
 _SETTLE = "UPDATE events SET status = ?, error = ?, settled_at = ?, owner = NULL"
-_POSTPONE = "UPDATE events SET error = ?, due = ?, owner = NULL"
+_POSTPONE = "UPDATE events SET error = ?, due = ?, attempts = attempts - ?, owner = NULL"
 _RELEASE = "UPDATE events SET attempts = attempts - 1, owner = NULL"
 _READY = (
     "UPDATE events SET ready = 1 WHERE seq ="
@@ -133,8 +133,8 @@ class SqliteEventStore:
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         return await self._finish(claim, self._end(claim, _SETTLE, status, error, time.time()))
 
-    async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
-        return await self._finish(claim, self._end(claim, _POSTPONE, error, time.time() + seconds))
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
+        return await self._finish(claim, self._end(claim, _POSTPONE, error, time.time() + seconds, not counts))
 
     async def release(self, claim: EventClaim) -> None:
         await self._finish(claim, self._end(claim, _RELEASE))
@@ -193,6 +193,9 @@ class SqliteEventStore:
     def _claim(
         self, connection: sqlite3.Connection, limit: int, claims: list[EventClaim], held: frozenset[tuple[str, int]]
     ) -> list[EventClaim]:
+        # Only a failed transaction has claims already.
+        self._held.difference_update(map(_key, claims))
+        claims.clear()
         mine = self._commits.lock.owner
         owners = connection.execute("SELECT DISTINCT owner FROM events WHERE owner IS NOT NULL").fetchall()
         for (owner,) in owners:

@@ -2,7 +2,8 @@
 
 The sandbox runs in the parent, with faults on a tenth of the requests. The processes share one folder and one journal.
 One at a time is killed with SIGKILL at a random moment, and started again. In the end each sealed document must have
-one file and one line in the manifest, and nothing else may be left.
+one file and one line in the manifest, and nothing else may be left. With ``--postgres``, the journal is in PostgreSQL,
+and a killed process's claims end with their leases.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from signing_async import SigningClient
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import Verdict, completed, count, judge
-from tests.archive.victim import ARCHIVE, OpenStore, folder_store, work
+from tests.archive.victim import ARCHIVE, OpenJournal, OpenStore, file_journal, folder_store, postgres_journal, work
 from tests.dispatch.kill import Worker
+from tests.postgres.server import PostgresServer
 
 FAULTS = {"500": 0.02, "503": 0.02, "429": 0.02, "truncate": 0.02, "drop-before-commit": 0.01, "502-html": 0.01}
 DOWNLOAD = "documents.download_signed"
@@ -42,7 +45,12 @@ class Outcome:
 
 
 async def run(
-    signings: int, kills: int, seed: int, processes: int = 1, open_store: OpenStore = folder_store
+    signings: int,
+    kills: int,
+    seed: int,
+    processes: int = 1,
+    open_store: OpenStore = folder_store,
+    open_journal: OpenJournal = file_journal,
 ) -> Outcome:
     """Archive completed signings of two documents with this number of processes and kills."""
     chance, outcome = random.Random(seed), Outcome()
@@ -56,7 +64,7 @@ async def run(
                 details = {"retry_after": 0} if kind == "429" else {}
                 sandbox.faults.add("*", kind, times=None, probability=share, seed=f"{seed} {index}", **details)
             started = time.monotonic()
-            arguments = (sandbox.base_url, sandbox.access_token(), name, open_store)
+            arguments = (sandbox.base_url, sandbox.access_token(), name, open_store, open_journal)
             crew = [Worker(*arguments, target=work) for _ in range(processes)]
             try:
                 await _run_and_kill(sandbox, crew, 2 * signings, kills, chance, outcome)
@@ -86,12 +94,20 @@ async def _run_and_kill(
         await asyncio.sleep(0.005)
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """Return the arguments of the command line."""
-    parser = argparse.ArgumentParser(description=description)
+async def run_with_postgres(
+    server: PostgresServer, signings: int, kills: int, seed: int, processes: int = 1
+) -> Outcome:
+    """As `run`, with the journal in a new schema of this server."""
+    journal = partial(postgres_journal, dsn=await server.new_schema())
+    return await run(signings, kills, seed, processes, open_journal=journal)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the command line."""
+    made = argparse.ArgumentParser(description=description)
     for name, default in (("signings", 100), ("kills", 20), ("seed", 1), ("processes", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    return parser.parse_args()
+        made.add_argument(f"--{name}", type=int, default=default)
+    return made
 
 
 def report(given: argparse.Namespace, outcome: Outcome) -> None:
@@ -109,8 +125,16 @@ def report(given: argparse.Namespace, outcome: Outcome) -> None:
 
 def main() -> None:
     """Run from the command line."""
-    given = arguments(__doc__)
-    report(given, asyncio.run(run(given.signings, given.kills, given.seed, given.processes)))
+    expected = parser(__doc__)
+    expected.add_argument("--postgres", action="store_true", help="use a journal in PostgreSQL")
+    given = expected.parse_args()
+    trial = (given.signings, given.kills, given.seed, given.processes)
+    if given.postgres:
+        with PostgresServer() as server:
+            outcome = asyncio.run(run_with_postgres(server, *trial))
+    else:
+        outcome = asyncio.run(run(*trial))
+    report(given, outcome)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ async def run(signings: int, kills: int, seed: int, processes: int = 1) -> kill.
 
 def main() -> None:
     """Run from the command line."""
-    given = kill.arguments(__doc__)
+    given = kill.parser(__doc__).parse_args()
     kill.report(given, asyncio.run(run(given.signings, given.kills, given.seed, given.processes)))
 
 

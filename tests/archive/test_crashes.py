@@ -19,6 +19,7 @@ from signing_async.sandbox import Sandbox
 from tests.archive import kill
 from tests.archive.tenants import completed, count, files_in, judge, lines_of
 from tests.dispatch.deaths import Died, Fate, Fated, MemoryJournal, fated_client
+from tests.postgres.server import PostgresServer
 
 DOWNLOAD = "documents.download_signed"
 
@@ -213,3 +214,13 @@ async def test_archive_is_whole_after_processes_were_killed_at_random(processes:
     outcome = await kill.run(signings=12, kills=6, seed=5, processes=processes)
     assert (outcome.verdict.documents, outcome.verdict.wrong, outcome.failures) == (24, [], [])
     assert outcome.kills == 6
+
+
+@pytest.mark.timeout(300)
+async def test_archive_is_whole_after_processes_that_share_a_postgres_journal_were_killed(
+    postgres: PostgresServer,
+) -> None:
+    """The claims of a killed process are taken over when their leases expire."""
+    outcome = await kill.run_with_postgres(postgres, signings=20, kills=8, seed=3, processes=2)
+    assert (outcome.verdict.documents, outcome.verdict.wrong, outcome.failures) == (40, [], [])
+    assert outcome.kills == 8

@@ -48,7 +48,8 @@ async def redis_store(where: str) -> AsyncIterator[TokenStore]:
 
 @asynccontextmanager
 async def postgres_store(where: str) -> AsyncIterator[TokenStore]:
-    async with PostgresTokenStore(where, "race") as store:
+    # A server that restarts on a busy machine is away for a while.
+    async with PostgresTokenStore(where, "race", timeout=20) as store:
         yield store
 
 
@@ -169,7 +170,7 @@ async def race(
         try:
             if meanwhile is not None:
                 await meanwhile(run)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 output = await parent.stdout.read()
                 await parent.wait()
         finally:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import pytest
 
@@ -392,6 +394,23 @@ def test_archive_in_s3_is_archived_and_verified(
     assert run("archive", "verify", to, "--json").lines[-1]["summary"]["documents"] == 4
 
 
+def test_objects_of_an_archive_in_s3_are_retained(
+    run: Run, complete: Complete, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_server.url}.items():
+        monkeypatch.setenv(name, value)
+    complete(1)
+    bucket = s3_server.new_bucket(versioned=True)
+    lock = ("--object-lock", "GOVERNANCE", "30")
+    ran = run("archive", f"s3://{bucket}", "--journal", "s3.journal", *lock, "--json")
+    assert ran.lines[-1]["summary"]["archived"] == 2
+    for key in (f"manifest.jsonl/{0:020}.part", ran.lines[0]["path"]):
+        headers = s3_server.request("GET", f"{bucket}/{quote(key)}")[1]
+        assert headers["x-amz-object-lock-mode"] == "GOVERNANCE"
+        retained = datetime.fromisoformat(headers["x-amz-object-lock-retain-until-date"])
+        assert timedelta(days=29) < retained - datetime.now(UTC) < timedelta(days=31)
+
+
 def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
     for name in ("signing_async.archive.s3", "signing_async.archive.s3_bucket"):
@@ -410,6 +429,8 @@ def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         (("ftp://host/c", "--journal", "j"), "url: must be s3://bucket"),
         (("c", "--every", "0"), "--every"),
         (("c", "--template", "{nope}"), "template"),
+        (("c", "--object-lock", "COMPLIANCE", "30"), "--object-lock: only S3 retains objects, and 'c' is a folder"),
+        (("s3://b", "--object-lock", "FOREVER", "30"), "'FOREVER' is not one of"),
         (("file",), "could not create the folder 'file'"),
     ],
 )

@@ -13,9 +13,11 @@ import asyncpg
 import pytest
 
 from signing_async import ConfigurationError, InboxError
+from signing_async.postgres import PostgresInbox
 from signing_async.postgres.event_store import PostgresEventStore
 from signing_async.testing import EventStoreConformance, FencedEventStoreConformance
 from signing_async.testing.event_stores import add, delivery, everything, ids, soon_claimed
+from signing_async.webhooks import Event, HandlerRetryPolicy, inbox_worker
 from signing_async.webhooks.event_store import EventFilter, EventStatus, EventStore
 from tests.postgres.server import PostgresServer
 
@@ -349,3 +351,50 @@ async def test_unclosed_store_warns_when_collected(dsn: str) -> None:
     with pytest.warns(ResourceWarning, match="PostgresEventStore.* was not closed"):
         del store
     pool.terminate()
+
+
+# What the database refuses
+
+
+@pytest.fixture
+async def latin1(postgres: PostgresServer) -> AsyncIterator[str]:
+    """A database that cannot hold all of Unicode."""
+    await postgres.execute("DROP DATABASE IF EXISTS latin1")
+    await postgres.execute("CREATE DATABASE latin1 ENCODING 'LATIN1' TEMPLATE template0")
+    yield postgres.dsn().replace("/postgres?", "/latin1?")
+    await postgres.execute("DROP DATABASE latin1 WITH (FORCE)")
+
+
+async def test_event_that_the_database_refuses_fails_alone(latin1: str) -> None:
+    async with contextlib.aclosing(PostgresEventStore(latin1, lease=60, timeout=20)) as store:
+        names = ["e0", "☃", "e1", "é"]
+        added = await asyncio.gather(*(add(store, name, "s") for name in names), return_exceptions=True)
+        assert [added[number] for number in (0, 2, 3)] == [True] * 3
+        assert isinstance(added[1], InboxError)
+        assert not added[1].transient
+        assert await ids(store) == ["e0", "e1", "é"]
+
+
+async def test_text_of_an_error_that_the_database_refuses_blocks_no_other_event(
+    latin1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_worker, "_PAUSE", 0.01)
+    policy = HandlerRetryPolicy(max_attempts=2, base_delay=0, max_delay=0)
+    async with PostgresInbox(latin1, lease=60, timeout=20, retry=policy) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            if event.id == "poison":
+                raise ValueError("cannot parse ☃ or é")
+
+        await inbox.add(*delivery("poison", "a"))
+        for number in range(6):
+            await inbox.add(*delivery(f"a{number}", "a"))
+            await inbox.add(*delivery(f"b{number}", "b"))
+        async with inbox.running(concurrency=2), asyncio.timeout(60):
+            while (await inbox.stats()).counts[EventStatus.HANDLED] < 12:
+                await asyncio.sleep(0.02)
+        poison = await inbox.get("poison")
+    assert poison is not None
+    assert (poison.status, poison.attempts) == (EventStatus.DEAD, 2)
+    assert poison.error == r"ValueError: cannot parse \u2603 or \xe9"

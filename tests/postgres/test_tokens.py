@@ -514,6 +514,7 @@ async def test_eight_processes_refresh_once_per_expiry_despite_a_kill_and_a_paus
     assert run.doubled == 0
 
 
+@pytest.mark.timeout(300)
 async def test_eight_processes_get_their_tokens_while_the_server_restarts(postgres: PostgresServer, dsn: str) -> None:
     """It is stopped, killed, started and frozen: there is no replay."""
 
@@ -527,8 +528,9 @@ async def test_eight_processes_get_their_tokens_while_the_server_restarts(postgr
         with postgres.frozen():
             await asyncio.sleep(0.5)
 
-    run = await race("postgres", dsn, every=0.08, meanwhile=disturb)
-    assert (run.refused, run.errors, run.done) == (0, [], [50] * 8)
+    # Enough calls for the processes to be at work until the end of the disturbance.
+    run = await race("postgres", dsn, calls=100, every=0.08, meanwhile=disturb)
+    assert (run.refused, run.errors, run.done) == (0, [], [100] * 8)
     assert run.doubled == 0
 
 
@@ -666,15 +668,17 @@ async def test_given_pool_is_used_and_stays_open(dsn: str) -> None:
 
 async def test_refresh_waits_for_a_connection_and_a_load_times_out(dsn: str) -> None:
     """All connections of the pool are in use for longer than the timeout."""
+    await make_table(dsn)
     async with asyncpg.create_pool(dsn, min_size=0, max_size=1) as pool:
-        one, two = (PostgresTokenStore(pool, name, timeout=0.5) for name in ("one", "two"))
+        # Long enough for a statement on a busy machine.
+        one, two = (PostgresTokenStore(pool, name, timeout=3) for name in ("one", "two"))
         await two.save(NEW)
         async with one.lock():
             waiting = asyncio.create_task(locked_save(two, OLD))
-            await asyncio.sleep(0.8)
-            assert not waiting.done()
-            with pytest.raises(AuthError, match=r"all connections of the pool are in use, for 0\.5 s"):
+            with pytest.raises(AuthError, match=r"all connections of the pool are in use, for 3 s"):
                 await two.load()
+            await asyncio.sleep(0.5)
+            assert not waiting.done()
         await waiting
         assert await two.load() == OLD
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class MemoryEventStore:
             body = body[:100_000]
         if self._fault == "text bodies":
             body = body.decode(errors="replace").encode()
+        if self._fault == "refused with its neighbours" and len(self._rows) > 2:
+            raise InboxError("refused")
         row: dict[str, Any] = {"id": event.id, "type": event.type, "signing_id": event.signing_id, "body": body}
         row |= {"received_at": event.received_at, "due": 0.0, "attempts": 0, "owner": None, "fence": 0}
         row |= {"status": EventStatus.PENDING, "error": None, "settled_at": None}
@@ -86,7 +89,8 @@ class MemoryEventStore:
         if self._closed:
             raise InboxError("closed")
         claims: list[EventClaim] = []
-        for row in self._rows:
+        rows = self._rows if self._fault == "oldest first" else sorted(self._rows, key=itemgetter("due"))
+        for row in rows:
             if len(claims) < limit and self._can_be_claimed(row):
                 row["owner"] = self
                 row["attempts"] += self._fault != "no attempts"
@@ -112,8 +116,9 @@ class MemoryEventStore:
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         return self._end(claim, status=status, error=error, settled_at=datetime.now(UTC))
 
-    async def postpone(self, claim: EventClaim, seconds: float, error: str | None) -> bool:
-        return self._end(claim, due=time.time() + seconds, error=error)
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
+        attempts = claim.stored.attempts - (not counts and self._fault != "counted anyway")
+        return self._end(claim, due=time.time() + seconds, error=error, attempts=attempts)
 
     async def release(self, claim: EventClaim) -> None:
         self._end(claim, attempts=claim.stored.attempts - (self._fault != "counted releases"))
@@ -194,6 +199,7 @@ FAULTS = {
     "no deduplication": "test_known_event_is_not_added_again",
     "lost bodies": "test_added_event_is_claimed_with_all_its_fields",
     "text bodies": "test_body_is_kept_to_the_byte",
+    "refused with its neighbours": "test_event_that_the_store_refuses_does_not_fail_those_added_with_it",
     "newest first": "test_events_of_different_signings_are_claimed_in_order_of_arrival",
     "claimed twice": "test_concurrent_workers_claim_each_event_once_and_each_signing_in_order",
     "no attempts": "test_added_event_is_claimed_with_all_its_fields",
@@ -204,6 +210,8 @@ FAULTS = {
     "no order": "test_one_event_of_a_signing_is_claimed_at_a_time_in_order_of_arrival",
     "side by side": "test_requeued_event_waits_for_a_claimed_one_of_its_signing_and_precedes_the_rest",
     "counted releases": "test_released_event_is_due_at_once_and_its_attempt_does_not_count",
+    "counted anyway": "test_attempt_that_is_postponed_without_being_counted_leaves_its_place_to_other_events",
+    "oldest first": "test_attempt_that_is_postponed_without_being_counted_leaves_its_place_to_other_events",
     "no check": "test_ended_claim_is_refused",
     "no record": "test_released_event_is_due_at_once_and_its_attempt_does_not_count",
     "endless wait": "test_wait_returns_when_a_postponed_event_is_due_or_after_its_timeout",

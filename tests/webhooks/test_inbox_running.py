@@ -262,6 +262,55 @@ async def test_handler_does_not_run_again_while_its_end_waits_for_the_store(
     assert (event.status, event.attempts, len(handled)) == (EventStatus.HANDLED, 1, 1)
 
 
+class SlowToRecord(SqliteEventStore):
+    """The end of an attempt is recorded when the test allows it, while claims take effect at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.recording = asyncio.Semaphore(0)
+
+    async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+        async with self.recording:
+            return await super().settle(claim, status, error)
+
+    async def wait(self, timeout: float) -> None:
+        await asyncio.sleep(0.005)
+
+
+async def test_no_more_ended_handlers_wait_for_their_record_than_run_at_once(tmp_path: Path) -> None:
+    """A kill lets no more handlers run again than that."""
+    store = SlowToRecord(tmp_path / "inbox.db")
+    async with Inbox(store) as inbox:
+        handled: list[str] = []
+        inbox.on("*")(lambda event: handled.append(event.id))
+        for number in range(12):
+            await add(inbox, f"e{number}")
+        async with inbox.running(concurrency=3, drain_timeout=60), asyncio.timeout(60):
+            # The next events are claimed meanwhile, and their handlers wait.
+            while sum(event.fence is not None for event in [each async for each in inbox.events()]) < 6:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            assert len(handled) == 3
+            store.recording.release()
+            events = await settled(inbox)
+    assert {(event.status, event.attempts) for event in events} == {(EventStatus.HANDLED, 1)}
+    assert len(handled) == 12
+
+
+async def test_events_that_wait_for_an_earlier_record_are_released_at_the_end(tmp_path: Path) -> None:
+    store = SlowToRecord(tmp_path / "inbox.db")
+    async with Inbox(store) as inbox:
+        handled: list[str] = []
+        inbox.on("*")(lambda event: handled.append(event.id))
+        for name in ("e0", "e1"):
+            await add(inbox, name)
+        async with inbox.running(concurrency=1, drain_timeout=0), asyncio.timeout(60):
+            while sum(event.fence is not None for event in [each async for each in inbox.events()]) < 2:
+                await asyncio.sleep(0.005)
+        assert (await stored(inbox, "e1")).attempts == 0
+    assert handled == ["e0"]
+
+
 async def test_second_run_handles_an_event_whose_end_the_first_could_not_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,85 @@
+"""Adds events to a table, and commits those that wait together."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..errors import InboxError
+from ..webhooks.event import Event
+
+__all__ = ["EventWriter"]
+
+_PAGE = 100
+"""Events in one statement: each may have a body of 1 MiB."""
+_BATCH_BYTES = 8 * 1024 * 1024
+"""Bytes of the bodies that one statement adds, if it adds more than one: it has to end within the timeout."""
+_Addition = tuple[Event, bytes, asyncio.Future[bool]]
+"""An event, its body, and the future of the caller that adds it."""
+
+
+class EventWriter:
+    """Adds events, and commits those that wait together.
+
+    ``insert`` gets the columns of some events, adds those that are not known, and returns their rows.
+    """
+
+    def __init__(self, insert: Callable[..., Awaitable[Any]]) -> None:
+        self._insert = insert
+        self._adding: list[_Addition] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def add(self, event: Event, body: bytes) -> bool:
+        """Add an event; return False if its id is known."""
+        added = asyncio.get_running_loop().create_future()
+        self._adding.append((event, body, added))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all(), name="signing_async events")
+        stored: bool = await added
+        return stored
+
+    async def drain(self) -> None:
+        """Wait until no event waits."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
+    async def _write_all(self) -> None:
+        while self._adding:
+            await self._write(self._next_batch())
+
+    async def _write(self, batch: list[_Addition]) -> None:
+        rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        failure, new = None, set()
+        try:
+            new = {row["id"] for row in await self._insert(*columns)}
+        except InboxError as error:
+            if not error.transient and len(batch) > 1:
+                # The server may refuse only one of the events.
+                for each in batch:
+                    await self._write([each])
+                return
+            failure = error
+            # In an outage senders give up, and come back.
+            self._adding = [each for each in self._adding if not each[2].done()]
+        for event, _, added in batch:
+            is_new = event.id in new
+            new.discard(event.id)
+            if added.done():
+                continue  # the sender has gone
+            if failure is None:
+                added.set_result(is_new)
+            else:
+                added.set_exception(copy.copy(failure))
+
+    def _next_batch(self) -> list[_Addition]:
+        count = size = 0
+        for _, body, _ in self._adding[:_PAGE]:
+            size += len(body)
+            if count and size > _BATCH_BYTES:
+                break
+            count += 1
+        batch, self._adding = self._adding[:count], self._adding[count:]
+        return batch
