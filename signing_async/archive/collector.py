@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from .._sqlite import is_transient
+from .._files import is_transient
 from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
