@@ -15,6 +15,7 @@ from signing_async import (
     OutcomeUnknown,
     SigningClient,
     SqliteJournal,
+    TransportError,
     Unauthorized,
 )
 from signing_async.dispatch.journal import ClaimLost
@@ -66,6 +67,8 @@ async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningCl
         (OSError(28, "No space left on device"), True),
         (sqlite3.DatabaseError("file is not a database"), False),
         (ZeroDivisionError("by a replica"), True),
+        (TransportError("the store of the journal is unavailable"), True),
+        (ConfigurationError("the store of the journal: invalid URL"), False),
     ],
 )
 async def test_failure_of_a_callers_own_journal_is_permanent_if_its_file_cannot_be_used(
