@@ -459,7 +459,10 @@ async def test_wrong_token_teaches_a_rejection_and_neither_404_nor_a_failure(sta
     async with serving(canned({"/me": me, "/signings": []})) as server, SigningClient(server.origin, "t") as client:
         probe = Probe(client, wrong_token=True)
         found = {finding.check: finding async for finding in probe.findings()}
-    assert (found["wrong token"].state, found["wrong token"].facts) == ("ok" if learns else "warning", {"status": status})
+    assert (found["wrong token"].state, found["wrong token"].facts) == (
+        "ok" if learns else "warning",
+        {"status": status},
+    )
     assert ("expired_token_statuses" in learned(probe)) is learns
     assert found["no token"].state == ("warning" if status in (429, 503) else "ok")
 
