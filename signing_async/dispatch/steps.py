@@ -191,9 +191,6 @@ class Sending:
         try:
             signing = await self._resources.signings.send_own(self._draft.id)
         except SigningError as error:
-            if self._draft.tracked.may_have_been_sent:
-                # The effect of an earlier attempt may show even after its settle time.
-                error.effect = "unknown"
             if error.effect == "none":
                 self._entry.state.status = DRAFT
             raise
