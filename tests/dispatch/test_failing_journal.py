@@ -178,6 +178,18 @@ async def test_package_sent_at_another_service_is_a_configuration_error(
     assert (await client.dispatch(package, tmp_path / "journal")).id == signing.id
 
 
+async def test_package_known_at_another_service_does_not_stop_the_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    known, *new = (parcel_of(key=f"{number}") for number in range(4))
+    await client.dispatch(known.package, tmp_path / "journal")
+    packages = [parcel.package for parcel in (known, *new)]
+    async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
+        results = await all_of(elsewhere.dispatch_many(packages, tmp_path / "journal", concurrency=1))
+        assert [type(result.error) for result in results if result.error] == [ConfigurationError]
+        sent_well(other, *new)
+
+
 async def test_draft_at_another_service_is_a_configuration_error(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
