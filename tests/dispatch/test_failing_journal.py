@@ -181,7 +181,7 @@ async def test_package_sent_at_another_service_is_a_configuration_error(
 async def test_package_known_at_another_service_does_not_stop_the_run(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    known, *new = (parcel_of(key=f"{number}") for number in range(4))
+    known, *new = (parcel_of(name=f"Lease {number}", key=f"{number}") for number in range(4))
     await client.dispatch(known.package, tmp_path / "journal")
     packages = [parcel.package for parcel in (known, *new)]
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:

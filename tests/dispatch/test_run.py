@@ -47,7 +47,7 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
     sandbox: Sandbox, tmp_path: Path, problem: str
 ) -> None:
     """The packages that are waited for as well: another run holds every second one."""
-    parcels = [parcel_of(1, 1, key=f"{number}") for number in range(40)]
+    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(40)]
     reports: list[Progress] = []
     async with SqliteJournal(tmp_path / "journal") as other, SigningClient(sandbox.base_url, "wrong") as client:
         for number in range(0, 4, 2):
@@ -55,7 +55,8 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
         if problem == "closed client":
             await client.aclose()
         packages = [parcel.package for parcel in parcels]
-        results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 2, reports.append))
+        async with asyncio.timeout(60):
+            results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 2, reports.append))
     kind = Unauthorized if problem == "rejected token" else ClientClosed
     assert [type(result.error) for result in results] == [kind] * 40
     assert {id(result.package) for result in results} == {id(package) for package in packages}
