@@ -52,14 +52,19 @@ class Worker:
         """The ids of events whose end the store could not record yet. Until then, a claim might return them again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._failure: InboxError | None = None
+        """The error with which no end of an attempt can be recorded any more."""
 
     async def run(self) -> None:
-        """Work until cancelled. While the store fails, log it and try again."""
+        """Work until cancelled. If the store fails for now, log it and try again; if for good, raise its error."""
         try:
             while True:
                 try:
                     await self._claim_and_wait()
                 except InboxError as error:
+                    if not error.transient:
+                        log.error("no more events are handled: %s", error)  # noqa: TRY400  # it is raised
+                        raise
                     log.warning("cannot claim events now: %s", error)
                     await asyncio.sleep(_PAUSE)
         finally:
@@ -67,6 +72,8 @@ class Worker:
 
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
+        if self._failure is not None:
+            raise self._failure
         if self._free and not self._unrecorded:
             for claim in await self._store.claim(self._free):
                 self._free -= 1
@@ -118,8 +125,10 @@ class Worker:
                     return await self._store.postpone(claim, outcome.retry_in, outcome.error)
                 return await self._store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
-                log.warning("cannot record the end of event %s now: %s", claim.stored.id, error)
-                if outcome is None:
+                log.warning("cannot record the end of event %s: %s", claim.stored.id, error)
+                if not error.transient:
+                    self._failure = error
+                if outcome is None or not error.transient:
                     return True  # the store forgets the claim
                 self._unrecorded.add(claim.stored.id)
                 await asyncio.sleep(_PAUSE)
