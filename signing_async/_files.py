@@ -1,4 +1,4 @@
-"""Open local files without blocking, lock them, and sync their folders."""
+"""Open local files without blocking, lock them, sync their folders, and judge their errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,23 @@ try:
 except ModuleNotFoundError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
-__all__ = ["check_locks", "lock", "open_regular", "sync_folder", "try_lock"]
+__all__ = ["check_locks", "is_transient", "lock", "open_regular", "sync_folder", "try_lock"]
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. Not every system has these flags.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+# The path is unusable, the access is denied, or the file system does not support the operation.
+_PERMANENT = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ),
+        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS),
+    }
+)
+
+
+def is_transient(error: OSError) -> bool:
+    """Return whether the operation on a file may succeed later, as after a full disk or an I/O error."""
+    return error.errno not in _PERMANENT
 
 
 def open_regular(path: str | os.PathLike[str]) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
 import threading
@@ -12,19 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from weakref import WeakSet
 
+from . import _files
+
 __all__ = ["SharedDatabase", "is_transient"]
 
 _PAUSE = 0.02
 _TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
-_PERMANENT = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
-)
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether a failed operation on a file may succeed later: it is locked, or the disk is full or fails."""
+    """Return whether a failed operation on a database may succeed later: it is locked, or the disk is full or fails."""
     if isinstance(error, OSError):
-        return error.errno not in _PERMANENT
+        return _files.is_transient(error)
     return _primary_code(error) in _TRANSIENT
 
 

@@ -221,10 +221,12 @@ class SigningClient:
         """Send packages, ``concurrency`` at a time; return an async iterator of results in completion order.
 
         Packages are pulled as workers become free, from any iterable or async iterable. A package that fails is a
-        result with an error, and the others go on. Repeat the call with the same journal after a crash, or for the
-        packages that failed: each package is sent once, with exactly its documents and recipients. If the outcome of a
-        sending cannot be determined, the error is `OutcomeUnknown`. Any number of runs may share a journal. If the
-        journal fails, the run stops with a `JournalError`. ``ordered`` is as for `dispatch`. ::
+        result with an error, and the others go on, unless no package can be sent any more (the client is closed, the
+        token is rejected for good): then every remaining package gets that error, and nothing is sent. Repeat the call
+        with the same journal after a crash, or for the packages that failed: each package is sent once, with exactly
+        its documents and recipients. If the outcome of a sending cannot be determined, the error is `OutcomeUnknown`.
+        Any number of runs may share a journal. If the journal fails, the run stops with a `JournalError`. ``ordered``
+        is as for `dispatch`. ::
 
             async for result in client.dispatch_many(packages, journal="leases.journal"):
                 print(result.package.name, result.error or result.signing.id)

@@ -109,7 +109,7 @@ class SigningError(Exception):
     A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
-    """Whether other calls fail too: the client is closed, its token is not accepted, or a store they need fails."""
+    """Whether other calls fail too: a closed client, an unusable setting, a rejected token, a store that fails."""
     _exit_code: int = 1
 
     def __init__(self, message: str) -> None:
@@ -152,6 +152,7 @@ class SigningError(Exception):
 class ConfigurationError(SigningError, ValueError):
     """A setting is missing or invalid."""
 
+    client_wide: bool = True
     _exit_code: int = 2
 
 
@@ -431,8 +432,7 @@ class StorageError(SigningError):
 class JournalError(StorageError):
     """The journal cannot be read or written. The run stops, since nothing may be done without a journal entry.
 
-    The entries remain valid: the next run continues from them. ``transient`` is false if it would fail in the same way:
-    the journal is closed, it is not a journal, or it is not permitted to open it.
+    The entries remain valid for the next run. ``transient`` is false if that would fail too: the file is no journal.
     """
 
 

@@ -63,6 +63,10 @@ class Effect(Protocol[T]):
     adds_up: bool
     """Whether the effects of two attempts are two records."""
 
+    @property
+    def may_show_late(self) -> bool:
+        """Whether a call that fails may take effect nevertheless: an ambiguous request may be carried out late."""
+
     async def find(self, read: Read, since: float) -> Found[T] | None:
         """Return the effect if a reading that began after ``since`` shows it; raise `Undecidable` if it cannot tell."""
 
@@ -193,7 +197,8 @@ class Sent:
     """The effect of `send`: the signing is no longer a draft.
 
     ``is_own``: no other client sends this signing. If the service then refuses to send it because it is no draft, an
-    earlier attempt, or a copy of the request made on its way, has sent it.
+    earlier attempt, or a copy of the request made on its way, has sent it. The owner reads the service before it sends
+    the signing another time, so it is told of an effect that may show even after the settle time.
     """
 
     reading: str = "signings.get"
@@ -206,6 +211,10 @@ class Sent:
         self._state = signing.state
         self._get = get
         self._is_own = is_own
+
+    @property
+    def may_show_late(self) -> bool:
+        return self._is_own and self.ambiguities.total() > 0
 
     async def find(self, read: Read, since: float) -> Found[Signing | None] | None:
         signing = await self._read_signing(read, since)
@@ -238,6 +247,7 @@ class Creation(Generic[Record]):
     """
 
     adds_up: bool = True
+    may_show_late: bool = False
 
     def __init__(
         self,
@@ -347,6 +357,7 @@ class Recognized(Generic[T]):
     """
 
     adds_up: bool = True
+    may_show_late: bool = False
 
     def __init__(
         self, reading: str, recognize: Callable[[Read], Awaitable[T | None]], identify: Callable[[T], object]

@@ -101,11 +101,6 @@ class TrackedSigning:
         return self.ambiguities[True] > 0
 
     @property
-    def may_have_been_sent(self) -> bool:
-        """Whether an attempt to send it was ambiguous."""
-        return self.ambiguous_sends.total() > 0
-
-    @property
     def is_busy(self) -> bool:
         return bool(self.documents.pending or self.recipients.pending)
 

@@ -60,7 +60,11 @@ def test_errors_that_every_call_of_the_client_would_meet_say_so() -> None:
     """Of these a worker's message, or the rest of a bulk upload, is not to blame."""
     wide = {cls for cls in _ALL if cls.client_wide}
     stores = {*_tree(errors.StorageError)} - {errors.ArchiveConflict}
-    assert wide == {errors.ClientClosed, errors.Unauthorized, *stores, *_tree(errors.AuthError)}
+    assert wide == {
+        *(errors.ClientClosed, errors.ConfigurationError, errors.Unauthorized),
+        *stores,
+        *_tree(errors.AuthError),
+    }
 
 
 @pytest.mark.parametrize(("transient", "fatal"), [(False, True), (True, False)])

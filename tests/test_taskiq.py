@@ -622,6 +622,22 @@ async def test_refused_login_to_the_broker_is_a_permanent_failure() -> None:
             assert not caught.value.transient
 
 
+async def test_refusal_of_the_broker_is_permanent_unless_it_is_a_replica_for_now(
+    place: Workplace, tmp_path: Path
+) -> None:
+    (package,) = packages(tmp_path, 1)
+    with running_redis() as server:
+        async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:
+            for command, transient in (
+                (["REPLICAOF", "127.0.0.1", "1"], True),
+                (["ACL", "SETUSER", "default", "-xadd"], False),
+            ):
+                await direct.execute_command(*command)
+                with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
+                    await enqueue(package)
+                assert caught.value.transient is transient, caught.value
+
+
 async def test_broker_that_cannot_be_closed_is_logged_without_its_url(
     place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from .. import _checks
-from .._sqlite import is_transient
+from .._files import is_transient
 from ..dispatch.entry import NoJournal, open_journal
 from ..dispatch.journal import Journal, SqliteJournal
 from ..errors import ArchiveError, ConfigurationError, InvalidRequest, SigningError

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from .._sqlite import is_transient
+from .._files import is_transient
 from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
-from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, NotYetSigned, SigningError, StorageError
+from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError, StorageError
 from ..models import Document, Signing, SigningState
 from ..transport.error_response import one_line
 from ..worker_pool import log
@@ -270,7 +270,7 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 def _raise_if_fatal(error: Exception) -> None:
     """Raise an error that other signings would have too."""
-    if isinstance(error, ClaimLost | ConfigurationError):
+    if isinstance(error, ClaimLost):
         raise error
     # Without its stores an archive cannot continue. A call to the service may succeed for the next signing.
     if isinstance(error, SigningError) and (error.fatal or (error.client_wide and isinstance(error, StorageError))):

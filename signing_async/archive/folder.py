@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from .._files import check_locks, lock, sync_folder
-from .._sqlite import is_transient
+from .._files import check_locks, is_transient, lock, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .store import check_lines, check_name
 

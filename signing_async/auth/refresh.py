@@ -244,7 +244,8 @@ class CurrentToken:
         except Exception as error:
             lost = AuthError(
                 "a new token could not be saved and is lost with this process, so the user may have to authorize again:"
-                f" {_text(error)}"
+                f" {_text(error)}",
+                transient=isinstance(error, SigningError) and error.transient,
             )
         log.error("%s", lost)
         raise lost
@@ -266,7 +267,7 @@ async def _result(task: asyncio.Task[Token]) -> Token:
     """Wait for the task's result. Cancelling the caller does not cancel the task."""
     await asyncio.wait([task])
     if task.cancelled():
-        raise AuthError("the token request was cancelled")
+        raise AuthError("the token request was cancelled", transient=True)
     error = task.exception()
     if isinstance(error, SigningError):
         # A copy for each caller: a shared exception would collect the tracebacks of all of them.

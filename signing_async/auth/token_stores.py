@@ -15,8 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .._files import sync_folder
-from .._sqlite import is_transient
+from .._files import is_transient, sync_folder
 from ..errors import AuthError, ConfigurationError
 from ..models import Token
 

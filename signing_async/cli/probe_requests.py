@@ -40,6 +40,11 @@ class ProbeResponse:
         return 200 <= self.status < 300
 
     @property
+    def refuses_token(self) -> bool:
+        """Whether the service refused the request for its token, as far as a response to ``GET /me`` can tell."""
+        return 400 <= self.status <= 499 and self.status != 404 and not self.transient
+
+    @property
     def data(self) -> Any:
         """The parsed JSON; None if it is not JSON."""
         try:

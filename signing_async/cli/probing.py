@@ -109,22 +109,26 @@ class Probe:
             return Finding("token", "ok", f"works: {self._requests.shown(', '.join(named)) or 'GET /me succeeds'}")
         if me.transient:
             return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", {"status": me.status})
-        if 400 <= me.status <= 499 and me.status != 404:
+        if me.refuses_token:
             self._learn_rejection(me.status, "observed: the token was not accepted")
         return Finding("token", "failed", f"not accepted: HTTP {me.status} on GET /me", {"status": me.status})
 
     async def _without_token(self) -> Finding:
-        status = (await self._get("/me", auth=Anonymous(self._requests.secrets))).status
+        response = await self._get("/me", auth=Anonymous(self._requests.secrets))
+        status = response.status
         words = f"HTTP {status} without a token"
-        if 200 <= status < 300:
+        if response.ok:
             return Finding("no token", "warning", f"{words}: anyone can read the user", {"status": status})
+        if response.transient:
+            return Finding("no token", "warning", f"{words}: the service is failing or busy", {"status": status})
         if not self._wrong_token and status != 401:
             words += "; an expired token may get another status (--wrong-token checks that)"
         return Finding("no token", "ok", words, {"status": status})
 
     async def _with_wrong_token(self) -> Finding:
-        status = (await self._get("/me", auth=Bearer("not-a-token-of-this-service"))).status
-        if not 400 <= status <= 499:
+        response = await self._get("/me", auth=Bearer("not-a-token-of-this-service"))
+        status = response.status
+        if not response.refuses_token:
             words = f"HTTP {status} with a wrong token, which says nothing about expired tokens"
             return Finding("wrong token", "warning", words, {"status": status})
         self._learn_rejection(status, "observed: a wrong token was sent")

@@ -17,7 +17,7 @@ import attrs
 from attrs import validators
 
 from .._sqlite import is_transient
-from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError
 from ..worker_pool import log
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
 
@@ -51,8 +51,15 @@ async def journaled(operation: Awaitable[T]) -> T:
     except (ClaimLost, JournalError):
         raise
     except Exception as error:
-        transient = is_transient(error) if isinstance(error, OSError | sqlite3.Error) else True
-        raise JournalError(f"the journal failed: {type(error).__name__}: {error}", transient=transient) from error
+        message = f"the journal failed: {type(error).__name__}: {error}"
+        raise JournalError(message, transient=_is_transient(error)) from error
+
+
+def _is_transient(error: Exception) -> bool:
+    if isinstance(error, SigningError):
+        return error.transient
+    # Nothing is known of the errors of other libraries.
+    return is_transient(error) if isinstance(error, OSError | sqlite3.Error) else True
 
 
 async def release(journal: Journal, claim: Claim) -> None:

@@ -9,6 +9,7 @@ signing once. The sending is saved first, which the journal refuses unless this 
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import InvalidRequest, OutcomeUnknown
+from ..errors import InvalidRequest, OutcomeUnknown, SigningError
 from ..models import Signing
 from ..reconcile import Tracker
 from ..transport.call import Transport, log
@@ -109,6 +110,8 @@ class _Run:
         self.jobs: AsyncGenerator[_Job, None] = self._pull(packages)
         self._without_key: dict[bytes, int] = {}
         """The numbers of this run's packages without a key, by the hash of their content."""
+        self._fatal: SigningError | None = None
+        """The error after which nothing more is sent."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -138,6 +141,11 @@ class _Run:
 
     async def work(self, job: _Job) -> DispatchResult | Deferred:
         """Return the result of a package; defer a package that another run is working on."""
+        if self._fatal is not None:
+            if job.prepared is None:
+                self._totals.add([])
+            # One copy per result: a shared exception would collect the tracebacks of all that raise it.
+            return DispatchResult(job.package, None, copy.copy(self._fatal))
         try:
             prepared = await self._prepare(job)
         except Exception as error:
@@ -200,6 +208,8 @@ class _Run:
             await release(self._journal, claim)
 
     async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
+        if isinstance(error, SigningError) and error.fatal:
+            self._fatal = error
         try:
             await sending.note_failure(error)
         except ClaimLost as lost:

@@ -130,9 +130,12 @@ class Sending:
         """Continue where earlier runs ended."""
         state = self._entry.load()
         if state.service != self._resources.service:
-            raise ConfigurationError(
+            error = ConfigurationError(
                 f"the journal knows this package at {state.service}; use another journal for {self._resources.service}"
             )
+            # It may not know the other packages of the run.
+            error.client_wide = False
+            raise error
         if state.status == DRAFT:
             return await self._send_draft()
         if state.content != self._package.content:
@@ -191,9 +194,6 @@ class Sending:
         try:
             signing = await self._resources.signings.send_own(self._draft.id)
         except SigningError as error:
-            if self._draft.tracked.may_have_been_sent:
-                # The effect of an earlier attempt may show even after its settle time.
-                error.effect = "unknown"
             if error.effect == "none":
                 self._entry.state.status = DRAFT
             raise

@@ -35,8 +35,8 @@ _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(:[0-9]*)?")
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
 _LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
-# The server is starting, stopping or out of connections, a connection broke, or two transactions conflicted. Every
-# operation may be repeated.
+# The server is starting, stopping, out of connections or disk space, or only reads during a failover; a connection
+# broke, or two transactions conflicted. Every operation may be repeated.
 TRANSIENT = (
     OSError,
     TimeoutError,
@@ -44,7 +44,8 @@ TRANSIENT = (
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.TransactionRollbackError,
     asyncpg.InvalidCachedStatementError,

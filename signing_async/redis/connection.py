@@ -16,7 +16,7 @@ from .. import _checks
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
-__all__ = ["Connection", "RedisClient", "RedisUnavailable", "Script", "cancel_and_wait", "decoded"]
+__all__ = ["Connection", "RedisClient", "RedisUnavailable", "Script", "cancel_and_wait", "decoded", "is_transient"]
 
 T = TypeVar("T")
 
@@ -47,8 +47,18 @@ class Script:
         self.digest: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-# By name: the module of a client that the caller gives may be a fork's.
-_TRANSIENT = frozenset({"ConnectionError", "BusyLoadingError", "ClusterDownError", "TryAgainError"})
+# By name: the module of a client that the caller gives may be a fork's. A server is a replica during a failover.
+_TRANSIENT = frozenset(
+    {
+        *("ConnectionError", "TimeoutError", "MaxConnectionsError", "BusyLoadingError"),
+        *("ClusterDownError", "MasterDownError", "ReadOnlyError", "TryAgainError"),
+    }
+)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error of a Redis client may pass: Redis cannot be reached, or not be used for now."""
+    return isinstance(error, OSError) or type(error).__name__ in _TRANSIENT
 
 
 @attrs.frozen
@@ -233,7 +243,7 @@ class Connection:
             return _Failed(f"{self.address}: no response within {self.timeout:g} s", transient=True)
         text = str(error).rstrip(".")[:200]
         message = f"{self.address}: {type(error).__name__}" + (f": {text}" if text else "")
-        return _Failed(redact(message, self._secrets), transient=type(error).__name__ in _TRANSIENT)
+        return _Failed(redact(message, self._secrets), transient=is_transient(error))
 
     def _settings(self, retry: Any) -> dict[str, Any]:
         # By default redis-py retries, which turns a timeout of one second into many.

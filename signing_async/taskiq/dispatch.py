@@ -30,7 +30,7 @@ from ..errors import (
     WaitTimeout,
 )
 from ..models import Signing
-from .streams import call_broker, kept, redis_streams, report
+from .streams import call_broker, kept, redis_streams, report, should_redeliver
 
 __all__ = ["Enqueued", "Outcome", "add_dispatch", "broker", "enqueuing"]
 
@@ -222,7 +222,7 @@ async def _dispatch_one(message: dict[str, Any], context: Context) -> dict[str, 
     result = await _attempt(message, context.state)
     if isinstance(result, Signing):
         outcome = attrs.asdict(Outcome(key, result.id, None, None))
-    elif _should_redeliver(result):
+    elif should_redeliver(result):
         log.warning("package %r is retried later: %s", key, result)
         # Not acknowledged, so delivered again.
         raise NoResultError
@@ -241,11 +241,6 @@ async def _attempt(message: dict[str, Any], state: TaskiqState) -> Signing | Exc
     except Exception as error:
         return error
     return signing
-
-
-def _should_redeliver(error: Exception) -> bool:
-    """Return whether the message may succeed later, or with another worker's client."""
-    return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
 def _decode_package(message: dict[str, Any]) -> SigningPackage:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from taskiq import Context, TaskiqDepends, TaskiqEvents, TaskiqState
 from taskiq.exceptions import NoResultError
 
-from ..errors import InboxError, TransportError
+from ..errors import TransportError
 from ..webhooks import Drop, Event, EventStatus, Inbox, RetryLater, StoredEvent
 from ..webhooks.inbox import EventHandler
-from .streams import call_broker, kept, report
+from .streams import call_broker, kept, report, should_redeliver
 
 __all__ = ["event_task"]
 
@@ -107,18 +107,17 @@ async def _work(
     began = time.monotonic()
     try:
         stored = await inbox.get(event_id)
-    except InboxError as error:
-        if error.transient:
-            log.warning("event %s is handled later: %s", event_id, error)
-            # Not acknowledged, so delivered again.
-            raise NoResultError from None
-        end = _failed(event_id, error)
+    except Exception as error:
+        if not should_redeliver(error):
+            raise
+        log.warning("event %s is handled later: %s", event_id, error)
+        # Not acknowledged, so delivered again.
+        raise NoResultError from None
+    if stored is None or not _is_under_way(stored, fence):
+        log.info("an attempt of event %s is over: its message is dropped", event_id)
+        end = {"end": "stale"}
     else:
-        if stored is None or not _is_under_way(stored, fence):
-            log.info("an attempt of event %s is over: its message is dropped", event_id)
-            end = {"end": "stale"}
-        else:
-            end = await _call(handler, stored, inbox.handler_timeout)
+        end = await _call(handler, stored, inbox.handler_timeout)
     if context.is_ackable and not await report(end, time.monotonic() - began, context):
         log.warning("the end of event %s could not be reported: it is handled again", event_id)
         raise NoResultError

@@ -14,16 +14,16 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import RedisError
 from taskiq import AckableMessage, Context, TaskiqResult
 from taskiq.serializers import JSONSerializer
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from .. import _checks
-from ..errors import TransportError
-from ..redis.connection import Connection
+from ..errors import SigningError, TransportError
+from ..redis.connection import Connection, is_transient
 
-__all__ = ["call_broker", "kept", "redis_streams", "report"]
+__all__ = ["call_broker", "kept", "redis_streams", "report", "should_redeliver"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
@@ -50,9 +50,12 @@ async def call_broker(call: Awaitable[Any]) -> Any:
         async with asyncio.timeout(_TIMEOUT):
             return await call
     except Exception as error:
-        cause = type(error.__cause__ or error)
-    unavailable = TransportError(f"the broker is unavailable ({cause.__name__})")
-    unavailable.transient = not issubclass(cause, AuthenticationError)
+        cause = error.__cause__ or error
+        failure = error if isinstance(error, RedisError) else cause
+        # Nothing is known of the errors of other brokers.
+        transient = not isinstance(failure, RedisError) or is_transient(failure)
+    unavailable = TransportError(f"the broker is unavailable ({type(cause).__name__})")
+    unavailable.transient = transient
     raise unavailable
 
 
@@ -69,6 +72,11 @@ async def report(outcome: dict[str, Any], seconds: float, context: Context) -> b
         await context.ack()
         return True
     return False
+
+
+def should_redeliver(error: Exception) -> bool:
+    """Return whether the message may succeed later, or with another worker's client and stores."""
+    return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
 @contextlib.asynccontextmanager

@@ -45,13 +45,13 @@ class Transport:
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation within the call's deadline, with as many attempts as the retry table allows."""
-        self.shared.sessions.get()
         if deadline is None:
             deadline = self.deadline(transfer=operation.transfer)
         budget = self.shared.budget
         budget.deposit()
         call = _Call(self.shared, self.options, operation, deadline, budget)
         try:
+            self.shared.sessions.get()
             return await retry.run(call.attempt)
         except BaseException as error:
             call.abandon(error)
@@ -178,8 +178,9 @@ class _Call(Generic[T]):
         """The call ends with an exception: note that its effect may still show, unless nothing is ambiguous."""
         effect, body = self.operation.effect, self.exchange.body
         if isinstance(error, errors.SigningError):
-            if effect is None and self.may_have_taken_effect and error.effect == "none":
-                # A reminder is repeated after a 5xx, which may have taken effect.
+            # A reminder is repeated after a 5xx, which may have taken effect.
+            may_be_late = self.may_have_taken_effect if effect is None else effect.may_show_late
+            if may_be_late and error.effect == "none":
                 error.effect = retry.effect_of(self.operation.repeat)
             is_unknown = error.effect == "unknown"
         else:

@@ -182,8 +182,8 @@ class Inbox:
 
         When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
         Then it cancels them, and their attempts do not count. A second cancellation does so at once. Plain handlers
-        cannot be cancelled: it waits until they return. Raises `InboxError` if the store cannot be opened; if it fails
-        later, that is logged and tried again.
+        cannot be cancelled: it waits until they return. Raises `InboxError` if the store cannot be opened, or fails
+        for good later; a transient failure is logged and tried again.
         """
         _checks.integer("concurrency", concurrency)
         _checks.number("drain_timeout", drain_timeout, at_least=0)

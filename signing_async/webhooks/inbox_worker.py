@@ -56,14 +56,19 @@ class Worker:
         self._recording: set[asyncio.Task[None]] = set()
         """The tasks whose attempts have ended, and whose ends are not recorded yet."""
         self._changed = asyncio.Event()
+        self._failure: InboxError | None = None
+        """The error with which no end of an attempt can be recorded any more."""
 
     async def run(self) -> None:
-        """Work until cancelled. While the store fails, log it and try again."""
+        """Work until cancelled. If the store fails for now, log it and try again; if for good, raise its error."""
         try:
             while True:
                 try:
                     await self._claim_and_wait()
                 except InboxError as error:
+                    if not error.transient:
+                        log.error("no more events are handled: %s", error)  # noqa: TRY400  # it is raised
+                        raise
                     log.warning("cannot claim events now: %s", error)
                     await asyncio.sleep(_PAUSE)
         finally:
@@ -71,6 +76,8 @@ class Worker:
 
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
+        if self._failure is not None:
+            raise self._failure
         if self._free and not self._unrecorded:
             # These attempts left room for the claims. If the process dies, no more handlers run again than ran at once.
             earlier = frozenset(self._recording)
@@ -133,8 +140,10 @@ class Worker:
                     return await self._store.postpone(claim, outcome.retry_in, outcome.error, **counted)
                 return await self._store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
-                log.warning("cannot record the end of event %s now: %s", claim.stored.id, error)
-                if outcome is None:
+                log.warning("cannot record the end of event %s: %s", claim.stored.id, error)
+                if not error.transient:
+                    self._failure = error
+                if outcome is None or not error.transient:
                     return True  # the store forgets the claim
                 if outcome.error is not None and not error.transient:
                     # The store may refuse the text. Until the end is recorded, no other event is claimed.

@@ -23,6 +23,7 @@ from signing_async import (
     NotYetSigned,
     Progress,
     RequestTimeout,
+    SealedFile,
     ServerError,
     Signing,
     SigningClient,
@@ -31,6 +32,7 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
+from signing_async.documents.resource import Documents
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Profile, Sandbox
@@ -248,6 +250,29 @@ async def test_rejected_token_stops_the_sweep(sandbox: Sandbox, client: SigningC
     sandbox.faults.add(DOWNLOAD, "expired-token", times=None)
     with pytest.raises(Unauthorized):
         await sweep(archive)
+
+
+@pytest.mark.parametrize("client_wide", [True, False])
+async def test_configuration_error_stops_the_sweep_if_other_calls_fail_too(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch, client_wide: bool
+) -> None:
+    for _ in range(3):
+        await completed(sandbox, client)
+    attempts: list[str] = []
+
+    async def refuse(self: Documents, signing: Signing, *_: object, **__: object) -> SealedFile:
+        attempts.append(signing.id)
+        error = ConfigurationError("session: not usable")
+        error.client_wide = client_wide
+        raise error
+
+    monkeypatch.setattr(Documents, "download_signed", refuse)
+    if client_wide:
+        with pytest.raises(ConfigurationError, match="session: not usable"):
+            await sweep(archive)
+    else:
+        assert [type(result.error) for result in await sweep(archive)] == [ConfigurationError] * 6
+        assert len(attempts) == 6
 
 
 async def test_failing_journal_stops_the_sweep(

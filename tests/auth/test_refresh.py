@@ -210,8 +210,9 @@ async def test_cancelled_refresh_task_is_auth_error_for_its_callers(caplog: pyte
         await slow.begun.wait()
         [refresh] = [task for task in asyncio.all_tasks() if task.get_name() == "signing_async token refresh"]
         refresh.cancel()
-        with pytest.raises(AuthError, match=r"^the token request was cancelled$"):
+        with pytest.raises(AuthError, match=r"^the token request was cancelled$") as caught:
             await task
+        assert caught.value.transient
         slow.go.set()
         assert await oauth.access_token() == "access-new"
     assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.ERROR]

@@ -257,6 +257,21 @@ async def test_lost_token_is_raised_and_logged_on_close(who: str, caplog: pytest
         assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("transient", [True, False])
+async def test_lost_token_is_as_transient_as_the_failure_of_its_store(transient: bool) -> None:
+    class FailingStore(MemoryTokenStore):
+        async def save(self, token: Token) -> None:
+            raise AuthError("the store is unavailable", transient=transient)
+
+    async with Scripted(grants()) as server:
+        oauth = oauth_for(server.base_url, store=FailingStore(expired()))
+        with pytest.raises(AuthError, match="the store is unavailable"):
+            await oauth.access_token()
+        with pytest.raises(AuthError, match="could not be saved and is lost") as caught:
+            await oauth.aclose()
+    assert caught.value.transient is transient
+
+
 async def test_lost_token_is_a_note_of_the_error_that_the_block_raised() -> None:
     store = WatchedStore(expired())
     store.fail_saves = 3

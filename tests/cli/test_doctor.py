@@ -450,6 +450,23 @@ async def test_accepted_wrong_token_teaches_nothing() -> None:
     assert "expired_token_statuses" not in learned(probe)
 
 
+@pytest.mark.parametrize(("status", "learns"), [(401, True), (403, True), (404, False), (429, False), (503, False)])
+async def test_wrong_token_teaches_a_rejection_and_neither_404_nor_a_failure(status: int, learns: bool) -> None:
+    def me(request: web.Request) -> web.Response:
+        status_of_token = 200 if request.headers.get("Authorization") == "Bearer t" else status
+        return web.json_response({}, status=status_of_token, headers={"Retry-After": "0"})
+
+    async with serving(canned({"/me": me, "/signings": []})) as server, SigningClient(server.origin, "t") as client:
+        probe = Probe(client, wrong_token=True)
+        found = {finding.check: finding async for finding in probe.findings()}
+    assert (found["wrong token"].state, found["wrong token"].facts) == (
+        "ok" if learns else "warning",
+        {"status": status},
+    )
+    assert ("expired_token_statuses" in learned(probe)) is learns
+    assert found["no token"].state == ("warning" if status in (429, 503) else "ok")
+
+
 @pytest.mark.parametrize(("status", "words"), [(403, "--wrong-token checks that"), (401, "HTTP 401 without a token")])
 async def test_status_without_token_suggests_the_wrong_token_check_unless_401(status: int, words: str) -> None:
     def me(request: web.Request) -> web.Response:

@@ -15,6 +15,7 @@ from signing_async import (
     OutcomeUnknown,
     SigningClient,
     SqliteJournal,
+    TransportError,
     Unauthorized,
 )
 from signing_async.dispatch.journal import ClaimLost
@@ -66,6 +67,8 @@ async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningCl
         (OSError(28, "No space left on device"), True),
         (sqlite3.DatabaseError("file is not a database"), False),
         (ZeroDivisionError("by a replica"), True),
+        (TransportError("the store of the journal is unavailable"), True),
+        (ConfigurationError("the store of the journal: invalid URL"), False),
     ],
 )
 async def test_failure_of_a_callers_own_journal_is_permanent_if_its_file_cannot_be_used(
@@ -173,6 +176,18 @@ async def test_package_sent_at_another_service_is_a_configuration_error(
         assert result.signing is None
         assert other.requests == []
     assert (await client.dispatch(package, tmp_path / "journal")).id == signing.id
+
+
+async def test_package_known_at_another_service_does_not_stop_the_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    known, *new = (parcel_of(name=f"Lease {number}", key=f"{number}") for number in range(4))
+    await client.dispatch(known.package, tmp_path / "journal")
+    packages = [parcel.package for parcel in (known, *new)]
+    async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
+        results = await all_of(elsewhere.dispatch_many(packages, tmp_path / "journal", concurrency=1))
+        assert [type(result.error) for result in results if result.error] == [ConfigurationError]
+        sent_well(other, *new)
 
 
 async def test_draft_at_another_service_is_a_configuration_error(

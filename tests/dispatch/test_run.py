@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from signing_async import (
+    ClientClosed,
     ConfigurationError,
     DispatchResult,
     InvalidRequest,
@@ -39,6 +40,32 @@ from tests.dispatch.observing import (
 )
 from tests.dispatch.parcels import judge, make_parcel
 from tests.pdfs import make_pdf
+
+
+@pytest.mark.parametrize("problem", ["rejected token", "closed client"])
+async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_is_sent(
+    sandbox: Sandbox, tmp_path: Path, problem: str
+) -> None:
+    """The packages that are waited for as well: another run holds every second one."""
+    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(40)]
+    reports: list[Progress] = []
+    async with SqliteJournal(tmp_path / "journal") as other, SigningClient(sandbox.base_url, "wrong") as client:
+        for number in range(0, 4, 2):
+            await other.claim(f"{number}")
+        if problem == "closed client":
+            await client.aclose()
+        packages = [parcel.package for parcel in parcels]
+        async with asyncio.timeout(60):
+            results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 2, reports.append))
+    kind = Unauthorized if problem == "rejected token" else ClientClosed
+    assert [type(result.error) for result in results] == [kind] * 40
+    assert {id(result.package) for result in results} == {id(package) for package in packages}
+    assert len({id(result.error) for result in results}) == 40
+    assert len(sandbox.requests) <= 4
+    assert reports[-1].files_total is not None
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        await all_of(client.dispatch_many(packages, tmp_path / "journal"))
+    sent_well(sandbox, *parcels)
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "async generator"])

@@ -287,6 +287,15 @@ async def test_key_that_postgresql_cannot_store_is_a_journal_error(key: Any, dsn
         await one.write(claim, "{}")
 
 
+async def test_server_that_only_reads_during_a_failover_is_transient(dsn: str) -> None:
+    async with PostgresJournal(dsn) as journal:
+        assert await journal.claim("earlier") is not None
+    async with PostgresJournal(f"{dsn}&default_transaction_read_only=on", timeout=0.5) as journal:
+        with pytest.raises(JournalError, match="read-only transaction") as caught:
+            await journal.claim("lease")
+    assert caught.value.transient
+
+
 async def test_error_of_a_closed_journal_is_not_transient(dsn: str) -> None:
     journal = PostgresJournal(dsn)
     await journal.aclose()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from signing_async import (
     CannotBeSent,
+    ClientClosed,
     DecodeError,
     Forbidden,
     MemoryTokenStore,
@@ -25,11 +26,13 @@ from signing_async import (
     PdfSource,
     RateLimited,
     RetryPolicy,
+    Signing,
     SigningClient,
     SigningError,
     SigningPackage,
     Token,
 )
+from signing_async.signings import Signings
 from tests.dispatch.observing import state_of
 from tests.pdfs import make_pdf
 from tests.reconcile.late_service import OK, Fate, LateService, script
@@ -637,3 +640,26 @@ def test_any_sequence_of_outcomes(write: str, sequences: list[list[Fate]], attem
                 _judge(service, key, error, ended_at, settle)
 
     asyncio.run(run())
+
+
+async def test_dispatch_with_a_client_closed_after_a_lost_sending_says_that_the_package_may_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent, but a late effect of the lost request is not ruled out."""
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s1"] += script("504")
+        with pytest.raises(OutcomeUnknown):
+            await client.with_options(retry=RetryPolicy.none()).dispatch(package, tmp_path / "journal")
+        send = Signings.send_own
+
+        async def close_and_send(self: Signings, signing_id: str) -> Signing | None:
+            await client.aclose()
+            return await send(self, signing_id)
+
+        monkeypatch.setattr(Signings, "send_own", close_and_send)
+        with pytest.raises(ClientClosed) as caught:
+            await client.dispatch(package, tmp_path / "journal")
+        assert state_of(tmp_path / "journal")["status"] == "sending"
+        assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
+        assert service.held["s1"].requests == 1

@@ -880,6 +880,21 @@ async def test_closing_with_an_unsaved_token_logs_an_error(
     assert "access-new" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("command", "transient"),
+    [(["REPLICAOF", "127.0.0.1", "1"], True), (["ACL", "SETUSER", "default", "-evalsha", "-eval"], False)],
+    ids=["replica", "not permitted"],
+)
+async def test_refused_script_is_permanent_unless_redis_is_a_replica_for_now(
+    redis: RedisServer, command: list[str], transient: bool
+) -> None:
+    async with RedisTokenStore(redis.url, "a") as store:
+        await ask(redis, *command)
+        with pytest.raises(AuthError) as caught:
+            await store.save(NEW)
+    assert caught.value.transient is transient
+
+
 async def eventually_loaded(store: RedisTokenStore) -> Token | None:
     """Load inside the lock as soon as the store has finished its pending save."""
     async with asyncio.timeout(20):

@@ -149,6 +149,33 @@ async def test_store_that_fails_for_a_while_ends_no_run(
     assert calls == 2
 
 
+@pytest.mark.parametrize("when", ["between events", "during an attempt"])
+async def test_store_that_fails_for_good_ends_the_run_with_its_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    async with Inbox(tmp_path / "inbox.db") as inbox:
+        calls: list[str] = []
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            calls.append(event.id)
+            if when == "during an attempt":
+                await inbox.aclose()
+
+        await add(inbox, "e1")
+        running = asyncio.create_task(inbox.run())
+        if when == "between events":
+            await settled(inbox)
+            await inbox.aclose()
+        done, _ = await asyncio.wait([running], timeout=60)
+        assert done, "the run goes on"
+        with pytest.raises(InboxError, match="is closed"):
+            running.result()
+    assert calls == ["e1"]
+    assert "no more events are handled: the inbox " in caplog.text
+    assert caplog.text.count("cannot record the end of event e1: ") == (when == "during an attempt")
+
+
 async def test_store_that_fails_at_the_end_does_not_keep_a_run_from_ending(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
