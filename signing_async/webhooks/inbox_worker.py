@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import InboxError
 from .event_store import EventClaim, EventStatus, EventStore, StoredEvent
@@ -29,6 +29,7 @@ class Outcome:
     retry_in: float | None = None
 
 
+@dataclass(eq=False)
 class Worker:
     """Runs up to ``concurrency`` attempts at once until it is cancelled, and then drains.
 
@@ -36,22 +37,15 @@ class Worker:
     attempts are cancelled and their events are released. A second cancellation ends the wait.
     """
 
-    def __init__(
-        self,
-        store: EventStore,
-        attempt: Callable[[StoredEvent], Awaitable[Outcome | None]],
-        *,
-        concurrency: int,
-        drain_timeout: float,
-    ) -> None:
-        self._store = store
-        self._attempt = attempt
-        self._free = concurrency
-        self._drain_timeout = drain_timeout
-        self._unrecorded: set[str] = set()
-        """The ids of events whose end the store could not record yet. Until then, a claim might return them again."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+    _store: EventStore
+    _attempt: Callable[[StoredEvent], Awaitable[Outcome | None]]
+    _free: int
+    """How many more attempts may run now; ``concurrency`` at first."""
+    _drain_timeout: float
+    _unrecorded: set[str] = field(default_factory=set, init=False)
+    """The ids of events whose end the store could not record yet. Until then, a claim might return them again."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
         """Work until cancelled. While the store fails, log it and try again."""
