@@ -32,6 +32,7 @@ from .names import Template
 from .store import ArchiveStore
 
 if TYPE_CHECKING:
+    from .._verify.roots import Roots
     from ..client import SigningClient
     from ..sealed import Trust
 
@@ -57,7 +58,7 @@ class Judgement:
     """How the seals of downloads are judged."""
 
     verify: bool
-    roots: list[bytes] | None
+    roots: Roots | None
     verdict: Verdict
 
     @classmethod
