@@ -5,10 +5,10 @@ All public names but the exceptions are loaded when they are first used: importi
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import errors
+from ._lazy import attach
 from ._version import __version__ as __version__
 from .errors import *  # noqa: F403  # the whole tree is public, and needs the standard library only
 
@@ -57,53 +57,41 @@ if TYPE_CHECKING:
     from .transport.retry import RetryPolicy as RetryPolicy
     from .worker_pool import Progress as Progress
     from .worker_pool import Results as Results
-
-_NAMES = {
-    "assumptions": ("Assumptions",),
-    "client": ("SigningClient",),
-    "dispatch.run": ("DispatchResult",),
-    "documents.download": ("SealedFile",),
-    "documents.resource": ("UploadResult",),
-    "dispatch.journal": ("Claim", "ClaimLost", "Journal", "SqliteJournal"),
-    "models": (
-        "Document",
-        "Language",
-        "NewRecipient",
-        "Recipient",
-        "Signing",
-        "SigningMethod",
-        "SigningOrder",
-        "SigningState",
-        "Token",
-        "User",
-    ),
-    "auth.oauth": ("AuthorizationRequest", "OAuth"),
-    "dispatch.package": ("SigningPackage",),
-    "pagination": ("Page", "Pager"),
-    "documents.source": ("PdfSource", "Source"),
-    "recipients": ("RemindResult",),
-    "transport.retry": ("RetryPolicy",),
-    "tenants": ("TenantApp", "Tenants"),
-    "transport.rate_limit": ("Gate", "LocalGate", "LocalRateLimiter", "RateLimiter"),
-    "auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
-    "transport.call": ("Attempt", "Timeouts"),
-    "endpoints": ("Reader", "ResponseStream"),
-    "transport.response": ("Response",),
-    "worker_pool": ("Progress", "Results"),
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-
-# Checkers read the imports above: a list that is computed says no more to them.
-globals()["__all__"] = sorted([*_HOME, *errors.__all__])
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+else:  # a computed `__all__` says nothing to checkers: they read the imports above
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".assumptions": ("Assumptions",),
+            ".client": ("SigningClient",),
+            ".dispatch.run": ("DispatchResult",),
+            ".documents.download": ("SealedFile",),
+            ".documents.resource": ("UploadResult",),
+            ".dispatch.journal": ("Claim", "ClaimLost", "Journal", "SqliteJournal"),
+            ".models": (
+                "Document",
+                "Language",
+                "NewRecipient",
+                "Recipient",
+                "Signing",
+                "SigningMethod",
+                "SigningOrder",
+                "SigningState",
+                "Token",
+                "User",
+            ),
+            ".auth.oauth": ("AuthorizationRequest", "OAuth"),
+            ".dispatch.package": ("SigningPackage",),
+            ".pagination": ("Page", "Pager"),
+            ".documents.source": ("PdfSource", "Source"),
+            ".recipients": ("RemindResult",),
+            ".transport.retry": ("RetryPolicy",),
+            ".tenants": ("TenantApp", "Tenants"),
+            ".transport.rate_limit": ("Gate", "LocalGate", "LocalRateLimiter", "RateLimiter"),
+            ".auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
+            ".transport.call": ("Attempt", "Timeouts"),
+            ".endpoints": ("Reader", "ResponseStream"),
+            ".transport.response": ("Response",),
+            ".worker_pool": ("Progress", "Results"),
+        },
+    )
+    __all__ = sorted([*__all__, *errors.__all__])

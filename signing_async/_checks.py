@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["integer", "is_integer", "is_number", "is_text", "number", "string"]
+__all__ = ["field", "integer", "is_integer", "is_number", "is_text", "number", "string"]
+
+
+def field(check: Callable[..., object], prefix: str = "", **bounds: Any) -> Callable[[object, Any, Any], object]:
+    """Return a validator for a field of an attrs class, which errors name with the prefix."""
+    return lambda _, attribute, value: check(f"{prefix}{attribute.name}", value, **bounds)
 
 
 def is_number(value: object) -> bool:

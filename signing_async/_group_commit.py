@@ -191,23 +191,16 @@ class GroupCommit:
         self.lock.release()
 
 
+@dataclass(eq=False, slots=True)
 class _Operation:
     """Work on the database, its outcome, and the future of the caller that waits for it."""
 
-    def __init__(
-        self,
-        work: Work[Any],
-        waiter: Any,
-        undo: Callable[[Any], Work[object] | None] | None = None,
-        *,
-        durable: bool = True,
-    ) -> None:
-        self.work = work
-        self.waiter = waiter
-        """The caller's future, from asyncio or from a thread; None if no caller waits for the outcome."""
-        self.undo = undo
-        self.durable = durable
-        self.outcome: object = None
+    work: Work[Any]
+    waiter: Any
+    """The caller's future, from asyncio or from a thread; None if no caller waits for the outcome."""
+    undo: Callable[[Any], Work[object] | None] | None = None
+    durable: bool = True
+    outcome: object = None
 
     def wake(self) -> None:
         """Give the waiter the outcome."""

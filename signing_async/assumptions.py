@@ -34,31 +34,16 @@ def _to_statuses(value: int | Iterable[int]) -> frozenset[int]:
         raise ConfigurationError(f"expired_token_statuses: must be integers from 400 to 499, got {value!r}") from None
 
 
-def _check_name(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    _checks.string(attribute.name, value)
-
-
-def _check_names(instance: object, attribute: attrs.Attribute[Any], value: tuple[object, ...]) -> None:
-    for name in value:
-        _checks.string(attribute.name, name)
-
-
-def _check_statuses(instance: object, attribute: attrs.Attribute[Any], value: frozenset[object]) -> None:
-    for status in value:
-        _checks.integer(attribute.name, status, at_least=400, at_most=499)
-
-
 def _check_flag(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigurationError(f"{attribute.name}: must be true or false, got {value!r}")
 
 
-def _check_positive(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    _checks.number(attribute.name, value, above=0)
-
-
-def _check_count(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    _checks.integer(attribute.name, value)
+_check_name = _checks.field(_checks.string)
+_check_names = attrs.validators.deep_iterable(_check_name)
+_check_statuses = attrs.validators.deep_iterable(_checks.field(_checks.integer, at_least=400, at_most=499))
+_check_positive = _checks.field(_checks.number, above=0)
+_check_count = _checks.field(_checks.integer)
 
 
 @attrs.frozen(kw_only=True)

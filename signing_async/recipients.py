@@ -100,7 +100,7 @@ class Recipients:
 
         match = RecipientMatch(named, extra)
         deadline = self._transport.deadline()
-        creation = Creation(_ADD, _LIST, deadline, signing, signing.recipients, match, list_all)
+        creation = Creation(_ADD, _LIST, deadline, signing.ambiguities, signing.recipients, match, list_all)
         operation = Operation(
             _ADD,
             "POST",

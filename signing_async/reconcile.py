@@ -240,34 +240,24 @@ class Sent:
 # Creating documents and recipients
 
 
+@attrs.define(eq=False)
 class Creation(Generic[Record]):
     """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent.
 
     A context manager around the call: calls with the same match key are made one after the other.
     """
 
-    adds_up: bool = True
-    may_show_late: bool = False
+    adds_up = True  # not annotated: an annotated name is an argument
+    may_show_late = False
 
-    def __init__(
-        self,
-        operation: str,
-        reading: str,
-        deadline: float,
-        signing: TrackedSigning,
-        collection: Collection,
-        match: Match[Record],
-        list_records: Callable[[Read], Awaitable[tuple[Record, ...] | None]],
-        read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None,
-    ) -> None:
-        self.ambiguities: Counter[bool] = signing.ambiguities
-        self.reading: str = reading
-        self._operation = operation
-        self._deadline = deadline
-        self._collection = collection
-        self._match = match
-        self._list = list_records
-        self._read_first = read_first
+    _operation: str
+    reading: str
+    _deadline: float
+    ambiguities: Counter[bool]
+    _collection: Collection
+    _match: Match[Record]
+    _list: Callable[[Read], Awaitable[tuple[Record, ...] | None]]
+    _read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None
 
     async def __aenter__(self) -> None:
         """Wait for earlier calls with the same match key; raise `RequestTimeout` if the deadline passes first."""

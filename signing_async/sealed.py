@@ -6,7 +6,7 @@ The file is read in a separate worker process with limits on time and memory. Th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -141,19 +141,6 @@ def inspect_sealed(
             print(*report.problems, *report.trust_problems, sep="\\n")
     """
     roots = None if trust is None else load_roots(trust)
-    return inspect_by_roots(source, roots, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=max_bytes)
-
-
-def inspect_by_roots(
-    source: str | os.PathLike[str] | bytes,
-    roots: Sequence[bytes] | None,
-    *,
-    fetch: bool = False,
-    form_filling: bool = True,
-    timeout: float = _TIMEOUT,
-    max_bytes: int,
-) -> Report:
-    """Do the same as `inspect_sealed`, with the result of `load_roots`."""
     _checks.number("timeout", timeout, above=0, error=InvalidRequest)
     _checks.integer("max_bytes", max_bytes, error=InvalidRequest)
     if isinstance(source, bytes):

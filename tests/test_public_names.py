@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 import signing_async
+from signing_async import errors
 
 NAMES = [
     "APIError",
@@ -104,6 +108,17 @@ def _loaded_after(statement: str) -> set[str]:
 def test_public_names_are_exactly_these() -> None:
     """A name is added or taken away on purpose only."""
     assert vars(signing_async)["__all__"] == NAMES
+
+
+@pytest.mark.parametrize("name", ["signing_async", "signing_async.archive", "signing_async.webhooks"])
+def test_public_names_are_those_that_type_checkers_read(name: str) -> None:
+    """Each package lists its names twice: once for checkers, and once to load them."""
+    package = import_module(name)
+    imports = next(node for node in ast.parse(inspect.getsource(package)).body if isinstance(node, ast.If)).body
+    read = {alias.asname for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names}
+    if package is signing_async:
+        read.update(errors.__all__)
+    assert sorted(vars(package)["__all__"]) == sorted(read)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import attrs
+
 from ..errors import InvalidRequest
 
-__all__ = ["Trust", "load_roots"]
+__all__ = ["Roots", "Trust", "load_roots"]
 
 Trust: TypeAlias = str | os.PathLike[str] | bytes
 """Certificates to trust: a PEM or DER file, a folder of such files, their bytes, or "system" for the system's."""
@@ -18,18 +20,31 @@ Trust: TypeAlias = str | os.PathLike[str] | bytes
 SUFFIXES = frozenset({".pem", ".crt", ".cer", ".der"})
 
 
-def load_roots(trust: Trust | Iterable[Trust]) -> list[bytes]:
-    """Return the authorities' certificates among those given, in DER.
+@attrs.frozen
+class Roots:
+    """Certificates in DER that were loaded, and are not parsed again."""
+
+    certificates: tuple[bytes, ...]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.certificates)
+
+
+def load_roots(trust: Trust | Iterable[Trust]) -> Roots:
+    """Return the authorities' certificates among those given.
 
     A certificate that is neither an authority's nor self-signed is no root and is ignored: the sandbox's file, for
     example, contains one. Raise `InvalidRequest` if there is no other.
     """
+    if isinstance(trust, Roots):
+        return trust
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
     given = [trust] if isinstance(trust, str | os.PathLike | bytes) else list(trust)
     roots: list[bytes] = []
     if "system" in given:
+        # Not parsed here: OpenSSL has read them, and also reads some that `cryptography` refuses.
         roots += ssl.create_default_context().get_ca_certs(binary_form=True)
     for shown, content in _contents(each for each in given if each != "system"):
         try:
@@ -43,7 +58,7 @@ def load_roots(trust: Trust | Iterable[Trust]) -> list[bytes]:
         roots += [each.public_bytes(Encoding.DER) for each in authorities]
     if not roots:
         raise InvalidRequest("trust: no certificate given")
-    return roots
+    return Roots(tuple(roots))
 
 
 def _is_authority(certificate: Any) -> bool:

@@ -11,55 +11,36 @@ All names are loaded when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import attach
 
 if TYPE_CHECKING:
-    from .archive import Archive
-    from .collector import ArchiveResult
-    from .folder import FolderStore
-    from .manifest import ArchivedDocument
-    from .s3 import S3Store
-    from .status import ArchiveStatus, OpenDispatch, StuckSigning, archive_status
-    from .store import ArchiveStore, ListedStore
-    from .verify import ArchiveReport, Finding, verify_archive
-
-__all__ = [
-    "Archive",
-    "ArchiveReport",
-    "ArchiveResult",
-    "ArchiveStatus",
-    "ArchiveStore",
-    "ArchivedDocument",
-    "Finding",
-    "FolderStore",
-    "ListedStore",
-    "OpenDispatch",
-    "S3Store",
-    "StuckSigning",
-    "archive_status",
-    "verify_archive",
-]
-
-_MODULES = {
-    "Archive": "archive",
-    "ArchiveReport": "verify",
-    "ArchiveResult": "collector",
-    "ArchiveStatus": "status",
-    "ArchiveStore": "store",
-    "ArchivedDocument": "manifest",
-    "Finding": "verify",
-    "FolderStore": "folder",
-    "ListedStore": "store",
-    "OpenDispatch": "status",
-    "S3Store": "s3",
-    "StuckSigning": "status",
-    "archive_status": "status",
-    "verify_archive": "verify",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    from .archive import Archive as Archive
+    from .collector import ArchiveResult as ArchiveResult
+    from .folder import FolderStore as FolderStore
+    from .manifest import ArchivedDocument as ArchivedDocument
+    from .s3 import S3Store as S3Store
+    from .status import ArchiveStatus as ArchiveStatus
+    from .status import OpenDispatch as OpenDispatch
+    from .status import StuckSigning as StuckSigning
+    from .status import archive_status as archive_status
+    from .store import ArchiveStore as ArchiveStore
+    from .store import ListedStore as ListedStore
+    from .verify import ArchiveReport as ArchiveReport
+    from .verify import Finding as Finding
+    from .verify import verify_archive as verify_archive
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".archive": ("Archive",),
+            ".collector": ("ArchiveResult",),
+            ".folder": ("FolderStore",),
+            ".manifest": ("ArchivedDocument",),
+            ".s3": ("S3Store",),
+            ".status": ("ArchiveStatus", "OpenDispatch", "StuckSigning", "archive_status"),
+            ".store": ("ArchiveStore", "ListedStore"),
+            ".verify": ("ArchiveReport", "Finding", "verify_archive"),
+        },
+    )

@@ -6,19 +6,19 @@ therefore knows a file that lacks only its line in the manifest. That a document
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from .._files import is_transient
+from .._tasks import finish
 from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
@@ -32,13 +32,11 @@ from .names import Template
 from .store import ArchiveStore
 
 if TYPE_CHECKING:
+    from .._verify.roots import Roots
     from ..client import SigningClient
     from ..sealed import Trust
 
 __all__ = ["ArchiveResult", "Collector", "Judgement"]
-
-
-T = TypeVar("T")
 
 
 @attrs.frozen
@@ -60,7 +58,7 @@ class Judgement:
     """How the seals of downloads are judged."""
 
     verify: bool
-    roots: list[bytes] | None
+    roots: Roots | None
     verdict: Verdict
 
     @classmethod
@@ -212,7 +210,8 @@ class _OneSigning:
                 fetched_at=datetime.now(UTC).replace(microsecond=0),
                 verdict=judgement.verdict,
             )
-            return await _to_its_end(self._keep(document, entry, sealed.path))
+            # A file that gets its name gets its line too.
+            return await finish(self._keep(document, entry, sealed.path))
         except OSError as error:
             if isinstance(error, SigningError):
                 raise
@@ -256,16 +255,6 @@ class _OneSigning:
         pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
         text = json.dumps({"pending": pending, "complete": self._complete})
         await journaled(self._archive.journal.write(self._claim, text))
-
-
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await work that a cancellation does not interrupt: a file that gets its name gets its line too."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _raise_if_fatal(error: Exception) -> None:

@@ -149,25 +149,17 @@ def _open_dispatch(record: JournalRecord) -> OpenDispatch | None:
     return OpenDispatch(record.key, state.signing, state.status == SENDING, state.error, record.updated_at)
 
 
+@attrs.define(eq=False)
 class _Search:
     """One run over the signings of a tenant."""
 
-    def __init__(
-        self,
-        client: SigningClient,
-        journal: Journal | None,
-        stuck_after: timedelta,
-        since: datetime | None,
-        remind_every: timedelta | None,
-        kinds: Collection[StuckKind],
-    ) -> None:
-        self._client = client
-        self._journal = journal
-        self._now = datetime.now(UTC)
-        self._stuck_after = stuck_after
-        self._since = since
-        self._remind_every = remind_every
-        self._kinds = kinds
+    _client: SigningClient
+    _journal: Journal | None
+    _stuck_after: timedelta
+    _since: datetime | None
+    _remind_every: timedelta | None
+    _kinds: Collection[StuckKind]
+    _now: datetime = attrs.field(factory=lambda: datetime.now(UTC), init=False)
 
     async def run(self) -> tuple[StuckSigning, ...]:
         pool: Results[StuckSigning] = Results(self._candidates(), self._examine, _CONCURRENCY)

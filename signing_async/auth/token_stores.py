@@ -10,7 +10,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,7 +28,6 @@ __all__ = [
     "FileTokenStore",
     "MemoryTokenStore",
     "TokenStore",
-    "carried_through",
     "token_from_json",
     "token_to_json",
 ]
@@ -49,16 +48,6 @@ class TokenStore(Protocol):
 
     def lock(self) -> AbstractAsyncContextManager[None]:
         """Return a lock that one refresh holds at a time, across all processes that share the store."""
-
-
-async def carried_through(work: Coroutine[Any, Any, None]) -> None:
-    """Await the work to its end even if the caller is cancelled: for releasing what others wait for."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def token_to_json(token: Token) -> bytes:

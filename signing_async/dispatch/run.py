@@ -25,7 +25,7 @@ from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressR
 from .entry import JournalEntry, NoJournal, journaled, open_journal, release
 from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
-from .steps import Resources, Sending, Uploads
+from .steps import Draft, Resources, Sending, Uploads
 
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
@@ -191,7 +191,8 @@ class _Run:
 
     async def _send(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
         entry = JournalEntry(self._journal, claim, prepared.content, self._resources.service)
-        sending = Sending(self._resources, prepared, entry, self._uploads, job.on_progress)
+        draft = Draft(self._resources, prepared, entry, self._uploads, job.on_progress)
+        sending = Sending(self._resources, prepared, entry, draft)
         try:
             return DispatchResult(job.package, await sending.run(), None, sending.abandoned)
         except ClaimLost as error:

@@ -30,7 +30,7 @@ from ..worker_pool import Progress, Results
 from .entry import DRAFT, SENDING, SENT, JournalEntry
 from .package import Prepared
 
-__all__ = ["OnProgress", "Resources", "Sending", "Uploads"]
+__all__ = ["Draft", "OnProgress", "Resources", "Sending", "Uploads"]
 
 Created = TypeVar("Created", Document, Recipient)
 OnProgress = Callable[[int, Progress], None]
@@ -64,21 +64,14 @@ class Uploads:
         self.semaphore: asyncio.Semaphore = asyncio.Semaphore(concurrency)
 
 
+@attrs.define(eq=False)
 class Sending:
     """The sending of one claimed package."""
 
-    def __init__(
-        self,
-        resources: Resources,
-        package: Prepared,
-        entry: JournalEntry,
-        uploads: Uploads,
-        on_progress: OnProgress,
-    ) -> None:
-        self._resources = resources
-        self._package = package
-        self._entry = entry
-        self._draft = _Draft(resources, package, entry, uploads, on_progress)
+    _resources: Resources
+    _package: Prepared
+    _entry: JournalEntry
+    _draft: Draft
 
     @property
     def abandoned(self) -> tuple[str, ...]:
@@ -227,24 +220,17 @@ class Sending:
         return signing
 
 
-class _Draft:
+@attrs.define(eq=False)
+class Draft:
     """The draft of one package."""
 
-    def __init__(
-        self,
-        resources: Resources,
-        package: Prepared,
-        entry: JournalEntry,
-        uploads: Uploads,
-        on_progress: OnProgress,
-    ) -> None:
-        self._resources = resources
-        self._package = package
-        self._entry = entry
-        self._uploads = uploads
-        self._on_progress = on_progress
-        self._unconfirmed: list[tuple[dict[str, str | None], str, str]] = []
-        """Ids that may not be saved yet: an earlier ambiguous request may still add to the draft."""
+    _resources: Resources
+    _package: Prepared
+    _entry: JournalEntry
+    _uploads: Uploads
+    _on_progress: OnProgress
+    _unconfirmed: list[tuple[dict[str, str | None], str, str]] = attrs.field(factory=list, init=False)
+    """Ids that may not be saved yet: an earlier ambiguous request may still add to the draft."""
 
     @property
     def id(self) -> str:

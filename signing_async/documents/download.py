@@ -130,12 +130,12 @@ def target_exists(target: Path) -> InvalidRequest:
 def load_verifier(trust: Trust | Iterable[Trust] | None, max_bytes: int) -> Callable[[Path], None]:
     """Return a function that raises `NotSound` for a bad file. A missing extra or an unreadable root raises here."""
     from .._verify.roots import load_roots
-    from ..sealed import inspect_by_roots
+    from ..sealed import inspect_sealed
 
     roots = None if trust is None else load_roots(trust)
 
     def verify(path: Path) -> None:
-        report = inspect_by_roots(path, roots, max_bytes=max_bytes)
+        report = inspect_sealed(path, trust=roots, max_bytes=max_bytes)
         problems = report.problems + report.trust_problems
         if problems:
             verdict = "trusted" if report.sound else "sound"

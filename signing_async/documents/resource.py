@@ -169,7 +169,7 @@ class Documents:
             _UPLOAD,
             "signings.get",
             deadline,
-            signing,
+            signing.ambiguities,
             signing.documents,
             DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions),
             lambda read: read(self._list(path)),

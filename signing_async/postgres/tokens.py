@@ -21,7 +21,8 @@ import attrs
 
 from .. import _checks
 from .._encryption import Sealer
-from ..auth.token_stores import carried_through, token_from_json, token_to_json
+from .._tasks import finish
+from ..auth.token_stores import token_from_json, token_to_json
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
 from .database import PERMANENT, TRANSIENT, Database, Pool, terminate
@@ -243,7 +244,7 @@ class PostgresTokenStore:
                 if hold.saving is not None and not hold.saving.done():
                     self._unfinished = hold
                 else:
-                    await carried_through(self._release(hold))
+                    await finish(self._release(hold))
 
     async def aclose(self) -> None:
         """Close the connections, except a given pool. A save that waits for PostgreSQL is given ``timeout`` seconds."""
@@ -346,7 +347,7 @@ class PostgresTokenStore:
         else:
             assert hold.saving is not None
             await self._wait_for(hold.saving, "a refreshed token is not saved yet")
-            await carried_through(self._release(hold))
+            await finish(self._release(hold))
         self._unfinished = None
 
     # The token

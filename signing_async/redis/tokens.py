@@ -23,7 +23,8 @@ import attrs
 
 from .. import _checks
 from .._encryption import Sealer
-from ..auth.token_stores import carried_through, token_from_json, token_to_json
+from .._tasks import finish
+from ..auth.token_stores import token_from_json, token_to_json
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token
 from .connection import Connection, RedisClient, Script, cancel_and_wait, decoded
@@ -305,7 +306,7 @@ class RedisTokenStore:
                     _holds.reset(mark)
             finally:
                 hold.ended = True
-                await carried_through(self._release(hold))
+                await finish(self._release(hold))
 
     # The lock
 

@@ -23,10 +23,11 @@ A conformance suite is a class. Subclass it where pytest collects tests, with a 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
+
+from .._lazy import attach
 
 if TYPE_CHECKING:
     from .._sample_pdf import sample_pdf as sample_pdf
@@ -48,26 +49,19 @@ try:
 except ModuleNotFoundError:  # without it there are no async fixtures, as pytest reports when one is used
     async_fixture = pytest.fixture  # type: ignore[assignment]  # used in the one way that both support
 
-_MODULES = {
-    "EventStoreConformance": ".event_stores",
-    "FencedEventStoreConformance": ".event_stores",
-    "ArchiveStoreConformance": ".archive_stores",
-    "FencedJournalConformance": ".journals",
-    "FencedTokenStoreConformance": ".token_stores",
-    "JournalConformance": ".journals",
-    "ListedJournalConformance": ".journals",
-    "ListedStoreConformance": ".archive_stores",
-    "SeenEventsConformance": ".seen_events",
-    "TokenStoreConformance": ".token_stores",
-    "sample_pdf": ".._sample_pdf",
-}
-
-
-def __getattr__(name: str) -> object:
-    # Every run of pytest imports this module, and few use the suites.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)
+# No `__dir__`: pytest reads every name of a plugin that it lists, and few tests use the suites.
+if not TYPE_CHECKING:
+    __getattr__ = attach(
+        __name__,
+        {
+            ".._sample_pdf": ("sample_pdf",),
+            ".archive_stores": ("ArchiveStoreConformance", "ListedStoreConformance"),
+            ".event_stores": ("EventStoreConformance", "FencedEventStoreConformance"),
+            ".journals": ("FencedJournalConformance", "JournalConformance", "ListedJournalConformance"),
+            ".seen_events": ("SeenEventsConformance",),
+            ".token_stores": ("FencedTokenStoreConformance", "TokenStoreConformance"),
+        },
+    )[0]
 
 
 def pytest_configure(config: pytest.Config) -> None:

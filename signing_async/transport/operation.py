@@ -46,8 +46,7 @@ T = TypeVar("T")
 log: logging.Logger = logging.getLogger("signing_async")
 
 
-def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
-    _checks.number(f"timeout.{attribute.name}", value, above=0)
+_check_seconds = _checks.field(_checks.number, "timeout.", above=0)
 
 
 @attrs.frozen

@@ -52,13 +52,7 @@ T = TypeVar("T")
 
 _MAX_DATE = 64
 
-
-def _check_seconds(instance: object, attribute: attrs.Attribute[float], value: Any) -> None:
-    _checks.number(f"RetryPolicy.{attribute.name}", value, at_least=0)
-
-
-def _check_attempts(instance: object, attribute: attrs.Attribute[int], value: Any) -> None:
-    _checks.integer(f"RetryPolicy.{attribute.name}", value)
+_check_seconds = _checks.field(_checks.number, "RetryPolicy.", at_least=0)
 
 
 @attrs.frozen
@@ -75,7 +69,7 @@ class RetryPolicy:
     503 with the service's own error, and where an idle connection was closed as the request went out.
     """
 
-    max_attempts: int = attrs.field(default=5, validator=_check_attempts)
+    max_attempts: int = attrs.field(default=5, validator=_checks.field(_checks.integer, "RetryPolicy."))
     base_delay: float = attrs.field(default=0.5, validator=_check_seconds)
     max_delay: float = attrs.field(default=30.0, validator=_check_seconds)
     max_retry_after: float = attrs.field(default=60.0, validator=_check_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asn1crypto import x509
+from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 
 import signing_async.archive
 from signing_async import (
@@ -31,6 +34,7 @@ from signing_async import (
     SqliteJournal,
     Unauthorized,
 )
+from signing_async._verify.roots import load_roots
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
 from signing_async.documents.resource import Documents
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
@@ -42,6 +46,7 @@ from tests.dispatch.holders import taken
 from tests.dispatch.observing import Failing
 from tests.pdfs import make_pdf
 from tests.postgres.server import PostgresServer
+from tests.sealed.pki import root
 
 DOWNLOAD = "documents.download_signed"
 
@@ -372,6 +377,22 @@ async def test_not_sound_document_is_not_archived(
             (result,) = await sweep(archive)
             assert result.entry is not None
             assert result.entry.verdict == verdict
+
+
+async def test_root_of_the_system_that_cryptography_refuses_keeps_no_document_from_the_archive(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL reads certificates of version 2, and pyHanko too."""
+    refused = x509.Certificate.load(root("Another").der).copy()
+    refused["tbs_certificate"]["version"] = "v2"
+    stored = [refused.dump(force=True), *load_roots(await sandbox.certificate_pem())]
+    with pytest.raises(InvalidVersion):
+        load_der_x509_certificate(stored[0])
+    monkeypatch.setattr(ssl.SSLContext, "get_ca_certs", lambda *_, **__: stored)
+    await completed(sandbox, client)
+    async with Archive(client, folder, journal=journal, trust="system") as archive:
+        results = await sweep(archive)
+    assert [result.entry.verdict for result in results if result.entry] == ["trusted"] * 2
 
 
 async def test_file_that_another_run_placed_without_verifying_it_is_not_listed(

@@ -22,7 +22,7 @@ import pytest
 
 from signing_async import AuthError, ConfigurationError, FileTokenStore, MemoryTokenStore, Token, TokenStore
 from signing_async.auth import token_stores as module
-from signing_async.auth.token_stores import carried_through, token_from_json, token_to_json
+from signing_async.auth.token_stores import token_from_json, token_to_json
 
 ROOT = Path(__file__).parents[2]
 FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
@@ -346,31 +346,6 @@ def test_file_store_needs_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere.MemoryTokenStore()
     with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs POSIX file locks, which this system does not"):
         elsewhere.FileTokenStore("token.json")
-
-
-async def test_cancelled_caller_of_carried_through_waits_for_the_work() -> None:
-    begun, go, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def work() -> None:
-        begun.set()
-        await go.wait()
-        done.set()
-
-    async def fail() -> None:
-        raise OSError("no")
-
-    task = asyncio.create_task(carried_through(work()))
-    await begun.wait()
-    task.cancel()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert not task.done()
-    go.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert done.is_set()
-    with pytest.raises(OSError, match="no"):
-        await carried_through(fail())
 
 
 # The lock

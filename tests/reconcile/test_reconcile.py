@@ -48,7 +48,14 @@ def _upload(
     if math.isinf(deadline):
         deadline = asyncio.get_running_loop().time() + 60
     return Creation(
-        "documents.upload", "signings.get", deadline, signing, signing.documents, match, list_documents, read_first
+        "documents.upload",
+        "signings.get",
+        deadline,
+        signing.ambiguities,
+        signing.documents,
+        match,
+        list_documents,
+        read_first,
     )
 
 
@@ -372,7 +379,13 @@ async def test_recipients_of_one_address_take_turns() -> None:
     def add(email: str) -> Creation[Recipient]:
         match = RecipientMatch({"email": email, "first_name": "Anna"}, {})
         return Creation(
-            "recipients.add", "recipients.list", deadline, signing, signing.recipients, match, lambda read: read(None)
+            "recipients.add",
+            "recipients.list",
+            deadline,
+            signing.ambiguities,
+            signing.recipients,
+            match,
+            lambda read: read(None),
         )
 
     one, other = add("Anna@example.com"), add("anna@example.com ")
