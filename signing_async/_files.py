@@ -1,23 +1,54 @@
-"""Open local files without blocking, lock them, sync their folders, and judge their errors."""
+"""Open, lock, place and sync local files, on POSIX systems and on Windows, and judge their errors."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from .errors import ConfigurationError
 
+# Windows has no flock; other systems have no msvcrt.
+fcntl: Any
+msvcrt: Any
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows has no flock
-    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
+except ModuleNotFoundError:
+    fcntl = None
+try:
+    import msvcrt
+except ModuleNotFoundError:
+    msvcrt = None
 
-__all__ = ["check_locks", "is_transient", "lock", "open_regular", "sync_folder", "try_lock"]
+__all__ = [
+    "BINARY",
+    "check_locks",
+    "is_transient",
+    "locked",
+    "open_regular",
+    "place_new",
+    "remove_locked",
+    "retry_while_open",
+    "sync_folder",
+    "try_lock",
+    "unlock",
+]
 
-# Without O_NONBLOCK, opening a pipe waits for its writer. Not every system has these flags.
-_READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+T = TypeVar("T")
+
+BINARY: int = getattr(os, "O_BINARY", 0)
+"""The flag for `os.open` without which Windows converts line ends."""
+# Without O_NONBLOCK, opening a pipe waits for its writer.
+_READ_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
+# Windows lets no other process read a locked byte, so it must lie behind the content.
+_LOCKED_BYTE = 1 << 40
+_PAUSE = 0.02
+_ATTEMPTS = 50
 # The path is unusable, the access is denied, or the file system does not support the operation.
 _PERMANENT = frozenset(
     {
@@ -49,7 +80,10 @@ def open_regular(path: str | os.PathLike[str]) -> int | None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, if its file system can sync folders."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -59,24 +93,94 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def place_new(source: Path, target: Path) -> None:
+    """Move a file to another name on its file system. Raise `FileExistsError` if a file has that name already."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links on this file system: claim the name first
+        target.open("xb").close()
+        source.replace(target)
+    else:
+        source.unlink()
+
+
+def retry_while_open(work: Callable[[], T]) -> T:
+    """Return the result of the work. Repeat it for a second while Windows refuses it: the file is open elsewhere."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return work()
+        except PermissionError as error:
+            if not hasattr(error, "winerror"):
+                raise
+        time.sleep(_PAUSE)
+    return work()
+
+
 def check_locks(user: str) -> None:
     """Raise `ConfigurationError` if the system lacks the locks that the class ``user`` needs."""
-    if fcntl is None:
-        raise ConfigurationError(f"{user} needs POSIX file locks, which this system does not have")
+    if fcntl is None and msvcrt is None:
+        raise ConfigurationError(
+            f"{user} needs file locks, which this system does not have: use Redis, PostgreSQL or S3"
+        )
 
 
-def lock(descriptor: int) -> None:
-    """Lock a file, and wait until no other descriptor holds its lock."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Lock a file unless another descriptor holds its lock; return whether that succeeded.
 
-    Unlike lockf, flock also excludes two descriptors in one process.
+    Unlike lockf, flock also excludes two descriptors in one process. The position in the file may change.
     """
+    if fcntl is None:
+        return _try_lock_byte(descriptor)
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _try_lock_byte(descriptor: int) -> bool:
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except PermissionError:
+        return False
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Release the lock of a locked file. The position in the file may change."""
+    if fcntl is None:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def locked(descriptor: int) -> Iterator[None]:
+    """Hold the lock of a file; wait in this thread until no other descriptor holds it."""
+    if fcntl is None:
+        while not try_lock(descriptor):
+            time.sleep(_PAUSE)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        unlock(descriptor)
+
+
+def remove_locked(path: Path, close: Callable[[], None]) -> None:
+    """Remove a file that the caller has locked, and close it."""
+    try:
+        # While it is locked: another process that locks it afterwards finds that it has no name any more.
+        path.unlink(missing_ok=True)
+    except OSError:
+        close()
+        # Windows removes a file only if no process has it open, so no process can have locked it meanwhile.
+        with contextlib.suppress(PermissionError):
+            path.unlink(missing_ok=True)
+    else:
+        close()

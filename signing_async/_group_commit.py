@@ -166,10 +166,10 @@ class GroupCommit:
     def _commit(self, operations: list[_Operation]) -> None:
         try:
             with self._database.connected() as connection:
-                self.lock.acquire()
                 is_durable = any(operation.durable for operation in operations)
                 connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
+                self.lock.acquire()  # in the transaction, which one process at a time has
                 for operation in operations:
                     operation.outcome = operation.work(connection)
                 connection.execute("COMMIT")

@@ -8,9 +8,9 @@ import os
 import secrets
 from pathlib import Path
 from typing import IO
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
-from ._files import check_locks, try_lock
+from ._files import check_locks, remove_locked, try_lock
 
 __all__ = ["OwnerLock"]
 
@@ -27,7 +27,7 @@ class OwnerLock:
         self.owner = ""
         """The name of the owner, new each time that the lock is acquired."""
         self._file: IO[bytes] | None = None
-        _locks.add(self)
+        _locks[id(self)] = self
 
     @property
     def is_held(self) -> bool:
@@ -35,7 +35,10 @@ class OwnerLock:
         return self._file is not None
 
     def acquire(self) -> None:
-        """Create and lock a file, unless the lock is held; remove the files of dead owners."""
+        """Create and lock a file, unless the lock is held; remove the files of dead owners.
+
+        Call this and `is_alive` in one process at a time: both lock the files of others for a moment.
+        """
         if self._file is not None:
             return
         for left in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.lock"):
@@ -52,24 +55,21 @@ class OwnerLock:
     def is_alive(self, owner: str) -> bool:
         """Return whether the owner's lock is held; remove the lock file of a dead owner."""
         try:
-            lock = os.open(self._lock_path(owner), os.O_RDWR | os.O_CLOEXEC)
+            lock = self._lock_path(owner).open("r+b", 0)
         except FileNotFoundError:
             return False
-        try:
-            if not try_lock(lock, shared=True):
-                return True
-            self._lock_path(owner).unlink(missing_ok=True)
-            return False
-        finally:
-            os.close(lock)
+        with lock:
+            if try_lock(lock.fileno()):
+                remove_locked(self._lock_path(owner), lock.close)
+                return False
+            return True
 
     def release(self) -> None:
         """Remove and unlock the file."""
         if self._file is not None:
             # A lock file that stays is removed by the next owner that finds it unlocked.
             with contextlib.suppress(OSError):
-                self._lock_path(self.owner).unlink()
-            self.drop()
+                remove_locked(self._lock_path(self.owner), self.drop)
 
     def drop(self) -> None:
         """Close the file; the lock stays if a parent process holds it."""
@@ -81,13 +81,15 @@ class OwnerLock:
         return self.path.with_name(f"{self.path.name}.{owner}.lock")
 
 
-_locks: WeakSet[OwnerLock] = WeakSet()
+_locks: WeakValueDictionary[int, OwnerLock] = WeakValueDictionary()
 
 
 def _after_fork_in_child() -> None:
     """Close the locks of the parent; otherwise a child would keep the claims of a dead parent."""
-    for lock in _locks:
-        lock.drop()
+    for reference in _locks.valuerefs():  # a copy, because other threads may add and remove locks
+        lock = reference()
+        if lock is not None:
+            lock.drop()
 
 
 _register_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from . import _files
 
@@ -58,7 +58,7 @@ class SharedDatabase:
         self._mode = mode
         self._process = 0
         with _forking:
-            _databases.add(self)
+            _databases[id(self)] = self
 
     def __del__(self) -> None:
         # Python 3.13 warns of connections that are collected while they are open.
@@ -123,7 +123,7 @@ class SharedDatabase:
 
 # A connection carried across a fork undoes the locks on the file: one side may delete the log that the other writes to.
 # A lock held by another thread at the fork would never be released in the child.
-_databases: WeakSet[SharedDatabase] = WeakSet()
+_databases: WeakValueDictionary[int, SharedDatabase] = WeakValueDictionary()
 _inherited: list[sqlite3.Connection] = []
 _at_rest: list[SharedDatabase] = []
 _forking = threading.Lock()
@@ -132,7 +132,8 @@ _creating = threading.Lock()
 
 def _before_fork() -> None:
     _forking.acquire()
-    _at_rest.extend(_databases)
+    # A copy of the references, because other threads remove databases without this lock.
+    _at_rest.extend(filter(None, [reference() for reference in _databases.valuerefs()]))
     for database in _at_rest:
         database.lock.acquire()
         database._disconnect()

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from .._files import check_locks, is_transient, lock, sync_folder
+from .._files import BINARY, check_locks, is_transient, locked, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .store import check_lines, check_name
 
@@ -24,14 +24,23 @@ T = TypeVar("T")
 
 _BLOCK = 1024 * 1024
 _TAIL = 4096
-_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# Windows reports EINVAL.
+_NO_LINKS = (
+    errno.EXDEV,
+    errno.EPERM,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EMLINK,
+    errno.EINVAL,
+)
 
 
 class FolderStore:
     """An archive in a folder, which any number of processes may share. The folder is created with its first file.
 
     Names that begin with a dot are not part of the archive: incoming files, and whatever else is kept there, such as a
-    journal. The file system must support ``flock``.
+    journal. The file system must support locks on files.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -99,7 +108,7 @@ class FolderStore:
 
 def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
     make_folders(target.parent, root)
-    with source.open("rb") as file:
+    with source.open("r+b") as file:  # Windows syncs only files that are open for writing
         os.fsync(file.fileno())
     if not _place(source, target) and (target.is_symlink() or _hash(target) != sha256):
         raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
@@ -165,11 +174,10 @@ def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
     if offset == 0:
         make_folders(path.parent, root)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if offset else os.O_CREAT), 0o666)
+        descriptor = os.open(path, os.O_RDWR | BINARY | (0 if offset else os.O_CREAT), 0o666)
     except FileNotFoundError:
         raise ArchiveConflict(f"the archive {root}: {path.name} does not exist") from None
-    with _closing(descriptor):
-        lock(descriptor)
+    with _closing(descriptor), locked(descriptor):
         end = _remove_torn_line(descriptor)
         if end != offset:
             raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")
@@ -191,7 +199,8 @@ def _remove_torn_line(descriptor: int) -> int:
     size = end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - _TAIL)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        os.lseek(descriptor, start, os.SEEK_SET)
+        newline = os.read(descriptor, end - start).rfind(b"\n")
         if newline >= 0:
             end = start + newline + 1
             break
@@ -202,10 +211,10 @@ def _remove_torn_line(descriptor: int) -> int:
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
+    os.lseek(descriptor, offset, os.SEEK_SET)
     rest = memoryview(data)
     while rest:
-        count = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[count:], offset + count
+        rest = rest[os.write(descriptor, rest) :]
     os.fsync(descriptor)
 
 

@@ -9,9 +9,10 @@ import shutil
 import stat
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from .._files import try_lock
+from .._files import remove_locked, try_lock
 from .folder import FolderStore
 from .store import ArchiveStore
 
@@ -51,7 +52,7 @@ class Incoming:
         while True:
             folder = self._parent / secrets.token_hex(8)
             lock = _lock_of(folder)
-            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             # Before it was locked, another process may have taken it for a dead one's and removed it.
             if try_lock(self._lock) and os.fstat(self._lock).st_nlink:
                 folder.mkdir(mode=0o700)
@@ -63,8 +64,7 @@ class Incoming:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         if folder is not None and self._lock is not None:
-            _lock_of(folder).unlink(missing_ok=True)
-            os.close(self._lock)
+            remove_locked(_lock_of(folder), partial(os.close, self._lock))
         self._remove_dead()
 
     def _remove_dead(self) -> None:
@@ -95,12 +95,10 @@ def _lock_of(folder: Path) -> Path:
 
 def _remove_if_dead(lock: Path) -> None:
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        file = lock.open("r+b", 0)
     except FileNotFoundError:
         return
-    try:
-        if try_lock(descriptor):
+    with file:
+        if try_lock(file.fileno()):
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
+            remove_locked(lock, file.close)

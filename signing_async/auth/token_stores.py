@@ -12,17 +12,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .._files import is_transient, sync_folder
+from .._files import check_locks, is_transient, retry_while_open, sync_folder, try_lock, unlock
 from ..errors import AuthError, ConfigurationError
 from ..models import Token
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows has no flock
-    fcntl = None  # type: ignore[assignment]  # a module's type does not allow None
 
 __all__ = [
     "FileTokenStore",
@@ -104,8 +100,7 @@ class FileTokenStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if fcntl is None:
-            raise ConfigurationError("FileTokenStore needs POSIX file locks, which this system does not have")
+        check_locks("FileTokenStore")
         try:
             expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises for an unknown user
             # Resolve symbolic links: all paths to the file share one lock, and a save does not replace a link.
@@ -133,15 +128,17 @@ class FileTokenStore:
             # Poll: a thread that waits in flock cannot be cancelled.
             while not self._try_lock(handle):
                 await asyncio.sleep(random.uniform(0.005, 0.03))
-            yield
+            try:
+                yield
+            finally:
+                # Closing alone would not release it if a child process has inherited the file.
+                unlock(handle)
         finally:
-            # Closing alone would not release it if a child process has inherited the file.
-            fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _load(self) -> Token | None:
         try:
-            return token_from_json(self.path.read_bytes())
+            return token_from_json(retry_while_open(self.path.read_bytes))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -161,7 +158,7 @@ class FileTokenStore:
                     file.write(token_to_json(token))
                     file.flush()
                     os.fsync(file.fileno())
-                Path(name).replace(self.path)
+                retry_while_open(partial(Path(name).replace, self.path))
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
@@ -186,19 +183,15 @@ class FileTokenStore:
     def _open_lock(self) -> int:
         try:
             self._make_folder()
-            # A file of its own: a lock on the token file would be lost with each save, which replaces it. flock, unlike
-            # lockf, also excludes two stores in one process.
-            return os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # A file of its own: a lock on the token file would be lost with each save, which replaces it.
+            return os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             message = f"the lock beside {self.path} cannot be opened: {error.strerror}"
             raise AuthError(message, transient=is_transient(error)) from None
 
     def _try_lock(self, handle: int) -> bool:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+            return try_lock(handle)
         except OSError as error:
             message = f"the lock beside {self.path} cannot be acquired: {error.strerror}"
             raise AuthError(message, transient=is_transient(error)) from None
-        return True

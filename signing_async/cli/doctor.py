@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shlex
 from contextlib import aclosing
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .._files import place_new
 from ..errors import InvalidRequest
 from ..transport.error_response import one_line
 from .command import State, command
@@ -95,7 +95,7 @@ def _write(state: State, learned: Learned, output: Path, *, force: bool) -> None
         if force:
             part.replace(output)
         else:
-            os.link(part, output)  # fails if the file exists by now
+            place_new(part, output)  # fails if the file exists by now
     except OSError as error:
         raise InvalidRequest(f"--output: {str(output)!r} cannot be written: {error.strerror}") from None
     finally:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 import unicodedata
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from typing import IO, Any, TypeVar, cast
@@ -273,6 +274,7 @@ class _Buffer:
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
+        self._reading = threading.Lock()
         self.size: int = 0
 
     def append(self, block: memoryview) -> None:
@@ -285,7 +287,9 @@ class _Buffer:
 
     def read(self, size: int, offset: int) -> bytes:
         assert self._file is not None
-        return os.pread(self._file.fileno(), size, offset)
+        with self._reading:
+            self._file.seek(offset)
+            return self._file.read(size)
 
     def close(self) -> None:
         if self._file is not None:

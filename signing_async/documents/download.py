@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .._files import sync_folder
+from .._files import place_new, sync_folder
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
 from ..transport import wire
 from ..transport.call import Operation, Transport
@@ -203,22 +203,13 @@ class Download:
             if self._overwrite:
                 self._path.replace(self._target)
             else:
-                self._link()
+                self._place_new()
             sync_folder(self._target.parent)
         return SealedFile(self._target, self._size, self._digest.hexdigest())
 
-    def _link(self) -> None:
-        """Give the file its name unless a file has that name already."""
+    def _place_new(self) -> None:
         try:
-            try:
-                os.link(self._path, self._target)
-            except FileExistsError:
-                raise
-            except OSError:  # no hard links on this file system: claim the name first
-                self._target.open("xb").close()
-                self._path.replace(self._target)
-            else:
-                self._path.unlink()
+            place_new(self._path, self._target)
         except FileExistsError:
             raise target_exists(self._target) from None
 

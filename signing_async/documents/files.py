@@ -7,8 +7,8 @@ import threading
 
 __all__ = ["OpenFile", "read_cached", "read_fully"]
 
-# Missing on macOS.
-_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+# Missing on macOS and Windows.
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
 
 
 class OpenFile:
@@ -22,6 +22,7 @@ class OpenFile:
         self._users = 1
         self._closed = False
         self._lock = threading.Lock()
+        self._position_lock = threading.Lock()
         self.status: os.stat_result = os.fstat(descriptor)
 
     def __enter__(self) -> int:
@@ -34,6 +35,16 @@ class OpenFile:
 
     def __exit__(self, *_: object) -> None:
         self._leave()
+
+    def read(self, block: memoryview, at: int) -> int:
+        """Read from an offset into the block, and return how many bytes were read. Call it in a thread."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self.descriptor, [block], at)
+        with self._position_lock:  # Windows reads only from the position that all threads share
+            os.lseek(self.descriptor, at, os.SEEK_SET)
+            data = os.read(self.descriptor, len(block))
+        block[: len(data)] = data
+        return len(data)
 
     def has_changed(self) -> bool:
         """Return whether the file differs from when it was opened, or can no longer be examined."""
@@ -72,7 +83,7 @@ def read_cached(file: OpenFile, block: memoryview, at: int) -> bool:
 
 def read_fully(file: OpenFile, block: memoryview, at: int) -> bool:
     """Read the block; return whether the file has all of it."""
-    with file as descriptor:
-        while block and (count := os.preadv(descriptor, [block], at)):
+    with file:
+        while block and (count := file.read(block, at)):
             block, at = block[count:], at + count
     return not block

@@ -443,6 +443,8 @@ def _open_file(source: IO[bytes], filename: str, max_bytes: float | None) -> Ope
 
 def _is_plain(source: Any) -> bool:
     """Return whether reading the descriptor reads the same bytes. That of a `GzipFile`, say, has compressed ones."""
+    if not hasattr(os, "preadv"):
+        return False  # reading a duplicate of the descriptor would move the caller's file
     raw = source.raw if type(source) in (io.BufferedReader, io.BufferedRandom) else source
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 

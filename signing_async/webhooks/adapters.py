@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
@@ -170,13 +169,12 @@ def _read_timeout(environ: WSGIEnvironment, seconds: float) -> Iterator[None]:
 def _duplicate_socket(environ: WSGIEnvironment) -> socket.socket | None:
     exposed: Any = environ.get("gunicorn.socket") or environ.get("werkzeug.socket") or environ.get("wsgi.input")
     try:
-        copy = os.dup(exposed.fileno())
-    except (AttributeError, OSError):
-        return None
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:  # a file or a pipe
-        os.close(copy)
+        connection = socket.socket(fileno=exposed.fileno())
+        try:
+            return connection.dup()  # os.dup does not work for the sockets of Windows
+        finally:
+            connection.detach()
+    except (AttributeError, OSError):  # not exposed, or a file or a pipe
         return None
 
 

@@ -192,7 +192,7 @@ class Inbox:
         attempt = partial(self._attempt, threads=threads)
         purging = asyncio.create_task(self._purge_regularly(), name="signing_async purge")
         try:
-            await Worker(self.store, attempt, concurrency, drain_timeout).run()
+            await Worker(self.store, attempt, concurrency=concurrency, drain_timeout=drain_timeout).run()
         finally:
             purging.cancel()
             threads.shutdown(wait=False)

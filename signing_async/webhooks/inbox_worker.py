@@ -142,13 +142,15 @@ class Worker:
             except InboxError as error:
                 log.warning("cannot record the end of event %s: %s", claim.stored.id, error)
                 if not error.transient:
-                    self._failure = error
-                if outcome is None or not error.transient:
-                    return True  # the store forgets the claim
-                if outcome.error is not None and not error.transient:
-                    # The store may refuse the text. Until the end is recorded, no other event is claimed.
+                    if outcome is None or outcome.error is None or outcome.error.isascii():
+                        self._failure = error
+                        return True  # the store forgets the claim
+                    # The store may refuse the text.
                     text = outcome.error.encode("ascii", "backslashreplace").decode()
                     outcome = replace(outcome, error=text)
+                elif outcome is None:
+                    return True
+                # Until the end is recorded, no other event is claimed.
                 self._unrecorded.add(claim.stored.id)
                 await asyncio.sleep(_PAUSE)
             except Exception:  # a mistake in the store

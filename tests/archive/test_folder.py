@@ -185,16 +185,18 @@ async def test_append_that_fails_keeps_the_whole_lines_that_it_wrote(
 ) -> None:
     """On a disk that is full after some bytes. Another process may have read these lines before the error."""
     await store.append("lines", 0, b"one\n")
-    write = os.pwrite
+    write = os.write
     written: list[int] = []
 
-    def full(descriptor: int, data: memoryview, offset: int) -> int:
+    def full(descriptor: int, data: memoryview) -> int:
+        if not isinstance(data, memoryview):
+            return write(descriptor, data)  # asyncio wakes its loop
         if written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written.append(write(descriptor, data[:5], offset))
+        written.append(write(descriptor, data[:5]))
         return written[0]
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(ArchiveError, match="No space left"):
         await store.append("lines", 4, b"two\nthree\n")
     monkeypatch.undo()
@@ -257,5 +259,6 @@ def test_path_is_checked(tmp_path: Path) -> None:
 
 def test_system_without_file_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signing_async._files.fcntl", None)
-    with pytest.raises(ConfigurationError, match="FolderStore needs POSIX file locks"):
+    monkeypatch.setattr("signing_async._files.msvcrt", None)
+    with pytest.raises(ConfigurationError, match="FolderStore needs file locks"):
         FolderStore(tmp_path)

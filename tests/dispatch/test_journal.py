@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import pickle
 import secrets
 import signal
 import sqlite3
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +124,27 @@ async def test_claim_of_a_killed_process_is_free_at_once_with_its_text(path: Pat
             assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
 
-async def test_dead_owner_checked_by_two_journals_is_taken_for_dead_by_both(path: Path) -> None:
-    with holder(path) as process:
-        pass
-    process.wait()
-    (lock,) = path.parent.glob("*.lock")
-    with lock.open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)
-        async with SqliteJournal(path) as journal:
-            assert await journal.claim("lease") == Claim("lease", "begun", 2)
+async def test_dead_owner_checked_by_two_journals_is_taken_for_dead_by_both(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try_lock, checked = signing_async._owner_lock.try_lock, threading.Event()
+
+    def slow(handle: int) -> bool:
+        is_locked = try_lock(handle)
+        if is_locked and not checked.is_set():
+            checked.set()
+            time.sleep(0.3)  # holding the lock of the dead owner
+        return is_locked
+
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        with holder(path) as process:
+            await taken(other, "another")
+        process.wait()
+        monkeypatch.setattr(signing_async._owner_lock, "try_lock", slow)
+        checking = asyncio.create_task(one.claim("more"))
+        await asyncio.to_thread(checked.wait)
+        assert await other.claim("lease") == Claim("lease", "begun", 2)
+        assert await checking is not None
 
 
 async def test_lock_file_removed_by_another_process_meanwhile_is_no_error(
@@ -143,9 +156,9 @@ async def test_lock_file_removed_by_another_process_meanwhile_is_no_error(
     (lock,) = path.parent.glob("*.lock")
     try_lock = signing_async._owner_lock.try_lock
 
-    def removed_first(handle: int, *, shared: bool = False) -> bool:
+    def removed_first(handle: int) -> bool:
         lock.unlink(missing_ok=True)
-        return try_lock(handle, shared=shared)
+        return try_lock(handle)
 
     monkeypatch.setattr(signing_async._owner_lock, "try_lock", removed_first)
     async with SqliteJournal(path) as journal:
@@ -199,8 +212,8 @@ async def test_lock_file_removed_before_it_was_locked_is_created_again(
     names: list[str] = []
     token = secrets.token_hex
 
-    def locked(handle: int, *, shared: bool = False) -> bool:
-        if not shared and len(names) == 1:
+    def locked(handle: int) -> bool:
+        if len(names) == 1:
             next(path.parent.glob("*.lock")).unlink()
         return True
 

@@ -35,9 +35,9 @@ except ConfigurationError as error:
 """
 
 
-def test_module_imports_without_fcntl_and_the_constructor_says_what_is_missing() -> None:
+def test_module_imports_without_file_locks_and_the_constructor_says_what_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_LOCKS], capture_output=True, text=True)
-    message = "SqliteJournal needs POSIX file locks, which this system does not have\n"
+    message = "SqliteJournal needs file locks, which this system does not have: use Redis, PostgreSQL or S3\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, message, "")
 
 

@@ -200,7 +200,7 @@ async def test_partial_writes_to_the_buffer_are_completed(monkeypatch: pytest.Mo
     class Slow:
         def __init__(self, **named: Any) -> None:
             self._file: Any = make(**named)
-            self.fileno, self.close = self._file.fileno, self._file.close
+            self.seek, self.read, self.close = self._file.seek, self._file.read, self._file.close
 
         def write(self, block: memoryview) -> int:
             written: int = self._file.write(block[:50_001])

@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -521,6 +522,36 @@ async def test_uncached_data_is_read_in_a_thread(tmp_path: Path, monkeypatch: py
         assert await sent(opened) == data
     if how != "from the disk":  # the system may still have the file in memory
         assert threads - {mine}
+
+
+async def test_file_is_read_where_the_system_reads_only_from_the_current_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    lseek = os.lseek
+
+    def slow(*arguments: int) -> int:
+        position = lseek(*arguments)
+        time.sleep(0.01)  # for another thread to move the position, if it may
+        return position
+
+    monkeypatch.delattr(os, "preadv")
+    monkeypatch.setattr(os, "lseek", slow)
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    data = make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(b"%" + data)
+    with path.open("rb") as file:
+        file.seek(1)
+        sources = [PdfSource(file), PdfSource(file), PdfSource(path, sha256=hashlib.sha256(b"%" + data).hexdigest())]
+        opened = [await source.open() for source in sources]
+        assert file.tell() == 1
+        # The last one is sent twice at the same time.
+        contents = await asyncio.gather(*map(sent, [*opened, opened[-1]]))
+        assert contents == [data, data, b"%" + data, b"%" + data]
+        assert file.tell() == 1
+        for pdf in opened:
+            pdf.close()
 
 
 async def test_cached_data_is_read_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
