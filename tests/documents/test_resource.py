@@ -277,6 +277,7 @@ async def test_slow_receiver_gets_the_same_bytes(tmp_path: Path) -> None:
         (Path("/nowhere/a.pdf"), InvalidRequest, "source: cannot open '/nowhere/a.pdf': No such file"),
         (None, InvalidRequest, "source: must be a path, bytes, a binary file or an async iterable, got NoneType"),
     ],
+    ids=["no-pdf", "empty", "encrypted", "too-large", "absent", "none"],
 )
 async def test_refused_source_sends_nothing(
     sandbox: Sandbox, client: SigningClient, source: Any, error: type[Exception], expected: str
