@@ -296,7 +296,8 @@ class Document:
             case _:
                 raise UnreadablePdf
         self.text.budget.spend(STEP * len(heads))
-        if not all(head.isdigit() and len(head) < 11 for head in heads) or len(set(heads[::2])) != len(heads[1::2]):
+        are_numbers = b"".join(heads).isdigit() and max(map(len, heads)) < 11
+        if (heads and not are_numbers) or len(set(heads[::2])) != len(heads[1::2]):
             raise UnreadablePdf
         starts = {int(n): first + int(at) for n, at in zip(heads[::2], heads[1::2], strict=True)}
         return Text(data, self.text.budget), starts

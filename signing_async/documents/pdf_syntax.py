@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 __all__ = [
+    "CONTAINER",
     "OBJECT",
     "REGULAR",
     "ROW",
     "ROWS",
     "SPACE",
     "STEP",
+    "STRING",
     "WINDOW",
     "Budget",
     "Bytes",
@@ -59,18 +61,40 @@ ROWS = re.compile(rb"(?:[0-9]{10} [0-9]{5} [nf][\r\n ]{2})*+")
 _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
 
 
-def _plain_entry(group: bytes) -> bytes:
-    """Return the pattern of a plain name and value; ``group`` opens the group of a key, reference, number or name."""
-    name = rb"%b/[^\x00\t\n\f\r ()<>\[\]{}/%%#]*+)" % group
+# Containers in containers: more than forms have, and few enough for patterns without recursion.
+_SKIPPED_LEVELS = 3
+STRING = rb"<[0-9A-Fa-f\x00\t\n\f\r ]*+>|\((?:[^()\\]++|\\[\x00-\xff])*+\)"
+CONTAINER = rb"(?!)"
+for _ in range(_SKIPPED_LEVELS):
+    _CONTENT = rb"(?:[^\[\]<>(){}%%]++|%b|%b)*+" % (STRING, CONTAINER)
+    CONTAINER = rb"\[%b\]|<<%b>>" % (_CONTENT, _CONTENT)
+"""An array or a dictionary, as patterns skip it."""
+
+_READ_CONTAINERS = frozenset(
+    b"/AcroForm /DecodeParms /DocMDP /Encrypt /Fields /Filter /Index /Kids /Perms /V /W".split()
+)
+"""The keys of arrays and dictionaries that are read, and not skipped."""
+
+
+def _plain_item(group: bytes) -> bytes:
+    """Return the pattern of a reference or an integer; ``group`` opens the group of each number."""
     reference = rb"%b[0-9]{1,10}+)%b{1,9}+%b[0-9]{1,5}+)%b{1,9}+R(?!%b)" % (group, SPACE, group, SPACE, REGULAR)
-    number = rb"%b[+-]?[0-9]{1,18}+)(?!%b)" % (group, REGULAR)
-    strings = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)|\[(?:<[0-9A-Fa-f]*+>%b*+)++\]" % SPACE
-    return rb"%b%b*+(?:%b|%b|%b|%b)%b*+" % (name, SPACE, reference, number, name, strings, SPACE)
+    return rb"%b|%b[+-]?[0-9]{1,18}+)(?!%b)" % (reference, group, REGULAR)
+
+
+def _plain_entry(group: bytes) -> bytes:
+    """Return the pattern of a plain name and value; ``group`` opens the group of a key, number, name or container."""
+    name = rb"%b/[^\x00\t\n\f\r ()<>\[\]{}/%%#]*+)" % group
+    word = rb"(?:true|false|[+.0-9-]%b*+)(?!%b)" % (REGULAR, REGULAR)
+    values = (_plain_item(group), name, group + CONTAINER + rb")", STRING, word)
+    return rb"%b%b*+(?:%b)%b*+" % (name, SPACE, b"|".join(values), SPACE)
 
 
 _PLAIN_ENTRY = re.compile(_plain_entry(rb"("))
+_PLAIN_ITEM = re.compile(_plain_item(rb"("))
 # Without groups: Python 3.11 miscounts groups inside possessive quantifiers.
 _PLAIN_DICTIONARY = re.compile(rb"%b*+<<%b*+(?:%b)*+>>" % (SPACE, SPACE, _plain_entry(rb"(?:")))
+_PLAIN_ARRAY = re.compile(rb"%b*+\[%b*+(?:(?:%b)%b*+)*+\]" % (SPACE, SPACE, _plain_item(rb"(?:"), SPACE))
 _UNBOUNDED = (TOKEN, _STRING_PART, ROWS)
 _NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of TOKEN; the third holds delimiters
 _CLOSING = {b"[": b"]", b"<<": b">>"}
@@ -158,7 +182,7 @@ class Text:
 
     def value(self, at: int) -> tuple[Value, int]:
         """Return the value at an offset, and its end. Of a reference at the outermost level only the number is read."""
-        if plain := self._plain_dictionary(at):
+        if plain := self._plain_dictionary(at) or self._plain_array(at):
             return plain
         items: list[Value] = []
         levels: list[tuple[list[Value], bytes]] = []
@@ -199,16 +223,41 @@ class Text:
         return items[0], at
 
     def _plain_dictionary(self, at: int) -> tuple[Value, int] | None:
-        """Return the same for a dictionary that one pattern can parse, as most are."""
-        here = at - self._base
-        found = _PLAIN_DICTIONARY.match(self.data, here, here + self.budget.left)
-        if not found or found.end() > self._settled:
+        """Return the same for a dictionary that one pattern can parse, as most are; skipped containers are strings."""
+        found = self._plain_match(_PLAIN_DICTIONARY, at)
+        if not found:
             return None
         entries: Dict = {}
-        for key, number, generation, whole, name in _PLAIN_ENTRY.findall(self.data, found.start(), found.end()):
-            entries[key] = Ref(int(number), int(generation)) if number else int(whole) if whole else name or ""
-        self.budget.spend(STEP * (1 + len(entries)) + found.end() - here)
-        return entries, at + found.end() - here
+        for key, number, generation, whole, name, container in _PLAIN_ENTRY.findall(
+            self.data, found.start(), found.end()
+        ):
+            if number:
+                entries[key] = Ref(int(number), int(generation))
+            elif whole:
+                entries[key] = int(whole)
+            elif container and key in _READ_CONTAINERS:
+                entries[key], _ = Text(container, self.budget).value(0)
+            else:
+                entries[key] = name or ""
+        self.budget.spend(STEP * (1 + len(entries)) + found.end() - found.start())
+        return entries, at + found.end() - found.start()
+
+    def _plain_array(self, at: int) -> tuple[Value, int] | None:
+        """Return the same for an array of references and integers."""
+        found = self._plain_match(_PLAIN_ARRAY, at)
+        if not found:
+            return None
+        items: list[Value] = [
+            Ref(int(number), int(generation)) if number else int(whole)
+            for number, generation, whole in _PLAIN_ITEM.findall(self.data, found.start(), found.end())
+        ]
+        self.budget.spend(STEP * (1 + len(items)) + found.end() - found.start())
+        return items, at + found.end() - found.start()
+
+    def _plain_match(self, pattern: re.Pattern[bytes], at: int) -> re.Match[bytes] | None:
+        here = at - self._base
+        found = pattern.match(self.data, here, here + self.budget.left)
+        return found if found and found.end() <= self._settled else None
 
     def _string_end(self, at: int) -> int:
         depth = 1

@@ -12,7 +12,22 @@ from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
 from .pdf_objects import START, TAIL_WINDOW, Document, signature_values
-from .pdf_syntax import OBJECT, ROW, SPACE, STEP, WINDOW, Budget, Dict, Read, Ref, Text, UnreadablePdf, Value
+from .pdf_syntax import (
+    CONTAINER,
+    OBJECT,
+    ROW,
+    SPACE,
+    STEP,
+    STRING,
+    WINDOW,
+    Budget,
+    Dict,
+    Read,
+    Ref,
+    Text,
+    UnreadablePdf,
+    Value,
+)
 
 __all__ = ["Verdict", "glance", "preflight"]
 
@@ -31,15 +46,14 @@ _HEADER = b"%PDF-"
 _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 
-# The parts of the simplest files, each parsed by one pattern: dictionaries with unescaped keys that contain only flat
-# arrays and dictionaries. All else is left to `Document`.
+# The parts of the simplest files, each parsed by one pattern: dictionaries with unescaped keys. All else is left to
+# `Document`.
 _PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
 _NAME = rb"/%b*+" % _PLAIN
 _REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R" % (SPACE, SPACE)
-_STRING = rb"<[0-9A-Fa-f]*+>|\([^()\\]*+\)"
-_FLAT = rb"%b|\[(?:[^\[\]<>()%%]++|%b)*+\]|<<(?:[^\[\]<>()%%]++|%b)*+>>" % (_STRING, _STRING, _STRING)
 _GAP = rb"(?:%b++|%%[^\r\n]*+)*+" % SPACE
-_ENTRY = rb"%b%b*+(?:%b|%b|%b++|%b)%b" % (_NAME, SPACE, _REFERENCE, _NAME, _PLAIN, _FLAT, _GAP)
+_VALUE = b"|".join((_REFERENCE, _NAME, _PLAIN + b"++", STRING, CONTAINER))
+_ENTRY = rb"%b%b*+(?:%b)%b" % (_NAME, SPACE, _VALUE, _GAP)
 _TABLE = re.compile(
     rb"%b{0,64}+xref%b{1,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE, SPACE)
 )

@@ -564,6 +564,30 @@ async def test_cached_data_is_read_without_a_thread(tmp_path: Path, monkeypatch:
         assert await sent(opened) == make_pdf(LARGE)
 
 
+async def test_uncached_file_takes_one_thread_for_each_mebibyte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_pdf(5 * 2**19)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    real, threads, reports = asyncio.to_thread, 0, []
+
+    async def to_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal threads
+        threads += 1
+        return await real(function, *arguments)
+
+    with await PdfSource(path).open(MOST) as opened:
+        monkeypatch.setattr(asyncio, "to_thread", to_thread)
+        out = bytearray()
+        await opened.body(reports.append).write(writer(out))
+    assert data in out
+    assert threads == 3
+    assert sum(reports) == len(data)
+    assert max(reports) == module._WRITE_SIZE, "progress is reported as often as for a cached file"
+
+
 class Slow:
     """A transport that keeps buffers without copying them until all but `lags` bytes are sent."""
 
@@ -588,7 +612,7 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    "lags", [0, 1, 16 * 1024, module._READ_SIZE - 1, module._READ_SIZE, module._READ_SIZE + 1, 300_000, LARGE]
+    "lags", [0, 1, 16 * 1024, module._WRITE_SIZE - 1, module._WRITE_SIZE, module._WRITE_SIZE + 1, 300_000, LARGE]
 )
 async def test_buffers_are_reused_only_after_they_are_sent(tmp_path: Path, lags: int) -> None:
     data = make_pdf(LARGE)
@@ -601,7 +625,7 @@ async def test_buffers_are_reused_only_after_they_are_sent(tmp_path: Path, lags:
     slow.lags = 0
     await slow.write(b"")
     assert slow.out.split(b"\r\n\r\n", 1)[1].startswith(data + b"\r\n--")
-    assert len(slow.buffers) <= 5 or lags > module._READ_SIZE
+    assert len(slow.buffers) <= 5 or lags > module._WRITE_SIZE
 
 
 async def test_consecutive_uploads_share_one_buffer(tmp_path: Path) -> None:
@@ -613,7 +637,8 @@ async def test_consecutive_uploads_share_one_buffer(tmp_path: Path) -> None:
         with await PdfSource(path).open() as opened:
             await opened.body(lambda size: None).write(writer)  # type: ignore[arg-type]  # as above
     assert (
-        sum(len(buffer) == module._READ_SIZE for buffer in quick.buffers.values() if isinstance(buffer, bytearray)) == 1
+        sum(len(buffer) == module._WRITE_SIZE for buffer in quick.buffers.values() if isinstance(buffer, bytearray))
+        == 1
     )
 
 
@@ -879,7 +904,7 @@ def digest(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._READ_SIZE + 1, module._BLOCK])
+@pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._WRITE_SIZE + 1, module._BLOCK])
 @pytest.mark.parametrize("in_memory", [True, False])
 async def test_small_file_is_sent_as_it_was_when_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, size: int, in_memory: bool
@@ -898,14 +923,14 @@ async def test_small_file_is_sent_as_it_was_when_opened(
 
 
 @pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("size", [module._BLOCK + 1, 3 * module._READ_SIZE, LARGE])
+@pytest.mark.parametrize("size", [module._BLOCK + 1, 3 * module._WRITE_SIZE, LARGE])
 @pytest.mark.parametrize("moment", ["opened", "first block", "last block but one"])
 async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
     tmp_path: Path, how: str, size: int, moment: str
 ) -> None:
     """A mix of two versions is no document."""
     path = tmp_path / "lease.pdf"
-    blocks = -(-size // module._READ_SIZE)
+    blocks = -(-size // module._WRITE_SIZE)
     for sha256 in (None, digest(make_pdf(size))):
         path.write_bytes(make_pdf(size))
         os.utime(path, ns=(0, 0))
@@ -926,8 +951,31 @@ async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
             assert body.failure is caught.value
             with pytest.raises(InvalidRequest, match=r"changed while it was uploaded$"):
                 await sent(opened)
-        assert len(out) < (blocks - 1) * module._READ_SIZE + 500
+        assert len(out) < (blocks - 1) * module._WRITE_SIZE + 500
         assert calls < blocks
+
+
+@pytest.mark.parametrize("how", CHANGES)
+async def test_uncached_file_that_changes_lacks_its_last_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(5 * 2**19))
+    os.utime(path, ns=(0, 0))
+    out, calls = bytearray(), 0
+
+    def change(size: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            rewrite(path, how)
+
+    changed = pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$")
+    with await PdfSource(path).open(MOST) as opened, changed:
+        await opened.body(change).write(writer(out))
+    assert calls
+    assert len(out) < 2 * 2**20 + 500
 
 
 async def test_replaced_file_is_sent_as_it_was_when_opened(tmp_path: Path) -> None:
@@ -939,7 +987,7 @@ async def test_replaced_file_is_sent_as_it_was_when_opened(tmp_path: Path) -> No
         assert await sent(opened) == make_pdf(LARGE)
 
 
-@pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._READ_SIZE, module._READ_SIZE + 1, LARGE])
+@pytest.mark.parametrize("size", [1500, module._SINGLE_WRITE + 1, module._WRITE_SIZE, module._WRITE_SIZE + 1, LARGE])
 @pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
 async def test_content_with_another_hash_lacks_its_last_block(tmp_path: Path, size: int, kind: str) -> None:
     """A source made from another keeps its hash."""
@@ -963,7 +1011,7 @@ async def test_content_with_another_hash_lacks_its_last_block(tmp_path: Path, si
             with pytest.raises(InvalidRequest, match=expected) as caught:
                 await body.write(writer(out))
             assert body.failure is caught.value
-        assert len(out) < (-(-size // module._READ_SIZE) - 1) * module._READ_SIZE + 500
+        assert len(out) < (-(-size // module._WRITE_SIZE) - 1) * module._WRITE_SIZE + 500
 
 
 @pytest.mark.parametrize("sha256", ["", "abc", "g" * 64, "a" * 65, b"a" * 64, 5])
