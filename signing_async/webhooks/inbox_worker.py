@@ -129,6 +129,7 @@ class Worker:
                     await self._store.release(claim)
                     return True
                 if outcome.retry_in is not None:
+                    # A store may have been written before the argument was added.
                     counted = {} if outcome.counts else {"counts": False}
                     return await self._store.postpone(claim, outcome.retry_in, outcome.error, **counted)
                 return await self._store.settle(claim, outcome.status, outcome.error)
@@ -136,7 +137,7 @@ class Worker:
                 log.warning("cannot record the end of event %s now: %s", claim.stored.id, error)
                 if outcome is None:
                     return True  # the store forgets the claim
-                if outcome.error is not None and not error.transient:
+                if not error.transient and outcome.error is not None and not outcome.error.isascii():
                     # The store may refuse the text. Until the end is recorded, no other event is claimed.
                     text = outcome.error.encode("ascii", "backslashreplace").decode()
                     outcome = replace(outcome, error=text)
