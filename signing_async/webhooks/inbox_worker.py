@@ -136,6 +136,7 @@ class Worker:
                     await self._store.release(claim)
                     return True
                 if outcome.retry_in is not None:
+                    # A store may have been written before the argument was added.
                     counted = {} if outcome.counts else {"counts": False}
                     return await self._store.postpone(claim, outcome.retry_in, outcome.error, **counted)
                 return await self._store.settle(claim, outcome.status, outcome.error)

@@ -199,7 +199,7 @@ async def test_token_is_saved_over_another_connection_if_the_lock_is_lost(
 async def two_stores(dsn: str) -> AsyncIterator[tuple[PostgresTokenStore, PostgresTokenStore]]:
     """Open the store of one token twice."""
     await make_table(dsn)
-    async with PostgresTokenStore(dsn, "anna", timeout=0.5) as one, PostgresTokenStore(dsn, "anna", timeout=0.5) as two:
+    async with PostgresTokenStore(dsn, "anna", timeout=5) as one, PostgresTokenStore(dsn, "anna", timeout=5) as two:
         yield one, two
 
 
@@ -458,7 +458,8 @@ def write_line(process: subprocess.Popen[str], line: str = "") -> None:
 
 async def test_paused_holder_keeps_the_lock(dsn: str) -> None:
     """It may have used the refresh token. When it resumes, it saves the new one."""
-    async with PostgresTokenStore(dsn, "anna", timeout=0.5, grace=0.01) as store:
+    await make_table(dsn)
+    async with PostgresTokenStore(dsn, "anna", timeout=5, grace=0.01) as store:
         await paused(dsn, store)
 
 

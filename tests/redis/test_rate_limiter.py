@@ -58,7 +58,7 @@ async def open_for(gate: RateLimiter, seconds: float) -> bool:
 
 async def closed_soon(gate: RateLimiter) -> float:
     """Wait until the gate has heard of a pause, and return how long it lasts."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while gate.next_at <= now():
             await asyncio.sleep(0.005)
     return gate.next_at - now()
@@ -320,7 +320,7 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
         times = await spend([gate], 90)
         assert now() - began < 30
         assert times[-1] > 0.5
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while warned(caplog) < 2:
                 await asyncio.sleep(0.02)
         gate.pause(60)
@@ -330,8 +330,8 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
         assert warned(caplog) == 2
         assert "this worker continues alone" in caplog.text
         redis.wake() if fault == "stopped" else redis.start()
-        assert 20 < await closed_soon(other) < 60
-        async with asyncio.timeout(20):
+        assert 1 < await closed_soon(other) < 60
+        async with asyncio.timeout(60):
             while caplog.text.count("Redis is back") < 2:
                 await asyncio.sleep(0.02)
         assert warned(caplog) == 2
