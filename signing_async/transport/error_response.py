@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from .. import errors
 from ..assumptions import Assumptions
-from .decode import Unreadable, parse
+from .decode import Unreadable, decode_record, parse
 from .redaction import redact, redact_bytes
 
-__all__ = ["error_from", "look_up", "one_line", "record", "request_id"]
+__all__ = ["error_from", "look_up", "one_line", "record", "record_decoder", "request_id"]
+
+T = TypeVar("T")
 
 _MAX_MESSAGES = 50
 _MAX_LENGTH = 500
@@ -91,6 +93,11 @@ def record(data: Any, assumptions: Assumptions) -> Any:
             if isinstance(found, dict):
                 return found
     return data
+
+
+def record_decoder(cls: type[T], assumptions: Assumptions) -> Callable[[Any, object], T]:
+    """Return the function that decodes the record of a response, for `Operation.decode`."""
+    return lambda data, _: decode_record(record(data, assumptions), cls)
 
 
 def request_id(headers: Mapping[str, str], data: Any, assumptions: Assumptions) -> str | None:
