@@ -108,7 +108,98 @@ class Assumptions:
     request_id_headers: tuple[str, ...] = attrs.field(
         default=("request_id", "X-Request-Id", "Request-Id"), converter=_to_names, validator=_check_names
     )
-    """Headers that may carry the request id; after these, the body's ``request_id``."""
+    """Headers that may carry the request id; after these, the body."""
+
+    request_id_paths: tuple[str, ...] = attrs.field(
+        default=("request_id", "meta.request_id", "error.request_id", "requestId"),
+        converter=_to_names,
+        validator=_check_names,
+    )
+    """Where a body may hold the request id."""
+
+    error_code_paths: tuple[str, ...] = attrs.field(
+        default=(
+            "code",
+            "error.code",
+            "error_code",
+            "error.error_code",
+            "error.status",
+            "error.type",
+            "error",
+            "detail.code",
+            "errors.0.code",
+            "0.code",
+        ),
+        converter=_to_names,
+        validator=_check_names,
+    )
+    """Where an error body holds its code; after these, the last segment of a ``type`` (RFC 9457)."""
+
+    error_message_paths: tuple[str, ...] = attrs.field(
+        default=(
+            "message",
+            "error.message",
+            "detail",
+            "error.detail",
+            "detail.message",
+            "error_description",
+            "error_message",
+            "title",
+            "error.title",
+            "error",
+        ),
+        converter=_to_names,
+        validator=_check_names,
+    )
+    """Where an error body holds its message."""
+
+    error_list_paths: tuple[str, ...] = attrs.field(
+        default=(
+            "errors",
+            "error.errors",
+            "error.details",
+            "error.fields",
+            "details",
+            "messages",
+            "fields",
+            "violations",
+            "invalid-params",
+            "invalid_params",
+            "detail",
+            "message",
+        ),
+        converter=_to_names,
+        validator=_check_names,
+    )
+    """Where an error body holds the messages for its fields: a list, or an object unless a message may be there."""
+
+    error_field_keys: tuple[str, ...] = attrs.field(
+        default=(
+            "field",
+            "name",
+            "property",
+            "propertyPath",
+            "param",
+            "parameter",
+            "pointer",
+            "path",
+            "loc",
+            "source",
+        ),
+        converter=_to_names,
+        validator=_check_names,
+    )
+    """Keys of a message in such a list that name its field."""
+
+    error_path_keys: tuple[str, ...] = attrs.field(default=("path", "loc"), converter=_to_names, validator=_check_names)
+    """Those of ``error_field_keys`` whose value may be a list: the steps to the field."""
+
+    error_text_keys: tuple[str, ...] = attrs.field(
+        default=("message", "messages", "detail", "msg", "reason", "description", "title", "code", "error"),
+        converter=_to_names,
+        validator=_check_names,
+    )
+    """Keys of a message in such a list that hold its text."""
 
     expired_token_statuses: frozenset[int] = attrs.field(
         default=frozenset({401}), converter=_to_statuses, validator=_check_statuses

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterable, Callable, Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 import attrs
@@ -21,8 +20,7 @@ from .reconcile import Tracker
 from .signings import Signings
 from .transport import wire
 from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
-from .transport.decode import decode_record
-from .transport.error_response import record
+from .transport.error_response import record_decoder
 from .transport.rate_limit import Gate, RateLimiter, as_rate_limiter
 from .transport.response import Response
 from .transport.retry import Repeat, RetryPolicy
@@ -180,7 +178,7 @@ class SigningClient:
 
     async def me(self) -> User:
         """Return the user whom the token belongs to; a cheap check of the token."""
-        decode = partial(_decode_user, self._transport.options.assumptions)
+        decode = record_decoder(User, self._transport.options.assumptions)
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
 
     # Requests to endpoints that have no method here.
@@ -295,10 +293,6 @@ class SigningClient:
         # If the constructor raised, there is nothing to close; a view closes nothing.
         if getattr(self, "_owns", False):
             self._shared.sessions.warn_if_open(self)
-
-
-def _decode_user(assumptions: Assumptions, data: Any, _: wire.Response) -> User:
-    return decode_record(record(data, assumptions), User)
 
 
 def _bearer(auth: str | OAuth, origin: str) -> Bearer | OAuth:

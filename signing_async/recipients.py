@@ -19,8 +19,7 @@ from .record_matching import RecipientMatch
 from .signings import signing_path
 from .transport import wire
 from .transport.call import Operation, Transport
-from .transport.decode import decode_record
-from .transport.error_response import record
+from .transport.error_response import record_decoder
 from .transport.retry import Repeat
 
 __all__ = ["Recipients", "RemindResult", "check_recipient"]
@@ -106,7 +105,7 @@ class Recipients:
             "POST",
             _folder(signing_id),
             Repeat.RECONCILED,
-            decode=self._decode,
+            decode=record_decoder(Recipient, self._transport.options.assumptions),
             effect=creation,
             body=lambda: wire.bytes_body(content, "application/json"),
         )
@@ -158,9 +157,6 @@ class Recipients:
 
     def _is_done(self, recipient: Recipient) -> bool:
         return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)
-
-    def _decode(self, data: Any, response: wire.Response) -> Recipient:
-        return decode_record(record(data, self._transport.options.assumptions), Recipient)
 
 
 def _folder(signing_id: str | Signing) -> str:

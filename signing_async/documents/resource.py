@@ -22,7 +22,7 @@ from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport
 from ..transport.decode import decode_record
-from ..transport.error_response import record
+from ..transport.error_response import record, record_decoder
 from ..transport.retry import Repeat
 from ..worker_pool import FileProgress, Progress, ProgressReporter, Results
 from .download import DOWNLOAD, Download, SealedFile, check_target, checked_chunks, load_verifier, stream, target_exists
@@ -180,7 +180,7 @@ class Documents:
             "POST",
             f"{path}/documents",
             Repeat.RECONCILED,
-            decode=self._decode,
+            decode=record_decoder(Document, self._transport.options.assumptions),
             effect=creation,
             body=body,
             transfer=True,
@@ -286,9 +286,6 @@ class Documents:
             return decode_record(found, Signing).documents if has_list else None
 
         return reading(path, decode)
-
-    def _decode(self, data: Any, response: wire.Response) -> Document:
-        return decode_record(record(data, self._transport.options.assumptions), Document)
 
 
 class _BulkUpload:

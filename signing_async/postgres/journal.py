@@ -72,9 +72,7 @@ class PostgresJournal:
     A claim is a lease of ``lease`` seconds by the server's clock, renewed while it is held. If a run dies, or is paused
     for longer than the lease, another run takes over its packages, and its own writes are refused. While the server is
     unavailable, every operation raises `JournalError`, so nothing is sent without a journal entry.
-
-    A failover to a replica that lacks the last commits loses their journal entries, and the next run sends those
-    packages again: a replica that may take over must be synchronous.
+    ``postgres/README.md`` says what a failover may lose.
     """
 
     def __init__(

@@ -151,10 +151,9 @@ class PostgresTokenStore:
     connection is lost, the new token is saved over another one as soon as PostgreSQL is back, and never overwrites a
     newer token (`TokenSuperseded`).
 
-    No refresh token is used twice, because a server that detects reuse may revoke all of the user's tokens. A holder
-    that lost its connection may have used the refresh token, and may come back to save the new one. No other worker
-    refreshes until then, or until ``grace`` seconds have passed since the lock was found to be lost, and since the
-    server started. ``postgres/README.md`` says what this does not cover.
+    No refresh token is used twice: if a holder loses its connection, no other worker refreshes until it has saved, or
+    until ``grace`` seconds have passed since the lock was found to be lost, and since the server started.
+    ``postgres/README.md`` says why, and what this does not cover.
 
     If PostgreSQL does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` uses its current
     token while it is valid. A token's lifetime is measured by the server's clock: a worker's clock may be wrong.

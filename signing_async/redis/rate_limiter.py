@@ -55,38 +55,6 @@ return string.format('%.6f', first - now)
 )
 
 
-class _Slots:
-    """Reserved points in time (loop time) at which a request may be sent, in rows of slots ``interval`` apart."""
-
-    def __init__(self, interval: float) -> None:
-        self.interval = interval
-        self._rows: deque[tuple[float, int]] = deque()
-
-    def add(self, first: float, count: int) -> None:
-        """Add a row that begins at ``first``."""
-        self._rows.append((first, count))
-
-    def next(self, now: float) -> float | None:
-        """Return the first slot. Slots unused for a while expire, so an idle time does not end in a burst."""
-        while self._rows:
-            first, count = self._rows[0]
-            expired = max(0, math.ceil((now - _SLOT_LIFETIME - first) / self.interval))
-            if expired < count:
-                self._rows[0] = (first + expired * self.interval, count - expired)
-                return self._rows[0][0]
-            self._rows.popleft()
-        return None
-
-    def use(self) -> None:
-        """Remove the first slot."""
-        first, count = self._rows.popleft()
-        if count > 1:
-            self._rows.appendleft((first + self.interval, count - 1))
-
-    def __len__(self) -> int:
-        return sum(count for _, count in self._rows)
-
-
 class _SharedRate:
     """Slots for requests, reserved ahead of their use so that requests do not wait for Redis.
 
@@ -95,7 +63,9 @@ class _SharedRate:
     """
 
     def __init__(self, rate: float, burst: int, reserve: Callable[[int, float], Awaitable[float | None]]) -> None:
-        self._slots = _Slots(1 / rate)
+        self._slots: deque[float] = deque()
+        """Reserved points in time (loop time) at which a request may be sent."""
+        self._interval = 1 / rate
         self._burst_seconds = (burst - 1) / rate
         self._reserve = reserve
         self._waiting = 0
@@ -105,20 +75,22 @@ class _SharedRate:
         self._task: asyncio.Task[None] | None = None
 
     def next(self, now: float) -> float | None:
-        """Return the first reserved slot."""
-        return self._slots.next(now)
+        """Return the first slot. Slots unused for a while expire, so an idle time does not end in a burst."""
+        while self._slots and self._slots[0] < now - _SLOT_LIFETIME:
+            self._slots.popleft()
+        return self._slots[0] if self._slots else None
 
     async def acquire(self, deadline: float) -> bool:
         """Wait for a slot; return False as soon as it is known that none comes before the deadline."""
         loop, slots = asyncio.get_running_loop(), self._slots
         self._waiting += 1
-        while (slot := slots.next(loop.time())) is None:
+        while (slot := self.next(loop.time())) is None:
             await asyncio.wait([self._refill()], timeout=max(deadline - loop.time(), 0.0))
             if loop.time() >= deadline:
                 return False
         if slot >= deadline:
             return False
-        slots.use()
+        slots.popleft()
         if 2 * len(slots) < self._batch:
             self._refill()
         if (delay := slot - loop.time()) > 0:
@@ -140,17 +112,17 @@ class _SharedRate:
 
     async def _reserve_batch(self) -> None:
         """Reserve as many slots as are waited for, or twice the last batch if it was used up at once."""
-        loop, interval = asyncio.get_running_loop(), self._slots.interval
+        loop = asyncio.get_running_loop()
         doubled = 2 * self._batch if loop.time() - self._reserved_at < 2 * _BATCH else 0
-        count = max(1, min(max(self._waiting, doubled), round(_BATCH / interval)))
+        count = max(1, min(max(self._waiting, doubled), round(_BATCH / self._interval)))
         self._waiting, self._batch, self._reserved_at = 0, count, loop.time()
         delay = await self._reserve(count, self._burst_seconds)
-        if delay is not None:
-            self._slots.add(loop.time() + delay, count)
-            return
-        first = max(self._next_alone, loop.time() - self._burst_seconds)
-        self._next_alone = first + count * interval
-        self._slots.add(first, count)
+        if delay is None:
+            first = max(self._next_alone, loop.time() - self._burst_seconds)
+            self._next_alone = first + count * self._interval
+        else:
+            first = loop.time() + delay
+        self._slots.extend(first + number * self._interval for number in range(count))
 
 
 class RedisRateLimiter:

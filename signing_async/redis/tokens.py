@@ -181,12 +181,10 @@ class RedisTokenStore:
     former holder cannot overwrite a newer token: its save raises `TokenSuperseded`, and its `OAuth` continues with the
     newer token.
 
-    No refresh token is used twice, because a server that detects reuse may revoke all of the user's tokens. A load
-    inside the lock marks the token as being refreshed; the save, or the end of the lock, removes the mark. If the
-    refresher disappears in between, it may have used the refresh token, and may come back to save the new one. No other
-    worker refreshes until then, or until ``grace`` (by default nine leases) has passed since the refresher's last sign
-    of life, and since Redis restarted or lost its data. A paused refresher that is still connected is waited for even
-    longer; the error names its machine and process. ``redis/README.md`` says what this does not cover.
+    No refresh token is used twice: if a refresher disappears, no other worker refreshes until it has saved, or until
+    ``grace`` (by default nine leases) has passed since its last sign of life, and since Redis restarted or lost its
+    data. A paused refresher that is still connected is waited for even longer; the error names its machine and process.
+    ``redis/README.md`` says why, and what this does not cover.
 
     If Redis does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` uses its current token
     while it is valid. A refreshed token that cannot be saved is saved as soon as Redis is back. If Redis comes back

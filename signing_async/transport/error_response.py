@@ -5,61 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from .. import errors
 from ..assumptions import Assumptions
-from .decode import Unreadable, parse
+from .decode import Unreadable, decode_record, parse
 from .redaction import redact, redact_bytes
 
-__all__ = ["error_from", "look_up", "one_line", "record", "request_id"]
+__all__ = ["error_from", "look_up", "one_line", "record", "record_decoder", "request_id"]
+
+T = TypeVar("T")
 
 _MAX_MESSAGES = 50
 _MAX_LENGTH = 500
 _MAX_DEPTH = 5
-
-_CODE_PATHS = (
-    "code",
-    "error.code",
-    "error_code",
-    "error.error_code",
-    "error.status",
-    "error.type",
-    "error",
-    "detail.code",
-    "errors.0.code",
-    "0.code",
-)
-_MESSAGE_PATHS = (
-    "message",
-    "error.message",
-    "detail",
-    "error.detail",
-    "detail.message",
-    "error_description",
-    "error_message",
-    "title",
-    "error.title",
-    "error",
-)
-_LIST_PATHS = (
-    "errors",
-    "error.errors",
-    "error.details",
-    "error.fields",
-    "details",
-    "messages",
-    "fields",
-    "violations",
-    "invalid-params",
-    "invalid_params",
-)
-_LISTS_ONLY = ("detail", "message")
-_REQUEST_ID_PATHS = ("request_id", "meta.request_id", "error.request_id", "requestId")
-_FIELD_KEYS = ("field", "name", "property", "propertyPath", "param", "parameter", "pointer", "path", "loc", "source")
-_LIST_KEYS = ("path", "loc")
-_TEXT_KEYS = ("message", "messages", "detail", "msg", "reason", "description", "title", "code", "error")
 
 _BY_STATUS: dict[int, type[errors.APIError]] = {
     400: errors.BadRequest,
@@ -93,10 +53,15 @@ def record(data: Any, assumptions: Assumptions) -> Any:
     return data
 
 
+def record_decoder(cls: type[T], assumptions: Assumptions) -> Callable[[Any, object], T]:
+    """Return the function that decodes the record of a response, for `Operation.decode`."""
+    return lambda data, _: decode_record(record(data, assumptions), cls)
+
+
 def request_id(headers: Mapping[str, str], data: Any, assumptions: Assumptions) -> str | None:
     """Return the id by which the service's support finds the request: from a header, else from the body."""
     found = [headers.get(name) for name in assumptions.request_id_headers]
-    found += [look_up(data, path) for path in _REQUEST_ID_PATHS]
+    found += [look_up(data, path) for path in assumptions.request_id_paths]
     return next((str(value) for value in found if _is_request_id(value)), None)
 
 
@@ -123,11 +88,11 @@ def error_from(
         data = parse(body)
     except Unreadable:
         data = _plain_text(body)
-    codes = [code for code in _codes(data) if code != str(status)]
+    codes = [code for code in _codes(data, assumptions) if code != str(status)]
     messages: dict[str, list[str]] = {}
-    for field, text in itertools.islice(_messages(data), _MAX_MESSAGES):
+    for field, text in itertools.islice(_messages(data, assumptions), _MAX_MESSAGES):
         messages.setdefault(line(field), []).append(line(text))
-    candidates = [text for text in _texts(data, _MESSAGE_PATHS) if text not in codes or " " in text]
+    candidates = [text for text in _texts(data, assumptions.error_message_paths) if text not in codes or " " in text]
     candidates += [data] if isinstance(data, str) else []
     candidates += [text for texts in messages.values() for text in texts]
     message = next((text for text in candidates if not _is_cannot_be_sent(text)), "")
@@ -195,8 +160,8 @@ def _is_request_id(value: Any) -> bool:
     return _is_text(value) and bool(value) and len(str(value)) <= _MAX_LENGTH and str(value).isprintable()
 
 
-def _codes(data: Any) -> Iterator[str]:
-    yield from _texts(data, _CODE_PATHS)
+def _codes(data: Any, assumptions: Assumptions) -> Iterator[str]:
+    yield from _texts(data, assumptions.error_code_paths)
     # RFC 9457 identifies a problem by a URL; its last segment is the code.
     for problem in _texts(data, ("type",)):
         if problem != "about:blank":
@@ -210,43 +175,50 @@ def _texts(data: Any, paths: Iterable[str]) -> Iterator[str]:
             yield str(value).strip()
 
 
-def _messages(data: Any) -> Iterator[tuple[str, str]]:
+def _messages(data: Any, assumptions: Assumptions) -> Iterator[tuple[str, str]]:
     """Yield field and text of each validation message; the field is empty if none is named."""
-    lists = [data] if isinstance(data, list) else [look_up(data, path) for path in _LIST_PATHS]
-    lists += [found for path in _LISTS_ONLY if isinstance(found := look_up(data, path), list)]
+    lists: list[Any] = [data] if isinstance(data, list) else []
+    for path in assumptions.error_list_paths:
+        found = look_up(data, path)
+        if isinstance(found, list) or path not in assumptions.error_message_paths:
+            lists.append(found)
     if isinstance(data, Mapping):
         # Some frameworks put the fields at the top level, each with its list.
         lists.append({name: texts for name, texts in data.items() if _is_list_of_strings(texts)})
-    yield from _field_messages(next((found for found in lists if isinstance(found, Mapping | list) and found), []), "")
+    found = next((found for found in lists if isinstance(found, Mapping | list) and found), [])
+    yield from _field_messages(found, "", assumptions)
 
 
 def _is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _field_messages(found: Any, field: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+def _field_messages(found: Any, field: str, assumptions: Assumptions, depth: int = 0) -> Iterator[tuple[str, str]]:
     if isinstance(found, str | int | float):
         yield field, str(found)
     elif isinstance(found, list) and depth < _MAX_DEPTH:
         for entry in found:
-            yield from _field_messages(entry, field, depth + 1)
+            yield from _field_messages(entry, field, assumptions, depth + 1)
     elif isinstance(found, Mapping) and depth < _MAX_DEPTH:
-        name = next(filter(None, (_field_name(key, found.get(key)) for key in _FIELD_KEYS)), "")
+        names = (_field_name(key, found.get(key), assumptions) for key in assumptions.error_field_keys)
+        name = next(filter(None, names), "")
         kinds = (str, list) if name else str
-        text = next((found[key] for key in _TEXT_KEYS if isinstance(found.get(key), kinds)), None)
+        text = next((found[key] for key in assumptions.error_text_keys if isinstance(found.get(key), kinds)), None)
         # A mapping at the top level has a key for each field, and a field may be called "name" or "message".
         if depth and text is not None:
-            yield from _field_messages(text, name or field, depth + 1)
+            yield from _field_messages(text, name or field, assumptions, depth + 1)
         else:
             for key, value in found.items():
-                yield from _field_messages(value, f"{field}.{key}" if field else str(key), depth + 1)
+                yield from _field_messages(value, f"{field}.{key}" if field else str(key), assumptions, depth + 1)
 
 
-def _field_name(key: str, value: Any) -> str:
+def _field_name(key: str, value: Any, assumptions: Assumptions) -> str:
     """Return the dotted name of a field that is given as a name, a JSON pointer, a list of steps, or an object."""
     if isinstance(value, Mapping):
-        return next(filter(None, (_field_name(inner, value.get(inner)) for inner in ("pointer", "parameter"))), "")
-    if isinstance(value, list) and key in _LIST_KEYS:
+        # JSON:API
+        inner = (_field_name(each, value.get(each), assumptions) for each in ("pointer", "parameter"))
+        return next(filter(None, inner), "")
+    if isinstance(value, list) and key in assumptions.error_path_keys:
         return ".".join(str(step) for step in value if step != "body")
     return value.lstrip("#/").replace("/", ".") if isinstance(value, str) else ""
 

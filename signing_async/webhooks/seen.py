@@ -84,7 +84,7 @@ class MemorySeenEvents:
         self.max_events: int = _checks.integer("max_events", max_events)
         self._clock = clock
         self._lock = threading.Lock()
-        # Event id to expiry. Event id to expiry time, in order of expiry: all entries have the same lifetime.
+        # Event id to expiry time, in order of expiry: all entries have the same lifetime.
         self._pending: OrderedDict[str, float] = OrderedDict()
         self._confirmed: OrderedDict[str, float] = OrderedDict()
 

@@ -22,7 +22,6 @@ from signing_async import (
     SigningClient,
 )
 from signing_async.redis import RedisGate, RedisRateLimiter, RedisTokenStore
-from signing_async.redis.rate_limiter import _Slots
 from tests.auth.oauth_servers import Scripted, oauth_for, says
 from tests.redis.server import RedisServer, running_redis, slow_way
 
@@ -267,21 +266,12 @@ async def test_cancelled_request_does_not_block_others(shared: RedisServer) -> N
         assert await tasks[4]
 
 
-def test_slots_are_used_in_order_and_expire_after_a_second() -> None:
-    slots = _Slots(0.25)
-    assert slots.next(5.0) is None
-    slots.add(10.0, 2)
-    slots.add(20.0, 8)
-    assert slots.next(9.0) == 10.0
-    slots.use()
-    assert slots.next(9.0) == 10.25
-    assert len(slots) == 9
-    assert slots.next(21.5) == 20.5
-    assert len(slots) == 6
-    slots.use()
-    assert slots.next(21.5) == 20.75
-    assert slots.next(30.0) is None
-    assert len(slots) == 0
+async def test_slots_reserved_before_an_idle_time_do_not_end_in_a_burst(shared: RedisServer) -> None:
+    async with RedisRateLimiter(shared.url, "idle", rate=100, burst=1) as gate:
+        await spend([gate], 20)
+        await asyncio.sleep(1.3)  # the slots reserved ahead expire
+        times = await spend([gate], 20)
+        assert times[-1] >= (20 - 1 - 1) / 100 * 0.95
 
 
 async def test_slot_hours_ahead_is_ignored_after_redis_clock_was_set_back(shared: RedisServer) -> None:

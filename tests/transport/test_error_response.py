@@ -43,6 +43,7 @@ def _error(
     headers: Mapping[str, str] = {},
     reason: str = "Bad Request",
     secrets: tuple[str, ...] = (TOKEN,),
+    assumptions: Assumptions | None = None,
 ) -> APIError:
     """The exception for a body: bytes as they are, anything else as JSON."""
     return error_from(
@@ -54,7 +55,7 @@ def _error(
         not_found=NotFound,
         retry_after=None,
         secrets=secrets,
-        assumptions=Assumptions(),
+        assumptions=assumptions or Assumptions(),
     )
 
 
@@ -411,6 +412,40 @@ async def test_error_shapes_of_the_sandbox_are_read_with_default_assumptions(
             else:
                 assert error.request_id
                 assert f"request id {error.request_id}" in str(error)
+
+
+async def test_replaced_assumptions_say_where_an_error_holds_its_parts() -> None:
+    fault = {
+        "ref": "E17",
+        "says": "No way.",
+        "per": [{"on": "name", "why": "too short"}, {"at": ["documents", 2], "why": "too long"}],
+    }
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"fault": fault, "trace": "t-1", "code": "other", "message": "Other."}, status=400)
+
+    assumptions = Assumptions(
+        request_id_paths="trace",
+        error_code_paths="fault.ref",
+        error_message_paths="fault.says",
+        error_list_paths="fault.per",
+        error_field_keys=("on", "at"),
+        error_path_keys="at",
+        error_text_keys="why",
+    )
+    async with serving(handler) as server, SigningClient(server.origin, TOKEN, assumptions=assumptions) as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.signings.create(name="Lease", language="EN")
+    error = caught.value
+    assert (error.code, error.message, error.request_id) == ("E17", "No way.", "t-1")
+    assert error.messages == {"name": ["too short"], "documents.2": ["too long"]}
+
+
+def test_object_where_a_message_may_be_is_no_list_of_messages_for_fields() -> None:
+    body = {"detail": {"code": "invalid", "message": "No.", "name": "too short"}}
+    assert _error(body).messages == {}
+    assumptions = Assumptions(error_message_paths="title", error_list_paths="detail")
+    assert _error(body, assumptions=assumptions).messages["name"] == ["too short"]
 
 
 async def test_only_the_start_of_a_huge_error_is_read() -> None:
