@@ -24,10 +24,10 @@ log: logging.Logger = logging.getLogger("signing_async")
 _POLL = 1.0  # seconds between two readings of the pause, which also notice that Redis is gone
 _BATCH = 0.1  # seconds for which slots are reserved at a time
 _SLOT_LIFETIME = 1.0  # seconds after which an unused slot has expired
-_SAME_PAUSE = 0.05  # the same pause, heard of again, seems to end this much later
+_SAME_END = 0.05  # pauses of several workers that end within this time are one
 _RECONNECT = 0.05
 
-# KEYS: gate. ARGV: milliseconds, worker. A longer pause is not shortened.
+# KEYS: gate. ARGV: milliseconds, id of the pause. A longer pause is not shortened.
 _PAUSE = Script(
     """
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
@@ -37,6 +37,7 @@ end
 return 1
 """
 )
+_READ_PAUSE = Script("return {redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1])}")
 # KEYS: rate. ARGV: number of slots, requests per second, seconds of unused slots that may be used later (the burst).
 # Reserves the next slots of all workers; returns the seconds until the first one (negative: in the past).
 _RESERVE = Script(
@@ -163,8 +164,9 @@ class RedisRateLimiter:
         self._local: RateLimiter = LocalRateLimiter() if local is None else as_rate_limiter(local, "local")
         self._key = f"{prefix}gate:{name}".encode()
         self._rate_key = f"{prefix}gate-rate:{name}".encode()
-        self._worker = secrets.token_hex(8)
         self._paused_until = 0.0
+        self._pause_id = ""
+        """The id of the pause that was applied last."""
         self._watcher: asyncio.Task[None] | None = None
         self._publishing: set[asyncio.Task[None]] = set()
         self._synchronized = asyncio.Event()
@@ -210,7 +212,8 @@ class RedisRateLimiter:
         until = loop.time() + seconds
         self._paused_until = max(self._paused_until, until)
         self._local.pause(seconds)
-        task = loop.create_task(self._publish(until), name="signing_async gate pause")
+        self._pause_id = secrets.token_hex(8)
+        task = loop.create_task(self._publish(until, self._pause_id), name="signing_async gate pause")
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 
@@ -261,12 +264,12 @@ class RedisRateLimiter:
             self._continue_alone(error)
             return None
 
-    async def _publish(self, until: float) -> None:
+    async def _publish(self, until: float, pause_id: str) -> None:
         """Pause the other workers as soon as Redis responds, unless the pause is over by then."""
         loop = asyncio.get_running_loop()
         while (left := until - loop.time()) > 0:
             try:
-                await self._connection.script(_PAUSE, [self._key], max(1, round(left * 1000)), self._worker)
+                await self._connection.script(_PAUSE, [self._key], max(1, round(left * 1000)), pause_id)
                 return
             except RedisUnavailable as error:
                 self._continue_alone(error)
@@ -299,8 +302,8 @@ class RedisRateLimiter:
         try:
             while not listener.done():
                 # Finds a pause that was published while nobody listened, and that Redis is gone.
-                left = await self._connection.run("PTTL", self._key)
-                self._apply(max(left, 0) / 1000)
+                pause_id, left = await self._connection.script(_READ_PAUSE, [self._key])
+                self._apply(decoded(pause_id), max(left, 0) / 1000)
                 if self._is_shared is False:
                     log.info("%r: Redis is back, the rate limit is shared again", self)
                 self._is_shared = True
@@ -315,14 +318,13 @@ class RedisRateLimiter:
         with contextlib.suppress(Exception):
             while True:
                 message = await subscription.get_message(ignore_subscribe_messages=True, timeout=None)
-                milliseconds, _, worker = decoded(message["data"]).partition(" ")
-                if worker != self._worker:
-                    self._apply(int(milliseconds) / 1000)
+                milliseconds, _, pause_id = decoded(message["data"]).partition(" ")
+                self._apply(pause_id, int(milliseconds) / 1000)
 
-    def _apply(self, seconds: float) -> None:
+    def _apply(self, pause_id: str, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds
-        if seconds > 0 and until > self._paused_until + _SAME_PAUSE:
-            self._paused_until = until
+        if seconds > 0 and pause_id != self._pause_id and until > self._paused_until + _SAME_END:
+            self._pause_id, self._paused_until = pause_id, until
             self._local.pause(seconds)
 
     def _continue_alone(self, error: RedisUnavailable) -> None:
