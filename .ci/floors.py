@@ -9,4 +9,4 @@ project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["pro
 extras = [project["optional-dependencies"][name] for name in sys.argv[1:]]
 for requirement in sum(extras, project["dependencies"]):
     if not requirement.startswith(f"{project['name']}["):  # an extra of our own: name it, too
-        print(re.sub(r">=([\w.]+)", r"==\1", requirement))
+        sys.stdout.write(re.sub(r">=([\w.]+)", r"==\1", requirement) + "\n")
