@@ -234,7 +234,7 @@ async def _logout(state: State) -> None:
                 await store.load()  # raises if the file holds anything but a token
                 store.path.unlink(missing_ok=True)
         except TimeoutError:
-            raise AuthError(f"the token file {store.path} is in use: try again") from None
+            raise AuthError(f"the token file {store.path} is in use: try again", transient=True) from None
     facts = {"base_url": origin, "token_file": str(store.path), "removed": was_logged_in}
     state.out.result(facts, f"Token removed: {store.path}" if was_logged_in else f"Not logged in at {origin}")
     if was_logged_in:

@@ -199,6 +199,8 @@ async def _download(
             try:
                 return *target, await _fetch(client, signing_id, *target, force=force, verify=verify)
             except (SigningError, OSError) as error:
+                if isinstance(error, SigningError) and error.fatal:
+                    raise
                 return *target, error
 
         with state.out.progress("Downloading") as report:

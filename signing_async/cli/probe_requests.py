@@ -41,7 +41,7 @@ class ProbeResponse:
 
     @property
     def refuses_token(self) -> bool:
-        """Whether the service refused the request for its token, as far as a response to ``GET /me`` can tell."""
+        """Whether a response to ``GET /me`` refuses the request for its token."""
         return 400 <= self.status <= 499 and self.status != 404 and not self.transient
 
     @property

@@ -209,13 +209,13 @@ class _Run:
             await release(self._journal, claim)
 
     async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
-        if isinstance(error, SigningError) and error.fatal:
-            self._fatal = error
         try:
             await sending.note_failure(error)
         except ClaimLost as lost:
             log.warning("%s", lost)
             return None
+        if isinstance(error, SigningError) and error.fatal:
+            self._fatal = error
         return DispatchResult(job.package, sending.known_signing(), error, sending.abandoned)
 
 

@@ -314,6 +314,17 @@ def test_document_that_is_not_signed_yet_leaves_no_file(run: Run, service: Servi
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rejected_token_ends_the_downloads(run: Run, service: Service) -> None:
+    names = [f"{number}.pdf" for number in range(12)]
+    signing = service.draft(*names, to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.complete(signing))
+    service.do(service.sandbox.faults.add, "documents.download_signed", "expired-token", times=None)
+    ran = run("download", signing, "--all")
+    assert (ran.code, ran.out) == (4, "")
+    assert "HTTP 401" in ran.err
+    assert len(service.do(service.sandbox.requests_of, "documents.download_signed")) <= 4
+
+
 def test_download_to_standard_output_is_the_pdf_alone_and_refused_on_a_terminal(
     completed: str, service: Service, tmp_path: Path
 ) -> None:

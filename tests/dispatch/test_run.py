@@ -21,6 +21,7 @@ from signing_async import (
     InvalidRequest,
     PdfSource,
     Progress,
+    RateLimited,
     RetryPolicy,
     SigningClient,
     SigningPackage,
@@ -105,7 +106,7 @@ async def test_failed_packages_are_results_and_a_second_run_sends_them(
 ) -> None:
     good = [make_parcel(number, tmp_path) for number in range(10)]
     bad = SigningPackage("", "EN", [b"text"], [])
-    sandbox.faults.add("recipients.add", "expired-token", skip=3)
+    sandbox.faults.add("recipients.add", "429", skip=3, retry_after=3600)
 
     async def broken() -> AsyncIterator[bytes]:
         yield make_pdf()
@@ -115,10 +116,10 @@ async def test_failed_packages_are_results_and_a_second_run_sends_them(
     given: list[Any] = [good[0].package, bad, "lease.pdf", crooked, None, *(one.package for one in good[1:])]
     results = await all_of(client.dispatch_many(given, tmp_path / "journal"))
     errors = Counter(type(result.error).__name__ for result in results if result.error)
-    assert errors == {"InvalidRequest": 3, "ZeroDivisionError": 1, "Unauthorized": 1}
+    assert errors == {"InvalidRequest": 3, "ZeroDivisionError": 1, "RateLimited": 1}
     assert Counter(id(result.package) for result in results) == Counter(id(one) for one in given)
     assert {result.signing for result in results if isinstance(result.error, InvalidRequest)} == {None}
-    (refused,) = [result for result in results if isinstance(result.error, Unauthorized)]
+    (refused,) = [result for result in results if isinstance(result.error, RateLimited)]
     assert refused.signing is not None
     assert refused.signing.is_draft is True
     again = await all_of(client.dispatch_many([refused.package], tmp_path / "journal"))
@@ -167,9 +168,9 @@ async def test_package_without_a_key_that_failed_may_be_given_again_in_the_same_
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
     parcel = parcel_of()
-    sandbox.faults.add("recipients.add", "expired-token")
+    sandbox.faults.add("recipients.add", "429", retry_after=3600)
     results = await all_of(client.dispatch_many([parcel.package] * 2, tmp_path / "journal", concurrency=1))
-    assert [type(result.error) for result in results] == [Unauthorized, type(None)]
+    assert [type(result.error) for result in results] == [RateLimited, type(None)]
     sent_well(sandbox, parcel)
 
 
