@@ -336,7 +336,7 @@ async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_file_store_needs_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signing_async._files.fcntl", None)
     monkeypatch.setattr("signing_async._files.msvcrt", None)
-    with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs file locks .*: use Redis, PostgreSQL or S3$"):
+    with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs file locks, .*: use Redis, PostgreSQL or S3$"):
         FileTokenStore("token.json")
 
 
