@@ -482,6 +482,28 @@ async def test_file_system_without_locks_is_auth_error(tmp_path: Path, monkeypat
     assert caught.value.transient
 
 
+@pytest.mark.parametrize("step", ["replace", "read_bytes"])
+async def test_file_that_windows_refuses_because_it_is_open_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A refresh token that works once must not be lost because another process reads the file."""
+    store = FileTokenStore(tmp_path / "token.json")
+    await store.save(BARE)
+    real, refused = getattr(Path, step), []
+
+    def in_use(*arguments: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(PermissionError(13, "Permission denied"))
+            refused[-1].winerror = 32  # type: ignore[attr-defined]  # only Windows has it
+            raise refused[-1]
+        return real(*arguments)
+
+    monkeypatch.setattr(Path, step, in_use)
+    await store.save(FULL)
+    assert await store.load() == FULL
+    assert len(refused) == 3
+
+
 async def test_lock_holds_across_processes_and_is_released_when_its_holder_dies(tmp_path: Path) -> None:
     path = tmp_path / "token.json"
     holder = start("hold", path)
