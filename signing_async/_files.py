@@ -18,7 +18,7 @@ fcntl: Any
 msvcrt: Any
 try:
     import fcntl
-except ModuleNotFoundError:
+except ModuleNotFoundError:  # pragma: no cover  # on Windows
     fcntl = None
 try:
     import msvcrt

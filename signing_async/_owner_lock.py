@@ -86,10 +86,9 @@ _locks: WeakValueDictionary[int, OwnerLock] = WeakValueDictionary()
 
 def _after_fork_in_child() -> None:
     """Close the locks of the parent; otherwise a child would keep the claims of a dead parent."""
-    for reference in _locks.valuerefs():  # a copy, because other threads may add and remove locks
-        lock = reference()
-        if lock is not None:
-            lock.drop()
+    # A copy of the references, because other threads may add and remove locks.
+    for lock in filter(None, [reference() for reference in _locks.valuerefs()]):
+        lock.drop()
 
 
 _register_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork

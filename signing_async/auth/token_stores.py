@@ -9,6 +9,7 @@ import json
 import os
 import random
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -68,13 +69,20 @@ def token_from_json(data: bytes) -> Token:
     raise ValueError("no token in it")
 
 
+def _new_pause() -> float:
+    """Return how long to wait before the next attempt to acquire a lock, in seconds."""
+    return random.uniform(0.005, 0.03)
+
+
 class MemoryTokenStore:
-    """A store in memory. Its token is lost with the process; a refresh token may work only once."""
+    """A store in memory, for any number of threads and event loops.
+
+    Its token is lost with the process; a refresh token may work only once.
+    """
 
     def __init__(self, token: Token | None = None) -> None:
         self._token = token
-        self._lock = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
 
     async def load(self) -> Token | None:
         return self._token
@@ -82,12 +90,15 @@ class MemoryTokenStore:
     async def save(self, token: Token) -> None:
         self._token = token
 
-    def lock(self) -> AbstractAsyncContextManager[None]:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            # A lock belongs to the event loop that first waited for it.
-            self._loop, self._lock = loop, asyncio.Lock()
-        return self._lock
+    @contextlib.asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        # Poll: an asyncio.Lock belongs to one event loop.
+        while not self._lock.acquire(blocking=False):
+            await asyncio.sleep(_new_pause())
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 class FileTokenStore:
@@ -127,7 +138,7 @@ class FileTokenStore:
         try:
             # Poll: a thread that waits in flock cannot be cancelled.
             while not self._try_lock(handle):
-                await asyncio.sleep(random.uniform(0.005, 0.03))
+                await asyncio.sleep(_new_pause())
             try:
                 yield
             finally:

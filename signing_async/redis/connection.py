@@ -83,6 +83,7 @@ class Connection:
         self._secrets: list[str] = []
         self._client: Any = None
         self._blocking_client: Any = None
+        self._blocking_lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         if isinstance(redis, str):
             self._url = redis
@@ -208,9 +209,10 @@ class Connection:
             raise ConfigurationError("redis: must be a URL where no event loop runs, got a client of redis.asyncio")
 
         def run() -> Any:
-            if self._blocking_client is None:
-                self._blocking_client = self._connect_blocking()
-            client = self._blocking_client
+            with self._blocking_lock:
+                if self._blocking_client is None:
+                    self._blocking_client = self._connect_blocking()
+                client = self._blocking_client
             try:
                 return client.execute_command("EVALSHA", script.digest, len(keys), *keys, *arguments)
             except Exception as error:
@@ -234,7 +236,8 @@ class Connection:
 
     def close(self) -> None:
         """Close the connections of threads without an event loop."""
-        client, self._blocking_client = self._blocking_client, None
+        with self._blocking_lock:
+            client, self._blocking_client = self._blocking_client, None
         if client is not None:
             client.close()
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from .files import sync_folder
+from .._files import sync_folder
 
 __all__ = ["LEVELS", "Authority", "Level", "SealingFailed"]
 

@@ -8,9 +8,10 @@ import os
 import re
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+
+from .._files import sync_folder
 
 BLOCK = 512 * 1024
 """How many bytes of an upload are buffered in memory."""
@@ -102,13 +103,3 @@ class Incoming:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.path.unlink(missing_ok=True)
-
-
-def sync_folder(path: Path) -> None:
-    """Sync a folder, for its entries to survive a power cut."""
-    with suppress(PermissionError):  # Windows cannot open folders, and has guarantees of its own
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -65,7 +65,7 @@ def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
 
 
 def load_pikepdf() -> ModuleType:
-    """Return pikepdf, with limits on inflated streams unless the process has set its own."""
+    """Return pikepdf; from 10.14 on with limits on inflated streams, unless the process has set its own."""
     with _loading:  # libqpdf's limits are global, and setting them is not thread-safe
         return _load()
 
@@ -75,6 +75,8 @@ def _load() -> ModuleType:
     import pikepdf
     from pikepdf import settings
 
+    if not hasattr(settings, "set_qpdf_limits"):
+        return pikepdf  # before 10.14, the last version for macOS on Intel and for macOS before 15
     own = settings.get_qpdf_limits()
     settings.set_qpdf_limits(
         flate_max_memory=int(own["flate_max_memory"]) or MAX_INFLATED,

@@ -20,8 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from .._files import sync_folder
 from .authority import Authority, Level, SealingFailed
-from .files import sync_folder
 from .inspection import HEADER_WINDOW, load_pikepdf
 from .panel import SEAL_BOX, Drawn, Panel, Signer, as_pdf, draw
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from types import TracebackType
 from typing import Self
 
@@ -57,7 +58,7 @@ class _Timer:
     """The timer of one loop, set for the earliest pending deadline."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop: asyncio.AbstractEventLoop = loop
         self._handle: asyncio.TimerHandle | None = None
         self._due = math.inf
         self.pending: set[Deadline] = set()
@@ -70,11 +71,11 @@ class _Timer:
     def _schedule(self, when: float) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        self._handle, self._due = self._loop.call_at(when, self._expire), when
+        self._handle, self._due = self.loop.call_at(when, self._expire), when
 
     def _expire(self) -> None:
         # A loop with a coarse clock calls a little early.
-        now = max(self._loop.time(), self._due)
+        now = max(self.loop.time(), self._due)
         self._handle, self._due = None, math.inf
         for deadline in [deadline for deadline in self.pending if deadline.when <= now]:
             self.pending.discard(deadline)
@@ -83,13 +84,12 @@ class _Timer:
             self._schedule(max(now + _RESOLUTION, min(deadline.when for deadline in self.pending)))
 
 
-_timers: dict[asyncio.AbstractEventLoop, _Timer] = {}
+_of_thread = threading.local()
 
 
 def _timer_of(loop: asyncio.AbstractEventLoop) -> _Timer:
-    timer = _timers.get(loop)
-    if timer is None:
-        for closed in [other for other in tuple(_timers) if other.is_closed()]:
-            _timers.pop(closed, None)
-        timer = _timers[loop] = _Timer(loop)
+    """Return the timer of this thread's latest event loop."""
+    timer: _Timer | None = getattr(_of_thread, "timer", None)
+    if timer is None or timer.loop is not loop:
+        timer = _of_thread.timer = _Timer(loop)
     return timer

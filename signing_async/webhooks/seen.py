@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from .. import _checks
 from .._sqlite import SharedDatabase
@@ -147,23 +148,22 @@ class SQLiteSeenEvents:
         prepare = partial(_prepare, synchronous="FULL" if power_safe else "NORMAL")
         self._database = SharedDatabase(self.path, prepare, timeout=TIMEOUT)
         self._clock = clock
-        self._claims = 0
+        self._claims = itertools.count()
 
     def claim(self, event_id: str) -> Claim:
         now = self._clock()
-        if self._claims % PRUNE_EVERY == 0:
+        if next(self._claims) % PRUNE_EVERY == 0:
             self._run(PRUNE, now)
-        self._claims += 1
-        claimed = self._run(
+        claimed, _ = self._run(
             "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE"
             " SET until = excluded.until, confirmed = 0 WHERE until <= ?",
             event_id,
             now + self.lease,
             now,
         )
-        if claimed.rowcount == 1:
+        if claimed:
             return Claim.NEW
-        confirmed = self._run("SELECT 1 FROM seen_events WHERE id = ? AND confirmed = 1", event_id).fetchone()
+        _, confirmed = self._run("SELECT 1 FROM seen_events WHERE id = ? AND confirmed = 1", event_id)
         return Claim.CONFIRMED if confirmed else Claim.PENDING
 
     def confirm(self, event_id: str) -> None:
@@ -181,9 +181,12 @@ class SQLiteSeenEvents:
         """Close the file. The next call opens it again."""
         self._database.close()
 
-    def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
+    def _run(self, statement: str, *values: object) -> tuple[bool, Any]:
+        """Run a statement. Return whether it changed rows, and the first row that it found."""
         with self._database.connected() as connection:
-            return connection.execute(statement, values)
+            # Read here: afterwards another thread may close the connection.
+            cursor = connection.execute(statement, values)
+            return cursor.rowcount > 0, cursor.fetchone()
 
 
 def _prepare(connection: sqlite3.Connection, synchronous: str) -> None:

@@ -336,7 +336,7 @@ async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_file_store_needs_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signing_async._files.fcntl", None)
     monkeypatch.setattr("signing_async._files.msvcrt", None)
-    with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs file locks .*: use Redis, PostgreSQL or S3$"):
+    with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs file locks, .*: use Redis, PostgreSQL or S3$"):
         FileTokenStore("token.json")
 
 
@@ -455,6 +455,28 @@ async def test_file_system_without_locks_is_auth_error(tmp_path: Path, monkeypat
         async with FileTokenStore(tmp_path / "token.json").lock():
             pass
     assert caught.value.transient
+
+
+@pytest.mark.parametrize("step", ["replace", "read_bytes"])
+async def test_file_that_windows_refuses_because_it_is_open_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A refresh token that works once must not be lost because another process reads the file."""
+    store = FileTokenStore(tmp_path / "token.json")
+    await store.save(BARE)
+    real, refused = getattr(Path, step), []
+
+    def in_use(*arguments: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(PermissionError(13, "Permission denied"))
+            refused[-1].winerror = 32  # type: ignore[attr-defined]  # only Windows has it
+            raise refused[-1]
+        return real(*arguments)
+
+    monkeypatch.setattr(Path, step, in_use)
+    await store.save(FULL)
+    assert await store.load() == FULL
+    assert len(refused) == 3
 
 
 async def test_lock_holds_across_processes_and_is_released_when_its_holder_dies(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from signing_async import ConfigurationError, WebhookError
 from signing_async.redis import RedisSeenEvents
+from signing_async.redis.connection import Connection
 from signing_async.webhooks import Claim, Decision, Event, Receiver, WebhookVerifier
 from tests.redis.server import RedisServer, running_redis, slow_way
 from tests.webhooks.deliveries import SECRET, event_body, signed
@@ -109,6 +110,25 @@ def test_threads_without_an_event_loop_handle_each_event_once(shared: RedisServe
             return await claimed(seen, "evt-thread-0")
 
     assert asyncio.run(in_a_loop()) is Claim.CONFIRMED
+
+
+def test_threads_that_begin_together_share_one_client(shared: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, made = Connection._connect_blocking, []
+
+    def slow(self: Connection) -> Any:
+        made.append(connect(self))
+        time.sleep(0.1)  # for the other threads to begin
+        return made[-1]
+
+    monkeypatch.setattr(Connection, "_connect_blocking", slow)
+    seen = RedisSeenEvents(shared.url)
+    threads = [threading.Thread(target=seen.claim, args=(f"evt-together-{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(seen.aclose())
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])

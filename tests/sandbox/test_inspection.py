@@ -153,6 +153,18 @@ def test_missing_file_is_an_os_error(tmp_path: Path) -> None:
         inspect(tmp_path / "nowhere.pdf", max_bytes=MAX)
 
 
+def test_pikepdf_without_limits_still_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(settings, "set_qpdf_limits", raising=False)
+    inspection._load.cache_clear()
+    path = tmp_path / "upload.pdf"
+    path.write_bytes(pdfs.make_pdf())
+    try:
+        assert inspect(path, max_bytes=MAX) is None
+    finally:
+        inspection._load.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(settings, "set_qpdf_limits"), reason="needs pikepdf 10.14")
 def test_decompression_bomb_is_refused_and_limits_of_the_process_are_kept(tmp_path: Path) -> None:
     inspection._load.cache_clear()
     settings.set_qpdf_limits(flate_max_memory=0, png_max_memory=12_345_678)

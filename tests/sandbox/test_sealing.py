@@ -259,6 +259,9 @@ def test_hostile_file_that_is_accepted_is_sealed(name: str, sealed: Callable[...
     assert accepts(result, authority) or name == "fields in a circle"  # in which pyHanko's validator loses itself
 
 
+@pytest.mark.skipif(
+    not hasattr(pikepdf.settings, "set_qpdf_limits"), reason="qpdf before pikepdf 10.14 does not repair the count"
+)
 def test_inconsistent_page_tree_is_rebuilt(sealed: Callable[..., bytes], authority: Authority) -> None:
     data = pdfs.make_pdf(pages=2).replace(b"/Count 2", b"/Count(x")  # as long as before: offsets stay right
     assert pdfs.make_pdf(pages=2) != data

@@ -335,8 +335,8 @@ def test_sqlite_prunes_at_the_first_claim_and_every_hundredth(tmp_path: Path) ->
     store = SQLiteSeenEvents(tmp_path / "seen.db", ttl=10, lease=5, clock=lambda: now)
 
     def rows() -> int:
-        count: int = store._run("SELECT count(*) FROM seen_events").fetchone()[0]
-        return count
+        _, (count,) = store._run("SELECT count(*) FROM seen_events")
+        return int(count)
 
     for number in range(50):
         store.claim(f"a{number}")

@@ -1,0 +1,189 @@
+"""The whole flow in processes that lack what Linux has and Windows or macOS lack."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.service import Service, running
+from tests.cli.terminal import COMMAND, ROOT
+from tests.cli.test_account import BROWSER, free_port
+from tests.pdfs import make_pdf
+
+SYSTEMS = ("windows", "macos")
+LARGE = 400_000
+TIMEOUT = 100
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with running(seed=7) as service:
+        yield service
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Let every Python that is started behave like the system's."""
+    name: str = request.param
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent / name), str(ROOT)]))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return name
+
+
+def start(*command: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def start_step(name: str, **arguments: object) -> subprocess.Popen[str]:
+    return start(sys.executable, "-m", "tests.other_systems.steps", name, json.dumps(arguments, default=str))
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for the process, and return what it printed."""
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, f"{out}{err}"
+    assert not err
+    return out
+
+
+def step(name: str, **arguments: object) -> None:
+    finish(start_step(name, **arguments))
+
+
+def access(service: Service) -> dict[str, str]:
+    return {"base_url": service.sandbox.base_url, "token": service.do(service.sandbox.access_token)}
+
+
+def test_windows_lacks_what_it_should() -> None:
+    code = "import os; print(*(hasattr(os, name) for name in ('preadv', 'RWF_NOWAIT', 'O_BINARY')))"
+    lacks = {}
+    for system in SYSTEMS:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent / system)}
+        lacks[system] = finish(start(sys.executable, "-c", code, env=environment))
+    assert lacks == {"windows": "False False True\n", "macos": "True False False\n"}
+
+
+def test_files_are_uploaded_byte_for_byte(service: Service, system: str, tmp_path: Path) -> None:
+    contents = {"small": make_pdf(60_000), "large": make_pdf(LARGE)}
+    for name, data in contents.items():
+        assert b"\x1a" in data  # where reading as text would end
+        (tmp_path / f"{name}.pdf").write_bytes(data)
+    signing = service.draft()
+    files = {name: tmp_path / f"{name}.pdf" for name in contents}
+    step("uploads", signing=signing, **access(service), **files)
+    uploaded = Counter(document.sha256 for document in service.do(service.sandbox.documents, signing))
+    small, large = (hashlib.sha256(data).hexdigest() for data in contents.values())
+    assert uploaded == {small: 2, large: 6}
+
+
+def test_sealed_files_are_downloaded_and_archived(service: Service, system: str, tmp_path: Path) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.complete(signing))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (document,) = service.do(service.sandbox.documents, signing)
+    step("downloads", signing=signing, document=document.id, folder=folder, **access(service))
+
+
+def test_processes_share_a_token_file(service: Service, system: str, tmp_path: Path) -> None:
+    app = service.do(service.sandbox.register_app, redirect_uri="http://127.0.0.1:8000/callback")
+    arguments = {
+        "base_url": service.sandbox.base_url,
+        "client_id": app.client_id,
+        "client_secret": app.client_secret,
+        "redirect_uri": app.redirect_uri,
+        "file": tmp_path / "tokens" / "token.json",
+    }
+    step("exchange", code=service.do(service.sandbox.authorize, app), **arguments)
+    service.do(service.sandbox.clock.advance, days=1)
+    for process in [start_step("refresh", **arguments) for _ in range(3)]:
+        finish(process)
+    refreshes = service.do(service.sandbox.requests_of, "oauth.token")
+    assert [record.status for record in refreshes] == [200, 200]  # the exchange and one refresh
+    assert sorted(path.name for path in (tmp_path / "tokens").iterdir()) == ["token.json", "token.json.lock"]
+
+
+def test_lock_excludes_threads_and_processes_and_ends_with_its_holder(system: str, tmp_path: Path) -> None:
+    file = tmp_path / "token.json"
+    holder = start_step("hold", file=file)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        waiting = start_step("lock", file=file)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(2)
+    finally:
+        holder.kill()
+        holder.communicate()
+    finish(waiting)
+
+
+def test_events_are_received_through_wsgi_and_kept_in_an_inbox(system: str, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    step("events", folder=folder)
+
+
+def test_killed_dispatch_resumes_and_sends_each_package_once(
+    service: Service, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in service.environment.items():
+        monkeypatch.setenv(name, value)
+    rows = ["name,language,documents,recipient1_email,key"]
+    for number in range(8):
+        (tmp_path / f"{number}.pdf").write_bytes(make_pdf(LARGE, seed=number))
+        rows.append(f"Lease {number},EN,{number}.pdf,anna@example.com,key-{number}")
+    (tmp_path / "leases.csv").write_text("\r\n".join(rows) + "\r\n")
+    command = (*COMMAND, "dispatch", "leases.csv", "--concurrency", "2")
+    slow = service.do(service.sandbox.faults.add, "signings.send", "slow", times=None, seconds=0.3)
+    process = start(*command, cwd=tmp_path)
+    end = time.monotonic() + TIMEOUT
+    while len(service.do(service.sandbox.requests_of, "signings.send")) < 3:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    service.do(slow.remove)
+    out, err = start(*command, cwd=tmp_path).communicate(timeout=TIMEOUT)
+    assert "8 of 8 packages were sent" in out, err
+    invited = Counter(each.recipient_id for each in service.do(lambda: service.sandbox.notifications))
+    assert sorted(invited.values()) == [1] * 8
+    sent = [signing for signing in service.do(lambda: service.sandbox.signings) if not signing.is_draft]
+    hashes = {document.sha256 for signing in sent for document in service.do(service.sandbox.documents, signing.id)}
+    assert hashes == {hashlib.sha256(make_pdf(LARGE, seed=number)).hexdigest() for number in range(8)}
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_login_and_logout(service: Service, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
+    app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
+    settings = {
+        "SIGNING_BASE_URL": service.sandbox.base_url,
+        "SIGNING_CLIENT_ID": app.client_id,
+        "SIGNING_CLIENT_SECRET": app.client_secret or "",
+        "SIGNING_REDIRECT_URI": redirect_uri,
+        "BROWSER": BROWSER,
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    printed = [start(*COMMAND, name).communicate(timeout=TIMEOUT) for name in ("login", "me", "logout")]
+    assert "Logged in" in printed[0][0], printed
+    assert "user@sandbox.example" in printed[1][0], printed
+    assert "Token removed" in printed[2][0], printed
+
+
+def test_demo(system: str, tmp_path: Path) -> None:
+    out = finish(start(*COMMAND, "demo", "--json", "--folder", str(tmp_path / "signed")))
+    archive = json.loads(out)["archive"]
+    assert (archive["ok"], archive["documents"]) == (True, 22)

@@ -1,0 +1,50 @@
+"""Errors of the file system: which of them may pass."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from signing_async import AuthError, FileTokenStore, JournalError, SqliteJournal
+from signing_async._files import is_transient
+from signing_async.archive import FolderStore
+from signing_async.errors import ArchiveError
+
+
+def unusable(folder: Path, kind: str) -> Path:
+    """Return a path at which no file can ever be opened."""
+    if kind == "long":
+        return folder / ("x" * 300)
+    loop = folder / "loop"
+    loop.symlink_to(loop)
+    return loop
+
+
+@pytest.mark.parametrize("kind", ["long", "loop"])
+async def test_path_that_no_file_can_have_is_a_permanent_failure(tmp_path: Path, kind: str) -> None:
+    path = unusable(tmp_path, kind)
+    with pytest.raises(AuthError) as of_token_file:
+        await FileTokenStore(path).load()
+    async with SqliteJournal(path / "journal") as journal:
+        with pytest.raises(JournalError) as of_journal:
+            await journal.claim("lease")
+    (tmp_path / "source").write_bytes(b"%PDF-")
+    (tmp_path / "archive").mkdir()
+    folder = unusable(tmp_path / "archive", kind).name
+    with pytest.raises(ArchiveError) as of_archive:
+        await FolderStore(tmp_path / "archive").put(f"{folder}/a.pdf", tmp_path / "source", "")
+    assert not of_token_file.value.transient
+    assert not of_journal.value.transient
+    assert not of_archive.value.transient
+
+
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOLCK", "ESTALE", "ETIMEDOUT"])
+def test_full_or_failing_disk_is_transient(code: str) -> None:
+    assert is_transient(OSError(getattr(errno, code), code))
+
+
+@pytest.mark.parametrize("code", ["EACCES", "EROFS", "EILSEQ", "EINVAL", "ENOTSUP"])
+def test_refusal_of_the_file_system_is_permanent(code: str) -> None:
+    assert not is_transient(OSError(getattr(errno, code), code))

@@ -1,0 +1,179 @@
+"""Several threads, each with an event loop and a client, that share stores."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signing_async import (
+    FileTokenStore,
+    MemoryTokenStore,
+    NewRecipient,
+    OAuth,
+    SigningClient,
+    SigningPackage,
+    SqliteJournal,
+    TokenStore,
+)
+from signing_async._sqlite import SharedDatabase
+from signing_async.transport.deadlines import Deadline
+from signing_async.webhooks import MemorySeenEvents, SQLiteSeenEvents
+from signing_async.webhooks.seen import Claim
+from tests.cli.service import Service, running
+from tests.pdfs import make_pdf
+
+THREADS = 6
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with running(seed=7) as service:
+        yield service
+
+
+def in_threads(work: Callable[[int], Any]) -> list[Any]:
+    """Call the function in all threads at the same moment, and return the results."""
+    start = threading.Barrier(THREADS)
+
+    def run(number: int) -> Any:
+        start.wait(60)
+        return work(number)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(run, range(THREADS)))
+
+
+def in_loops(work: Callable[[int], Awaitable[Any]]) -> list[Any]:
+    """Run the coroutine function in all threads, each with an event loop."""
+
+    async def main(number: int) -> Any:
+        return await work(number)
+
+    return in_threads(lambda number: asyncio.run(main(number)))
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_clients_of_several_threads_refresh_a_shared_token_once(service: Service, tmp_path: Path, kind: str) -> None:
+    app = service.do(service.sandbox.register_app, redirect_uri="http://127.0.0.1:8000/callback")
+    store: TokenStore = MemoryTokenStore() if kind == "memory" else FileTokenStore(tmp_path / "token.json")
+
+    def make_oauth() -> OAuth:
+        return OAuth(
+            service.sandbox.base_url,
+            client_id=app.client_id,
+            client_secret=app.client_secret or "",
+            redirect_uri=app.redirect_uri,
+            store=store,
+        )
+
+    async def login() -> None:
+        async with make_oauth() as oauth:
+            state = oauth.authorization_request().state
+            code = service.do(service.sandbox.authorize, app)
+            await oauth.exchange(f"{app.redirect_uri}?code={code}&state={state}", state=state)
+
+    async def me(_: int) -> str | None:
+        async with make_oauth() as oauth, SigningClient(service.sandbox.base_url, oauth) as client:
+            return (await client.me()).email
+
+    asyncio.run(login())
+    service.do(service.sandbox.clock.advance, days=1)
+    assert in_loops(me) == ["user@sandbox.example"] * THREADS
+    assert [each.status for each in service.do(service.sandbox.requests_of, "oauth.token")] == [200, 200]
+
+
+def test_clients_of_several_threads_share_a_journal(service: Service, tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal")
+    token = service.do(service.sandbox.access_token)
+    anna = NewRecipient("anna@example.com")
+    packages = [
+        SigningPackage(f"Lease {number}", "EN", [make_pdf(seed=number)], [anna], key=str(number)) for number in range(8)
+    ]
+
+    async def send(_: int) -> list[str]:
+        async with SigningClient(service.sandbox.base_url, token) as client:
+            results = [result async for result in client.dispatch_many(packages, journal)]
+        assert [result.error for result in results] == [None] * len(packages)
+        return sorted(result.signing.id for result in results if result.signing is not None)
+
+    first, *others = in_loops(send)
+    assert len(first) == len(packages)
+    assert others == [first] * (THREADS - 1)
+    asyncio.run(journal.aclose())
+    invited = Counter(each.recipient_id for each in service.do(lambda: service.sandbox.notifications))
+    assert sorted(invited.values()) == [1] * len(packages)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_event_is_new_to_one_thread(tmp_path: Path, kind: str) -> None:
+    seen = MemorySeenEvents() if kind == "memory" else SQLiteSeenEvents(tmp_path / "seen.db")
+
+    def claim(_: int) -> list[Claim]:
+        return [seen.claim(f"evt_{number}") for number in range(120)]
+
+    claims = in_threads(claim)
+    assert all(Counter(each)[Claim.NEW] == 1 for each in zip(*claims, strict=True))
+    if isinstance(seen, SQLiteSeenEvents):
+        seen.close()
+
+
+def test_seen_events_file_may_be_closed_by_another_thread_during_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = SQLiteSeenEvents(tmp_path / "seen.db")
+    seen.claim("evt_1")
+    connected = SharedDatabase.connected
+
+    @contextmanager
+    def closed_afterwards(self: SharedDatabase) -> Iterator[sqlite3.Connection]:
+        with connected(self) as connection:
+            yield connection
+        self.close()
+
+    monkeypatch.setattr(SharedDatabase, "connected", closed_afterwards)
+    assert seen.claim("evt_1") is Claim.PENDING
+
+
+def test_deadlines_end_blocks_in_the_loops_of_several_threads() -> None:
+    async def wait(number: int) -> int:
+        ended = 0
+        for _ in range(20):
+            with pytest.raises(TimeoutError), Deadline(asyncio.get_running_loop().time() + 0.01):
+                await asyncio.sleep(60)
+            ended += 1
+        return ended
+
+    assert in_loops(wait) == [20] * THREADS
+
+
+def test_deadline_of_a_loop_that_rests_while_another_runs_in_its_thread() -> None:
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def wait() -> None:
+        with Deadline(asyncio.get_running_loop().time() + 0.05):
+            await asyncio.sleep(60)
+
+    async def begin() -> asyncio.Task[None]:
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        return task
+
+    try:
+        task = first.run_until_complete(begin())
+        for loop in (second, first):
+            with pytest.raises(TimeoutError):
+                loop.run_until_complete(wait())
+        with pytest.raises(TimeoutError):
+            first.run_until_complete(task)
+    finally:
+        first.close()
+        second.close()
