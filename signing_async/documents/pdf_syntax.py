@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 __all__ = [
-    "CONTAINER",
+    "FLAT",
     "OBJECT",
     "REGULAR",
     "ROW",
@@ -61,15 +61,12 @@ ROWS = re.compile(rb"(?:[0-9]{10} [0-9]{5} [nf][\r\n ]{2})*+")
 _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
 
 
-# Containers in containers: more than forms have, and few enough for patterns without recursion.
-_SKIPPED_LEVELS = 3
+# Strings, arrays and dictionaries as patterns skip them. A deeper pattern would take longer to compile.
 STRING = rb"<[0-9A-Fa-f\x00\t\n\f\r ]*+>|\((?:[^()\\]++|\\[\x00-\xff])*+\)"
-CONTAINER = rb"(?!)"
-for _ in range(_SKIPPED_LEVELS):
-    _CONTENT = rb"(?:[^\[\]<>(){}%%]++|%b|%b)*+" % (STRING, CONTAINER)
-    CONTAINER = rb"\[%b\]|<<%b>>" % (_CONTENT, _CONTENT)
-"""An array or a dictionary, as patterns skip it."""
-
+_FLAT_CONTENT = rb"(?:[^\[\]<>(){}%%]++|%b)*+" % STRING
+FLAT = rb"\[%b\]|<<%b>>" % (_FLAT_CONTENT, _FLAT_CONTENT)
+_CONTENT = rb"(?:[^\[\]<>(){}%%]++|%b|%b)*+" % (STRING, FLAT)
+_CONTAINER = rb"\[%b\]|<<%b>>" % (_CONTENT, _CONTENT)
 _READ_CONTAINERS = frozenset(
     b"/AcroForm /DecodeParms /DocMDP /Encrypt /Fields /Filter /Index /Kids /Perms /V /W".split()
 )
@@ -86,7 +83,7 @@ def _plain_entry(group: bytes) -> bytes:
     """Return the pattern of a plain name and value; ``group`` opens the group of a key, number, name or container."""
     name = rb"%b/[^\x00\t\n\f\r ()<>\[\]{}/%%#]*+)" % group
     word = rb"(?:true|false|[+.0-9-]%b*+)(?!%b)" % (REGULAR, REGULAR)
-    values = (_plain_item(group), name, group + CONTAINER + rb")", STRING, word)
+    values = (_plain_item(group), name, group + _CONTAINER + rb")", STRING, word)
     return rb"%b%b*+(?:%b)%b*+" % (name, SPACE, b"|".join(values), SPACE)
 
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from .pdf_objects import START, TAIL_WINDOW, Document, signature_values
 from .pdf_syntax import (
-    CONTAINER,
+    FLAT,
     OBJECT,
     ROW,
     SPACE,
@@ -46,13 +46,13 @@ _HEADER = b"%PDF-"
 _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 
-# The parts of the simplest files, each parsed by one pattern: dictionaries with unescaped keys. All else is left to
-# `Document`.
+# The parts of the simplest files, each parsed by one pattern: dictionaries with unescaped keys that contain only flat
+# arrays and dictionaries. All else is left to `Document`.
 _PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
 _NAME = rb"/%b*+" % _PLAIN
 _REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R" % (SPACE, SPACE)
 _GAP = rb"(?:%b++|%%[^\r\n]*+)*+" % SPACE
-_VALUE = b"|".join((_REFERENCE, _NAME, _PLAIN + b"++", STRING, CONTAINER))
+_VALUE = b"|".join((_REFERENCE, _NAME, _PLAIN + b"++", STRING, FLAT))
 _ENTRY = rb"%b%b*+(?:%b)%b" % (_NAME, SPACE, _VALUE, _GAP)
 _TABLE = re.compile(
     rb"%b{0,64}+xref%b{1,64}+([0-9]{1,10})%b{1,64}+([0-9]{1,10})%b{1,64}+" % (SPACE, SPACE, SPACE, SPACE)

@@ -92,6 +92,7 @@ def refused() -> dict[str, tuple[str, bytes]]:
         "encrypted hybrid": pdfs.hybrid_pdf(b"/Encrypt 4 0 R"),
         "encrypted by a hidden object": pdfs.hybrid_pdf(b"/Encrypt 6 0 R", listed=False),
         "encrypted, predicted rows": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", predictor=True),
+        "encrypted, filters in an array": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R/Filter[/FlateDecode]"),
         "encrypted by an object in a stream": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R"),
     }
     signature = pdfs.signed_by_pyhanko(report)
@@ -111,6 +112,7 @@ def refused() -> dict[str, tuple[str, bytes]]:
         "behind junk": b"junk\n" + signature,
         "behind counted junk": b"junk\n"
         + pdfs.with_catalog(b"/AcroForm<</Fields[6 0 R]>>", {6: b"<</FT/Sig/V 7 0 R>>", 7: pdfs.SIGNATURE}, offset=5),
+        "itself in the permissions": pdfs.with_catalog(b"/Perms 6 0 R", {6: b"<</DocMDP" + pdfs.SIGNATURE + b">>"}),
         "in the permissions": pdfs.with_signature_field(catalog=b"/Perms<</DocMDP 7 0 R>>"),
         "below a parent": pdfs.with_catalog(
             b"/AcroForm<</Fields[6 0 R 6 0 R 9 0 R 8 1 R]>>",
@@ -342,7 +344,7 @@ OTHER_ROW = b"%010d 00000 n" % simple().index(b"2 0 obj")
         lambda: pdfs.in_one_table(pdfs.make_pdf(1_000_000, pages=200)),
         lambda: pdfs.in_one_table(pdfs.nested_pages()),
         lambda: simple(b"\n/Info 5 0 R", SKIA),
-        lambda: simple(catalog=b"/A<</B<<>>/AcroForm<<>>>>/MarkInfo<</A<</B[(\\))]>>>>"),
+        lambda: simple(catalog=rb"/A(\))/MarkInfo<</B(\()>>"),
         lambda: simple(b"/A[(x)<00>/B 1 0 R]", b"/Info<</Producer(MuPDF 1.28)/A<00>>>"),
         lambda: simple(b"\n/ID [ <00FF>\n<00FF> ]\n/DocChecksum /8D00FF\n", LIBREOFFICE),
         lambda: simple(b"\n% a comment -- (/Encrypt 8 0 R)\r/Info 5 0 R%\n", b"/PageLayout/OneColumn/Version/1.7"),
@@ -373,7 +375,8 @@ NOT_SIMPLE = {
     "a bracket that closes nothing": simple(catalog=b"/A<</B ]>>"),
     "a bracket that is not closed": simple(catalog=b"/A[/B[1]"),
     "a dictionary that is not closed": simple(catalog=b"/A<</B 1>"),
-    "nested too deep": simple(catalog=b"/MarkInfo<</A<</B[<<>>]>>>>"),
+    "a form after a dictionary in a dictionary": simple(catalog=b"/A<</B<<>>/AcroForm<<>>>>"),
+    "nested too deep": simple(catalog=b"/MarkInfo<</A<<>>>>"),
     "a string with an end in it": simple(catalog=rb"/A(\)/B(x)"),
     "a string that does not end": simple(catalog=b"/A((x)"),
     "strings in strings": simple(catalog=b"/A((x))"),
