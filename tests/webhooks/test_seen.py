@@ -349,5 +349,5 @@ def test_sqlite_prunes_at_the_first_claim_and_every_hundredth(tmp_path: Path) ->
     store.close()
     again = SQLiteSeenEvents(tmp_path / "seen.db", ttl=10, lease=5, clock=lambda: 200.0)
     again.claim("d")
-    assert again._run("SELECT count(*) FROM seen_events").fetchone()[0] == 1
+    assert again._run("SELECT count(*) FROM seen_events") == (False, (1,))
     again.close()
