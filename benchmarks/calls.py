@@ -1,4 +1,4 @@
-"""Small calls one after the other: what `me()` costs above bare aiohttp with the same settings; httpx and niquests."""
+"""Small calls, 1 and 50 at a time: what `me()` costs above bare aiohttp with the same settings; httpx and niquests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import orjson
 from signing_async import SigningClient
 
 from .charts import Chart
-from .measure import MISSING, comparison, interleaved, panel, quick, ratio
+from .measure import MISSING, Sample, comparison, interleaved, panel, quick, ratio
 from .report import OURS, Table, draw, judge, show
 from .rivals import HEADERS, TOKEN, aiohttp_session, httpx, httpx_client, niquests, niquests_session
 from .server import Server, running
@@ -23,6 +23,7 @@ from .server import Server, running
 _PATH = "/api/1.0/me"
 _CALLS = 20 if quick() else 200
 _ROUNDS, _SECONDS = 101, 30.0
+_MANY = 50
 _TENANTS = 5 if quick() else 50
 _BARE, _UNBOUNDED, _HTTPX, _NIQUESTS = "bare aiohttp", "bare aiohttp, no deadline", "httpx", "niquests"
 
@@ -53,21 +54,34 @@ async def _compare(server: Server) -> None:
         if niquests is not None:
             third = await stack.enter_async_context(niquests_session())
             calls[_NIQUESTS] = lambda: _getting(third, url)
-        runs = {name: _repeated(call) if call else None for name, call in calls.items()}
-        expect = _CALLS * len("ada@example.com")
-        samples = await interleaved(runs, rounds=_ROUNDS, seconds=_SECONDS, expect=expect, server=server.cpu)
+        samples, many = [await _sampled(server, calls, at_once) for at_once in (1, _MANY)]
     show(comparison(f"me(), {_CALLS} calls one after the other (a piece is a call)", samples, _BARE, count=_CALLS))
     judge("small calls: CPU, of bare aiohttp", ratio(samples, OURS, _BARE, "cpu"), at_most=1.15)
+    show(comparison(f"me(), {_CALLS} calls, {_MANY} at a time (a piece is a call)", many, _BARE, count=_CALLS))
+    judge(f"small calls, {_MANY} at a time: CPU, of bare aiohttp", ratio(many, OURS, _BARE, "cpu"), at_most=1.2)
     axis = "CPU time relative to bare aiohttp; shorter is better"
     draw(Chart("calls", "A small call", axis, [panel("me()", samples, _BARE, "cpu", target=1.15)]))
 
 
-def _repeated(call: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[int]]:
+async def _sampled(
+    server: Server, calls: dict[str, Callable[[], Awaitable[str]] | None], at_once: int
+) -> dict[str, list[Sample]]:
+    runs = {name: _repeated(call, at_once) if call else None for name, call in calls.items()}
+    expect = _CALLS * len("ada@example.com")
+    return await interleaved(runs, rounds=_ROUNDS, seconds=_SECONDS, expect=expect, server=server.cpu)
+
+
+def _repeated(call: Callable[[], Awaitable[str]], at_once: int) -> Callable[[], Awaitable[int]]:
     async def run() -> int:
-        size = 0
-        for _ in range(_CALLS):
-            size += len(await call())
-        return size
+        left = iter(range(_CALLS))
+
+        async def worker() -> int:
+            size = 0
+            for _ in left:
+                size += len(await call())
+            return size
+
+        return sum(await asyncio.gather(*(worker() for _ in range(at_once))))
 
     return run
 
