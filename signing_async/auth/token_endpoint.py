@@ -22,7 +22,7 @@ from ..transport import wire
 from ..transport.call import Anonymous, Operation, Options, Shared, Timeouts, Transport
 from ..transport.decode import Unreadable, parse
 from ..transport.error_response import look_up, one_line, request_id
-from ..transport.operation import hook_of_caller
+from ..transport.operation import caller
 from ..transport.rate_limit import Pause
 from ..transport.redaction import redact
 from ..transport.retry import Repeat, RetryPolicy
@@ -87,7 +87,8 @@ class TokenEndpoint:
             convert_error=request.convert_error,
         )
         shared = Shared(self.origin, Anonymous(request.secrets), self._usable_sessions(), self._pause)
-        options = attrs.evolve(self._options, on_attempt=hook_of_caller())
+        of_caller = caller()
+        options = attrs.evolve(self._options, on_attempt=of_caller.on_attempt, telemetry=of_caller.telemetry)
         return await Transport(shared, options).call(operation)
 
     def encode(self, form: TokenForm) -> wire.Body:

@@ -1,0 +1,71 @@
+"""Whether this process has telemetry: loads nothing of OpenTelemetry until the process itself uses it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .spans import Telemetry
+
+__all__ = ["active", "is_enabled", "parse", "reset"]
+
+VARIABLE = "SIGNING_TELEMETRY"
+_API = "opentelemetry.trace"
+_telemetry: Telemetry | None = None
+_loading = threading.Lock()
+
+
+def is_enabled() -> bool:
+    """Return whether the environment leaves telemetry on; raise a `ConfigurationError` for an invalid value."""
+    value = os.environ.get(VARIABLE)
+    return parse(value, VARIABLE) if value else True
+
+
+def parse(value: object, source: str) -> bool:
+    """Return whether a setting, ``on`` or ``off`` or a boolean, is on."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("on", "off"):
+        return value.lower() == "on"
+    raise ConfigurationError(f"{source}: must be on or off, got {value!r}")
+
+
+def active() -> Telemetry | None:
+    """Return the telemetry of this process; None unless an OpenTelemetry SDK is configured."""
+    if _telemetry is not None:
+        return _telemetry
+    # The process cannot have configured an SDK before it imported the API.
+    return _load() if _API in sys.modules else None
+
+
+def _load() -> Telemetry | None:
+    global _telemetry
+    try:
+        from opentelemetry import metrics, trace
+    except ImportError:
+        return None
+    if _is_of_api(trace.get_tracer_provider()) and _is_of_api(metrics.get_meter_provider()):
+        return None
+    from .spans import Telemetry
+
+    # Threads that handle webhooks come here too.
+    with _loading:
+        if _telemetry is None:
+            _telemetry = Telemetry()
+    return _telemetry
+
+
+def _is_of_api(provider: Any) -> bool:
+    """Return whether a provider is one of the API package, which records nothing."""
+    return type(provider).__module__.startswith((_API, "opentelemetry.metrics"))
+
+
+def reset() -> None:
+    """Forget the telemetry, for tests that replace the process's providers."""
+    global _telemetry
+    _telemetry = None
