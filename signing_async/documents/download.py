@@ -16,6 +16,7 @@ import attrs
 
 from .._files import sync_folder
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
+from ..telemetry import switch
 from ..transport import wire
 from ..transport.call import Operation, Transport
 from ..transport.decode import Unreadable
@@ -101,7 +102,17 @@ async def stream(
         error = exchange.decode_error(str(unreadable))
     except TimeoutError:
         error = exchange.timeout_error()
+    finally:
+        _record_received(response, transport)
     raise error
+
+
+def _record_received(response: wire.Response, transport: Transport) -> None:
+    telemetry = switch.active() if transport.options.telemetry else None
+    if telemetry is not None:
+        from ..telemetry.calls import record_transfer
+
+        record_transfer(telemetry, "receive", response.received)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

@@ -175,6 +175,6 @@ def _describe(name: str, method: str, path: str) -> tuple[str, str]:
     if "{" in template:
         shown = _PLACEHOLDER.sub(_REDACTED, template)
     else:
-        template = _ID.sub(lambda found: _IDS[path[: found.start()].rstrip("/").rpartition("/")[2]], path)
         shown = _NOT_AN_ID.sub(_REDACTED, path)
+        template = _ID.sub(lambda found: _IDS[shown[: found.start() - 1].rpartition("/")[2]], shown)
     return template, f"{shown}?{_REDACTED}" if query else shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -12,12 +13,15 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     from .spans import Telemetry
 
-__all__ = ["active", "is_enabled", "parse", "reset"]
+__all__ = ["active", "is_enabled", "parse"]
 
 VARIABLE = "SIGNING_TELEMETRY"
 _API = "opentelemetry.trace"
 _telemetry: Telemetry | None = None
+_is_unusable = False
 _loading = threading.Lock()
+
+log: logging.Logger = logging.getLogger("signing_async")
 
 
 def is_enabled() -> bool:
@@ -40,32 +44,29 @@ def active() -> Telemetry | None:
     if _telemetry is not None:
         return _telemetry
     # The process cannot have configured an SDK before it imported the API.
-    return _load() if _API in sys.modules else None
+    return _load() if _API in sys.modules and not _is_unusable else None
 
 
 def _load() -> Telemetry | None:
-    global _telemetry
+    global _telemetry, _is_unusable
     try:
         from opentelemetry import metrics, trace
-    except ImportError:
-        return None
-    if _is_of_api(trace.get_tracer_provider()) and _is_of_api(metrics.get_meter_provider()):
-        return None
-    from .spans import Telemetry
 
-    # Threads that handle webhooks come here too.
-    with _loading:
-        if _telemetry is None:
-            _telemetry = Telemetry()
+        if _is_of_api(trace.get_tracer_provider()) and _is_of_api(metrics.get_meter_provider()):
+            return None
+        from .spans import Telemetry
+
+        # Threads that handle webhooks come here too.
+        with _loading:
+            if _telemetry is None:
+                _telemetry = Telemetry()
+    except (ImportError, TypeError) as error:
+        # An API package that is older than what the extra requires lacks modules, classes or arguments.
+        _is_unusable = True
+        log.warning("OpenTelemetry is not used (%s): install signing-async[otel]", error)
     return _telemetry
 
 
 def _is_of_api(provider: Any) -> bool:
     """Return whether a provider is one of the API package, which records nothing."""
     return type(provider).__module__.startswith((_API, "opentelemetry.metrics"))
-
-
-def reset() -> None:
-    """Forget the telemetry, for tests that replace the process's providers."""
-    global _telemetry
-    _telemetry = None

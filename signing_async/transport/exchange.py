@@ -152,7 +152,8 @@ class Exchange(Generic[T]):
         if self._attempt is not None:
             attempt, self._attempt = self._attempt, None
             transmitted = self.body.size or 0 if self.body is not None and self.body.started else 0
-            received = 0 if self._head is None else self._head.received
+            # The bytes of a stream are counted at its end.
+            received = 0 if self._head is None or self._head.detached else self._head.received
             attempt.end(self.status, self.request_id, error, transmitted=transmitted, received=received)
 
     # The errors of a response that is not usable

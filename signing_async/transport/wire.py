@@ -228,7 +228,7 @@ class Response:
         self._response = response
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
-        self._detached = False
+        self.detached: bool = False
 
     @property
     def ok(self) -> bool:
@@ -281,12 +281,12 @@ class Response:
 
     def detach(self) -> Response:
         """Keep the response open after the call: its reader closes it."""
-        self._detached = True
+        self.detached = True
         return self
 
     def finish(self) -> None:
         """Close the response at the end of the call, unless it was detached."""
-        if not self._detached:
+        if not self.detached:
             self.close()
 
     def close(self) -> None:
