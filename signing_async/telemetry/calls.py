@@ -15,12 +15,24 @@ from .names import (
     OPERATION_ATTEMPTS,
     OPERATION_DURATION,
     OUTCOME,
+    READING_EVENT,
+    REFRESH_EVENT,
+    REFRESH_RESULT,
     REQUEST_DURATION,
     REQUEST_ID,
+    RETRY_DELAY,
+    RETRY_EVENT,
     SIGNING_ID,
+    STATUS_CODE,
     TRANSFERRED,
     UNKNOWN_OUTCOMES,
+    URL_TEMPLATE,
+    VERDICT,
+    VERDICT_EVENT,
+    WAIT,
     WAIT_DURATION,
+    WAIT_EVENT,
+    WAIT_PASSED,
 )
 from .spans import SpanKind, Telemetry, error_type, outcome_of
 
@@ -82,24 +94,24 @@ class Call:
     def note_wait(self, seconds: float, *, passed: bool) -> None:
         """Record a wait for the rate limiter; ``passed`` is False if the deadline came before the request's turn."""
         if seconds >= _SHORTEST_WAIT or not passed:
-            self._span.event("rate_limiter.wait", {"signing_async.wait": seconds, "signing_async.wait.passed": passed})
-            self._telemetry.record(WAIT_DURATION, seconds, {"signing_async.wait.passed": passed})
+            self._span.event(WAIT_EVENT, {WAIT: seconds, WAIT_PASSED: passed})
+            self._telemetry.record(WAIT_DURATION, seconds, {WAIT_PASSED: passed})
 
     def note_refresh(self, result: str, seconds: float) -> None:
         """Record that the call waited for a token refresh, which other calls may share."""
-        self._span.event("token.refresh", {"signing_async.refresh.result": result, "signing_async.wait": seconds})
+        self._span.event(REFRESH_EVENT, {REFRESH_RESULT: result, WAIT: seconds})
 
     def note_retry(self, delay: float, error: BaseException) -> None:
         """Record that another attempt follows after ``delay`` seconds."""
-        self._span.event("retry", {"signing_async.retry.delay": delay, ERROR_TYPE: error_type(error)})
+        self._span.event(RETRY_EVENT, {RETRY_DELAY: delay, ERROR_TYPE: error_type(error)})
 
     def note_reading(self, operation: str) -> None:
         """Record that the service is read to reconcile the call."""
-        self._span.event("reconcile.read", {OPERATION: operation})
+        self._span.event(READING_EVENT, {OPERATION: operation})
 
     def note_verdict(self, verdict: str) -> None:
         """Record what the readings show: effect, no_effect, verified or unknown."""
-        self._span.event("reconcile.verdict", {"signing_async.reconcile.verdict": verdict})
+        self._span.event(VERDICT_EVENT, {VERDICT: verdict})
 
     def attempt(self, name: str, method: str, origin: str, path: str, number: int) -> Attempt:
         """Begin an attempt of this call, or of a reading that is a part of it, under the name of its operation."""
@@ -122,7 +134,7 @@ class Attempt:
             "server.port": parts.port or (443 if parts.scheme == "https" else 80),
         }
         self._template = template
-        attributes = {**self._where, "url.full": origin + shown, "url.template": template, OPERATION: name}
+        attributes = {**self._where, "url.full": origin + shown, URL_TEMPLATE: template, OPERATION: name}
         if number > 1:
             attributes["http.request.resend_count"] = number - 1
         if (signing := _SIGNING.search(path)) is not None:
@@ -143,10 +155,10 @@ class Attempt:
     ) -> None:
         """End the attempt with the status of its response, if there was one."""
         self._span.leave()
-        attributes: dict[str, Any] = {**self._where, "url.template": self._template}
+        attributes: dict[str, Any] = {**self._where, URL_TEMPLATE: self._template}
         if status is not None:
-            self._span.set({"http.response.status_code": status})
-            attributes["http.response.status_code"] = status
+            self._span.set({STATUS_CODE: status})
+            attributes[STATUS_CODE] = status
         if request_id is not None:
             self._span.set({REQUEST_ID: request_id})
         if error is not None:

@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "ACTIVE_REQUESTS",
-    "CUSTOM_SPANS",
+    "ATTRIBUTES",
     "DISPATCH_ACTIVE",
     "DISPATCH_DURATION",
     "DISPATCH_SPAN",
     "ERROR_TYPE",
+    "EVENTS",
     "JOURNAL_DURATION",
     "JOURNAL_OPERATION",
     "METRICS",
@@ -20,37 +21,78 @@ __all__ = [
     "OUTCOME",
     "PACKAGE_NUMBER",
     "PACKAGE_SPAN",
+    "READING_EVENT",
     "REFRESHES",
+    "REFRESH_EVENT",
     "REFRESH_RESULT",
     "REFRESH_SPAN",
     "REQUEST_DURATION",
     "REQUEST_ID",
+    "RETRY_DELAY",
+    "RETRY_EVENT",
     "SCHEMA_URL",
     "SECONDS",
     "SIGNING_ID",
+    "SPANS",
+    "STATUS_CODE",
     "TRANSFERRED",
     "UNKNOWN_OUTCOMES",
+    "URL_TEMPLATE",
+    "VERDICT",
+    "VERDICT_EVENT",
+    "WAIT",
     "WAIT_DURATION",
+    "WAIT_EVENT",
+    "WAIT_PASSED",
     "Metric",
 ]
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.38.0"
 """The version of the semantic conventions that the names follow."""
 
-ERROR_TYPE = "error.type"
+# Attributes of this package's own; those of the semantic conventions stand where they are set.
+SIGNING_ID = "signing.id"
+REQUEST_ID = "signing.request_id"
 OPERATION = "signing_async.operation"
 OUTCOME = "signing_async.outcome"
+WAIT = "signing_async.wait"
+WAIT_PASSED = "signing_async.wait.passed"
+RETRY_DELAY = "signing_async.retry.delay"
+VERDICT = "signing_async.reconcile.verdict"
 REFRESH_RESULT = "signing_async.refresh.result"
 JOURNAL_OPERATION = "signing_async.journal.operation"
 PACKAGE_NUMBER = "signing_async.package.number"
-SIGNING_ID = "signing.id"
-REQUEST_ID = "signing.request_id"
+ATTRIBUTES = (
+    SIGNING_ID,
+    REQUEST_ID,
+    OPERATION,
+    OUTCOME,
+    WAIT,
+    WAIT_PASSED,
+    RETRY_DELAY,
+    VERDICT,
+    REFRESH_RESULT,
+    JOURNAL_OPERATION,
+    PACKAGE_NUMBER,
+)
 
-# An operation's span has the operation's name, such as signings.send; that of an attempt its method and URL template.
+ERROR_TYPE = "error.type"
+STATUS_CODE = "http.response.status_code"
+URL_TEMPLATE = "url.template"
+
+# The span of an operation has the operation's name, that of an attempt its method and URL template.
 REFRESH_SPAN = "token.refresh"
 DISPATCH_SPAN = "dispatch"
 PACKAGE_SPAN = "dispatch.package"
-CUSTOM_SPANS = (REFRESH_SPAN, DISPATCH_SPAN, PACKAGE_SPAN)
+SPANS = (REFRESH_SPAN, DISPATCH_SPAN, PACKAGE_SPAN)
+
+# The events of an operation's span.
+WAIT_EVENT = "rate_limiter.wait"
+REFRESH_EVENT = "token.refresh"
+RETRY_EVENT = "retry"
+READING_EVENT = "reconcile.read"
+VERDICT_EVENT = "reconcile.verdict"
+EVENTS = (WAIT_EVENT, REFRESH_EVENT, RETRY_EVENT, READING_EVENT, VERDICT_EVENT)
 
 # The boundaries of the semantic conventions; a call may take minutes, which the longer ones show.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)

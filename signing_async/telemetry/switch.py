@@ -17,6 +17,8 @@ __all__ = ["active", "is_enabled", "parse"]
 
 VARIABLE = "SIGNING_TELEMETRY"
 _API = "opentelemetry.trace"
+_METRICS_API = "opentelemetry.metrics._internal"
+_MISSING = object()
 _telemetry: Telemetry | None = None
 _is_unusable = False
 _loading = threading.Lock()
@@ -44,7 +46,15 @@ def active() -> Telemetry | None:
     if _telemetry is not None:
         return _telemetry
     # The process cannot have configured an SDK before it imported the API.
-    return _load() if _API in sys.modules and not _is_unusable else None
+    return None if _API not in sys.modules or _is_unusable or _is_unset() else _load()
+
+
+def _is_unset() -> bool:
+    """Return whether no provider is set. The API's functions also search the environment, which costs 2 % of a call."""
+    meters = sys.modules.get(_METRICS_API)
+    # If a later release stores its providers elsewhere, `_load` asks the API.
+    is_unset = getattr(sys.modules[_API], "_TRACER_PROVIDER", _MISSING) is None
+    return is_unset and (meters is None or getattr(meters, "_METER_PROVIDER", _MISSING) is None)
 
 
 def _load() -> Telemetry | None:

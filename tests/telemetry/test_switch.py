@@ -66,8 +66,9 @@ async def test_sdk_that_is_configured_later_is_used(client: SigningClient, monke
 async def test_metrics_alone_are_recorded(
     client: SigningClient, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
-    await client.me()
+    with monkeypatch.context() as patched:
+        patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
+        await client.me()
     assert not recorded.spans
     assert recorded.total(names.OPERATION_DURATION) == 1
 
