@@ -117,7 +117,7 @@ def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
             log.exception("the %s hook failed", name)
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Caller:
     """The call that causes a token request: its ``on_attempt`` hook and, if it is observed, its span."""
 
