@@ -18,6 +18,7 @@ from .models import Signing, User
 from .recipients import Recipients
 from .reconcile import Tracker
 from .signings import Signings
+from .telemetry.switch import is_enabled
 from .transport import wire
 from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
 from .transport.error_response import record_decoder
@@ -49,7 +50,8 @@ class SigningClient:
     or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
     attempt, also of the token requests that a call causes; ``on_response`` with every response but those of downloads.
     By default each client has a ``rate_limiter`` of its own; if the service counts the requests of several clients
-    together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines. ::
+    together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines. ``telemetry=False``
+    turns off OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for the whole process; True overrides that. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -68,6 +70,7 @@ class SigningClient:
         on_response: Callable[[Response], None] | None = None,
         rate_limiter: RateLimiter | Gate | None = None,
         gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
+        telemetry: bool | None = None,
     ) -> None:
         origin = wire.check_origin(base_url)
         bearer = _bearer(auth, origin)
@@ -76,7 +79,7 @@ class SigningClient:
         if session is not None and not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
         limiter = _rate_limiter(rate_limiter, gate)
-        options = _options(retry, timeout, assumptions, on_attempt, on_response)
+        options = _options(retry, timeout, assumptions, on_attempt, on_response, telemetry)
         sessions = wire.Sessions(session)
         if isinstance(bearer, OAuth):
             bearer.lend(sessions)
@@ -123,6 +126,7 @@ class SigningClient:
         on_response: Callable[[Response], None] | None = None,
         rate_limiter: RateLimiter | Gate | None = None,
         gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
+        telemetry: bool | None = None,
     ) -> Self:
         """Return a client with the settings of the environment and of the configuration file, in this order.
 
@@ -145,6 +149,7 @@ class SigningClient:
             on_response=on_response,
             rate_limiter=rate_limiter,
             gate=gate,
+            telemetry=settings.telemetry if telemetry is None else telemetry,
         )
 
     def with_options(
@@ -171,6 +176,7 @@ class SigningClient:
                 current.assumptions if assumptions is None else assumptions,
                 current.on_attempt if on_attempt is None else on_attempt,
                 current.on_response if on_response is None else on_response,
+                current.telemetry,
             ),
         )
         view._owns = False
@@ -318,6 +324,7 @@ def _options(
     assumptions: Assumptions,
     on_attempt: Callable[[Attempt], None] | None,
     on_response: Callable[[Response], None] | None,
+    telemetry: bool | None,
 ) -> Options:
     for name, value, kind in (("retry", retry, RetryPolicy), ("assumptions", assumptions, Assumptions)):
         if not isinstance(value, kind):
@@ -325,6 +332,9 @@ def _options(
     for name, hook in (("on_attempt", on_attempt), ("on_response", on_response)):
         if hook is not None and not callable(hook):
             raise ConfigurationError(f"{name}: must be callable, got {hook!r}")
+    if telemetry is not None and not isinstance(telemetry, bool):
+        raise ConfigurationError(f"telemetry: must be True or False, got {telemetry!r}")
     if not isinstance(timeout, Timeouts):
         timeout = attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
-    return Options(retry, timeout, assumptions, on_attempt, on_response)
+    is_on = is_enabled() if telemetry is None else telemetry
+    return Options(retry, timeout, assumptions, on_attempt, on_response, is_on)

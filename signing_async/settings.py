@@ -24,6 +24,7 @@ from .assumptions import Assumptions
 from .auth.oauth import OAuth
 from .auth.token_stores import FileTokenStore
 from .errors import ConfigurationError
+from .telemetry.switch import parse as parse_switch
 from .transport import wire
 from .transport.call import Timeouts
 from .transport.retry import RetryPolicy
@@ -70,6 +71,8 @@ class Settings:
     timeouts: Timeouts = attrs.field(factory=Timeouts)
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     assumptions: Assumptions = attrs.field(factory=Assumptions)
+    telemetry: bool = True
+    """Whether OpenTelemetry spans and metrics are made, if the process uses OpenTelemetry."""
     file: Path | None = None
     """The settings file, if there is one."""
     note: str = ""
@@ -176,6 +179,9 @@ class _Given:
     def path_or_url(self) -> Path | str:
         return self.text() if "://" in self.text() else self.path()
 
+    def switch(self) -> bool:
+        return parse_switch(self.value, self.source)
+
     def _shown(self) -> str:
         # Even an invalid secret is not shown.
         return type(self.value).__name__ if self.name in _SECRETS else repr(self.value)
@@ -192,6 +198,7 @@ _CONVERTERS: dict[str, Callable[[_Given], Any]] = {
     "journal": _Given.path_or_url,
     **dict.fromkeys((*_TIMEOUTS, *_RETRY), _Given.number),
     "assumptions": _Given.assumptions,
+    "telemetry": _Given.switch,
 }
 
 

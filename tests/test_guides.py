@@ -19,6 +19,7 @@ from tests import guides
 from tests.guides import ROOT
 from tests.postgres.server import PostgresServer
 from tests.redis.server import running_redis
+from tests.telemetry.recorded import configurable
 from tests.template_service import template_service
 
 README = ROOT / "README.md"
@@ -64,6 +65,8 @@ async def test_code_of_the_guide_runs(
         redis = request.getfixturevalue("redis_server")
         more["redis_url"] = redis.url
     async with AsyncExitStack() as stack:
+        if any("opentelemetry" in block for block in code):
+            stack.enter_context(configurable(monkeypatch))
         if any("/api/1.0/templates" in block for block in code):
             server = await stack.enter_async_context(template_service())
             more["client"] = await stack.enter_async_context(SigningClient(server.origin, "token"))

@@ -84,6 +84,7 @@ class Collector:
         self.template = template
         self.judgement = judgement
         self.service: str = client.base_url
+        self.telemetry: bool = client._transport.options.telemetry
         self.manifest: Manifest = Manifest(store)
         self.incoming: Incoming = Incoming(store)
 
@@ -98,7 +99,8 @@ class Collector:
 
         ``matches`` is asked once the signing was read; without it the signing counts as a match.
         """
-        claim = await journaled(self.journal.claim(f"archive:{self.service}:{signing.id}"))
+        claiming = self.journal.claim(f"archive:{self.service}:{signing.id}")
+        claim = await journaled("claim", claiming, telemetry=self.telemetry)
         if claim is None:
             return None
         try:
@@ -107,7 +109,7 @@ class Collector:
             log.warning("%s", error)
             return None
         finally:
-            await release(self.journal, claim)
+            await release(self.journal, claim, telemetry=self.telemetry)
 
     async def aclose(self) -> None:
         """Wait until the manifest is written, and remove incomplete downloads."""
@@ -254,7 +256,8 @@ class _OneSigning:
     async def _save(self) -> None:
         pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
         text = json.dumps({"pending": pending, "complete": self._complete})
-        await journaled(self._archive.journal.write(self._claim, text))
+        archive = self._archive
+        await journaled("write", archive.journal.write(self._claim, text), telemetry=archive.telemetry)
 
 
 def _raise_if_fatal(error: Exception) -> None:

@@ -224,14 +224,16 @@ class _Search:
         """Remind the pending recipients, unless that was done a short time ago."""
         if not pending or self._remind_every is None or self._journal is None:
             return ()
-        claim = await journaled(self._journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}"))
+        telemetry = self._client._transport.options.telemetry
+        claiming = self._journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}")
+        claim = await journaled("claim", claiming, telemetry=telemetry)
         if claim is None:
             return ()
         try:
             if claim.state is not None and self._now < datetime.fromisoformat(claim.state) + self._remind_every:
                 return ()
             # Written first: if the run is killed after this, the recipients are not reminded twice.
-            await journaled(self._journal.write(claim, self._now.isoformat()))
+            await journaled("write", self._journal.write(claim, self._now.isoformat()), telemetry=telemetry)
             return tuple(await self._client.recipients.remind_pending(signing, pending))
         finally:
-            await release(self._journal, claim)
+            await release(self._journal, claim, telemetry=telemetry)

@@ -27,7 +27,7 @@ class Sweep:
         self._collector = collector
         self._matches = matches
         self._reporter = reporter
-        self._place = _Place(collector.journal, f"archive-sweep:{collector.service}")
+        self._place = _Place(collector.journal, f"archive-sweep:{collector.service}", telemetry=collector.telemetry)
         self.jobs: AsyncGenerator[_Job, None] = self._pull()
 
     @asynccontextmanager
@@ -111,8 +111,9 @@ class _Job:
 class _Place:
     """The position of a sweep, saved in the journal. Of several concurrent sweeps, only one saves its position."""
 
-    def __init__(self, journal: Journal, key: str) -> None:
+    def __init__(self, journal: Journal, key: str, *, telemetry: bool) -> None:
         self._journal = journal
+        self._telemetry = telemetry
         self._key = key
         self._claim: Claim | None = None
         self._pages: deque[_Page] = deque()
@@ -121,7 +122,7 @@ class _Place:
         """The cursor of the first page that an interrupted sweep did not finish."""
 
     async def open(self) -> None:
-        self._claim = await journaled(self._journal.claim(self._key))
+        self._claim = await journaled("claim", self._journal.claim(self._key), telemetry=self._telemetry)
         if self._claim is not None and self._claim.state is not None:
             with suppress(ValueError, KeyError, TypeError):
                 cursor = json.loads(self._claim.state)["cursor"]
@@ -134,7 +135,7 @@ class _Place:
             if self._is_whole and not self._pages:
                 await self._save(None)
         finally:
-            await release(self._journal, self._claim)
+            await release(self._journal, self._claim, telemetry=self._telemetry)
 
     def enter(self, next_cursor: str | None) -> _Page:
         """Return a page that is being listed."""
@@ -161,4 +162,5 @@ class _Place:
             self.saved = cursor
             # Another sweep may have taken over: then it saves its own place.
             with suppress(ClaimLost):
-                await journaled(self._journal.write(self._claim, json.dumps({"cursor": cursor})))
+                writing = self._journal.write(self._claim, json.dumps({"cursor": cursor}))
+                await journaled("write", writing, telemetry=self._telemetry)

@@ -15,6 +15,8 @@ import attrs
 
 from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
+from ..telemetry import switch
+from ..transport.operation import Caller
 from .token_endpoint import TokenEndpoint, TokenForm
 from .token_stores import TokenStore
 
@@ -69,7 +71,7 @@ class CurrentToken:
                 self._replacing = None if rejected is None else rejected.access_token
                 self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
             if rejected is None or self._replacing == rejected.access_token:
-                return await _result(self._refreshing)
+                return await _result_for(self._endpoint.caller(), self._refreshing)
             # This refresh replaces another token than the caller's.
             await asyncio.wait([self._refreshing])
 
@@ -116,12 +118,25 @@ class CurrentToken:
         return token
 
     async def _refresh(self, rejected: Token | None) -> Token:
+        telemetry = switch.active() if self._endpoint.caller().telemetry else None
+        if telemetry is None:
+            return (await self._refresh_or_adopt(rejected))[0]
+        from ..telemetry.work import Refresh
+
+        with Refresh(telemetry) as refresh:
+            token, is_adopted = await self._refresh_or_adopt(rejected)
+            if is_adopted:
+                refresh.result = "adopted"
+            return token
+
+    async def _refresh_or_adopt(self, rejected: Token | None) -> tuple[Token, bool]:
+        """Return a new token, and whether it is one that another process has saved."""
         # If the lock expired and another worker saved a newer token, the store refuses the save: adopt that token.
         with contextlib.suppress(TokenSuperseded):
             return await self._refresh_once(rejected)
         return await self._refresh_once(rejected)
 
-    async def _refresh_once(self, rejected: Token | None) -> Token:
+    async def _refresh_once(self, rejected: Token | None) -> tuple[Token, bool]:
         async with self._locked():
             stored = await self._load()
             token = self._unsaved_successor(stored)
@@ -132,11 +147,11 @@ class CurrentToken:
                 if is_other and not _expired(stored):
                     # Another process has refreshed the token: adopt its token.
                     self._publish(stored)
-                    return stored
+                    return stored, True
                 token = await self._request_refresh(stored)
             await self._save(token, replaces=stored)
         log.debug("token refreshed")
-        return token
+        return token, False
 
     async def _request_refresh(self, stored: Token) -> Token:
         if stored.refresh_token is None:
@@ -261,6 +276,23 @@ class CurrentToken:
 def _text(error: Exception) -> str:
     """Return an error's text; only the type of a foreign one, whose text may contain secrets."""
     return str(error) if isinstance(error, SigningError) else type(error).__name__
+
+
+async def _result_for(caller: Caller, refreshing: asyncio.Task[Token]) -> Token:
+    """Wait for a refresh that other calls may wait for too, and tell the telemetry of the caller's call."""
+    observed = caller.observed
+    if observed is None:
+        return await _result(refreshing)
+    began, result = time.perf_counter(), "cancelled"
+    try:
+        token = await _result(refreshing)
+        result = "succeeded"
+        return token
+    except Exception:
+        result = "failed"
+        raise
+    finally:
+        observed.note_refresh(result, time.perf_counter() - began)
 
 
 async def _result(task: asyncio.Task[Token]) -> Token:

@@ -96,6 +96,7 @@ class State:
                     retry=settings.retry,
                     timeout=settings.timeouts,
                     assumptions=settings.assumptions,
+                    telemetry=settings.telemetry,
                     on_attempt=self._print_attempt if self.verbose else None,
                 )
             )
@@ -108,9 +109,10 @@ class State:
 
     async def _verbosely(self, main: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine, and print the token requests that no client makes: those of a login."""
-        from ..transport.operation import reporting_to
+        from ..telemetry.switch import is_enabled
+        from ..transport.operation import Caller, reporting_to
 
-        with reporting_to(self._print_attempt):
+        with reporting_to(Caller(self._print_attempt, telemetry=is_enabled())):
             return await main
 
     def end(self, code: int) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from attrs import validators
 
 from .._sqlite import is_transient
 from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError
+from ..telemetry import switch
+from ..telemetry.kept import keep_context
 from ..worker_pool import log
 from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
 
@@ -44,8 +47,26 @@ _is_ids = validators.deep_mapping(
 )
 
 
-async def journaled(operation: Awaitable[T]) -> T:
-    """Await an operation of any journal; raise its unexpected errors as `JournalError`."""
+async def journaled(name: str, operation: Awaitable[T], *, telemetry: bool) -> T:
+    """Await the named operation of any journal; raise its unexpected errors as `JournalError`."""
+    observed = switch.active() if telemetry else None
+    if observed is None:
+        return await _converting(operation)
+    from ..telemetry.work import record_journal
+
+    began, raised = time.perf_counter(), None
+    try:
+        return await _converting(operation)
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        record_journal(observed, name, time.perf_counter() - began, raised)
+        # It has this frame in its traceback.
+        del raised
+
+
+async def _converting(operation: Awaitable[T]) -> T:
     try:
         return await operation
     except (ClaimLost, JournalError):
@@ -62,9 +83,9 @@ def _is_transient(error: Exception) -> bool:
     return is_transient(error) if isinstance(error, OSError | sqlite3.Error) else True
 
 
-async def release(journal: Journal, claim: Claim) -> None:
+async def release(journal: Journal, claim: Claim, *, telemetry: bool) -> None:
     """Release the claim, even if the run is cancelled or the journal has failed."""
-    releasing = asyncio.ensure_future(journaled(journal.release(claim)))
+    releasing = asyncio.ensure_future(journaled("release", journal.release(claim), telemetry=telemetry))
     try:
         await asyncio.shield(releasing)
     except ClaimLost:
@@ -132,9 +153,21 @@ class PackageState:
 class JournalEntry:
     """The state of a claimed package, and the journal that keeps it."""
 
-    def __init__(self, journal: Journal, claim: Claim, content: str, service: str) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        claim: Claim,
+        content: str,
+        service: str,
+        *,
+        telemetry: bool,
+        context: str | None = None,
+    ) -> None:
         self._journal = journal
         self._claim = claim
+        self._telemetry = telemetry
+        self._context = context
+        """That of the span of this run's work on the package, for the next run."""
         self.state: PackageState = PackageState(content, service)
         self._changes = self._saved = 0
         self._writing = asyncio.Lock()
@@ -163,5 +196,6 @@ class JournalEntry:
             if self._saved >= change:
                 return
             covered = self._changes
-            await journaled(self._journal.write(self._claim, json.dumps(attrs.asdict(self.state))))
+            text = keep_context(json.dumps(attrs.asdict(self.state)), self._context)
+            await journaled("write", self._journal.write(self._claim, text), telemetry=self._telemetry)
             self._saved = covered

@@ -13,19 +13,24 @@ import copy
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ..errors import InvalidRequest, OutcomeUnknown, SigningError
 from ..models import Signing
 from ..reconcile import Tracker
+from ..telemetry import switch
+from ..telemetry.names import DISPATCH_SPAN
 from ..transport.call import Transport, log
 from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressReporter, Results
 from .entry import JournalEntry, NoJournal, journaled, open_journal, release
 from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
 from .steps import Draft, Resources, Sending, Uploads
+
+if TYPE_CHECKING:
+    from ..telemetry.spans import Span, Telemetry
 
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
@@ -89,6 +94,8 @@ class _Run:
     """One run over packages, with one journal."""
 
     _uploads: Uploads
+    _observed: tuple[Telemetry, Span] | None = None
+    """The telemetry, and the span of the run."""
 
     def __init__(
         self,
@@ -102,6 +109,8 @@ class _Run:
     ) -> None:
         self._resources = resources
         self._journal = journal
+        self._telemetry = resources.telemetry and not isinstance(journal, NoJournal)
+        """Whether the operations of the journal are observed."""
         self._is_own_journal = is_own_journal
         self._concurrency = concurrency
         self._ordered = ordered
@@ -116,14 +125,26 @@ class _Run:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         self._uploads = Uploads(self._concurrency, ordered=self._ordered)
+        telemetry = switch.active() if self._resources.telemetry else None
+        if telemetry is not None:
+            self._observed = telemetry, telemetry.span(DISPATCH_SPAN)
         try:
             yield
+        except BaseException as error:
+            self._end_span(error)
+            raise
         finally:
+            self._end_span(None)
             for job in self._prepared:
                 job.close()
             await self.jobs.aclose()
             if self._is_own_journal:
                 await self._journal.aclose()
+
+    def _end_span(self, error: BaseException | None) -> None:
+        if self._observed is not None:
+            self._observed[1].end(error)
+            self._observed = None
 
     async def _pull(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[_Job, None]:
         number = 0
@@ -150,8 +171,8 @@ class _Run:
             prepared = await self._prepare(job)
         except Exception as error:
             return DispatchResult(job.package, None, error)
-        claim = await journaled(self._journal.claim(prepared.key))
-        result = None if claim is None else await self._send(job, prepared, claim)
+        claim = await journaled("claim", self._journal.claim(prepared.key), telemetry=self._telemetry)
+        result = None if claim is None else await self._observe(job, prepared, claim)
         if result is None:
             return job.defer()
         job.close()
@@ -189,8 +210,28 @@ class _Run:
         if result.error is not None and job.package.key is None:
             del self._without_key[bytes.fromhex(prepared.content)]
 
-    async def _send(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
-        entry = JournalEntry(self._journal, claim, prepared.content, self._resources.service)
+    async def _observe(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
+        if self._observed is None:
+            return await self._send(job, prepared, claim, None)
+        from ..telemetry.work import Package
+
+        with Package(*self._observed, job.number, claim.state) as package:
+            result = await self._send(job, prepared, claim, package.context)
+            if result is None:
+                package.defer()
+            else:
+                package.end_with(None if result.signing is None else result.signing.id, result.error)
+            return result
+
+    async def _send(self, job: _Job, prepared: Prepared, claim: Claim, context: str | None) -> DispatchResult | None:
+        entry = JournalEntry(
+            self._journal,
+            claim,
+            prepared.content,
+            self._resources.service,
+            telemetry=self._telemetry,
+            context=context,
+        )
         draft = Draft(self._resources, prepared, entry, self._uploads, job.on_progress)
         sending = Sending(self._resources, prepared, entry, draft)
         try:
@@ -206,7 +247,7 @@ class _Run:
                 error.allow_repeat()
             return await self._note_failure(sending, job, error)
         finally:
-            await release(self._journal, claim)
+            await release(self._journal, claim, telemetry=self._telemetry)
 
     async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
         try:

@@ -46,6 +46,7 @@ class Resources:
     def __init__(self, transport: Transport, tracker: Tracker) -> None:
         once = Transport(transport.shared, attrs.evolve(transport.options, retry=RetryPolicy.none()))
         self.service: str = transport.shared.origin
+        self.telemetry: bool = transport.options.telemetry
         self.tracker = tracker
         self.signings: Signings = Signings(transport, tracker)
         self.documents: Documents = Documents(transport, tracker)

@@ -16,10 +16,12 @@ import attrs
 
 from .._files import place_new, sync_folder
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
+from ..telemetry import switch
 from ..transport import wire
 from ..transport.call import Operation, Transport
 from ..transport.decode import Unreadable
 from ..transport.exchange import Exchange
+from ..transport.operation import Caller
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -78,7 +80,7 @@ async def stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the chunks received. Raise a `SigningError` if one cannot be read or does not arrive in time."""
     options = transport.options
-    exchange = Exchange(operation, transport.shared, options)
+    exchange = Exchange(operation, transport.shared, options, Caller(options.on_attempt))
     exchange.note_head(response)
     error: TransportError | DecodeError
     time_left = options.timeouts.transfer
@@ -101,7 +103,17 @@ async def stream(
         error = exchange.decode_error(str(unreadable))
     except TimeoutError:
         error = exchange.timeout_error()
+    finally:
+        _record_received(response, transport)
     raise error
+
+
+def _record_received(response: wire.Response, transport: Transport) -> None:
+    telemetry = switch.active() if transport.options.telemetry else None
+    if telemetry is not None:
+        from ..telemetry.calls import record_transfer
+
+        record_transfer(telemetry, "receive", response.received)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

@@ -197,7 +197,12 @@ def broker() -> Any:
 
     def client() -> SigningClient:
         return SigningClient(
-            settings.origin, auth, retry=settings.retry, timeout=settings.timeouts, assumptions=settings.assumptions
+            settings.origin,
+            auth,
+            retry=settings.retry,
+            timeout=settings.timeouts,
+            assumptions=settings.assumptions,
+            telemetry=settings.telemetry,
         )
 
     return add_dispatch(redis_streams(str(url)), client=client, journal=lambda: _journal(place))

@@ -6,15 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Iterable
-from typing import Any, Generic, NoReturn, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from .. import errors
 from ..reconcile import Found, Reconciler, Undecidable
+from ..telemetry import switch
 from . import retry
 from .deadlines import Deadline
 from .exchange import Exchange, TokenReplaced, report_attempt
-from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log
-from .retry import FailedAttempt, Outcome, Retries, RetryBudget, RetryRequested, Step
+from .operation import Anonymous, Attempt, Auth, Bearer, Caller, Operation, Options, Shared, Timeouts, log
+from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
+
+if TYPE_CHECKING:
+    from ..models import Signing
+    from ..telemetry.calls import Call as ObservedCall
 
 __all__ = [
     "Anonymous",
@@ -34,6 +40,7 @@ R = TypeVar("R")
 
 # At most this share of the remaining time is kept for readings and for the response.
 _RESERVED_SHARE = 0.25
+_UNOBSERVED: AbstractContextManager[None] = nullcontext()
 
 
 class Transport:
@@ -42,6 +49,7 @@ class Transport:
     def __init__(self, shared: Shared, options: Options) -> None:
         self.shared = shared
         self.options = options
+        self._unobserved = Caller(options.on_attempt, telemetry=options.telemetry)
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation within the call's deadline, with as many attempts as the retry table allows."""
@@ -49,29 +57,47 @@ class Transport:
             deadline = self.deadline(transfer=operation.transfer)
         budget = self.shared.budget
         budget.deposit()
-        call = _Call(self.shared, self.options, operation, deadline, budget)
-        try:
-            self.shared.sessions.get()
-            return await retry.run(call.attempt)
-        except BaseException as error:
-            call.abandon(error)
-            raise
-        finally:
-            budget.end_call()
+        with self._observe(operation.name, operation.path) as observed:
+            call = _Call(self.shared, self.options, operation, deadline, budget, self._caller(observed))
+            try:
+                self.shared.sessions.get()
+                result = await retry.run(call.attempt)
+            except BaseException as error:
+                call.abandon(error)
+                raise
+            finally:
+                budget.end_call()
+            if observed is not None and operation.repeat is Repeat.CREATE:
+                observed.note_created(cast("Signing", result).id)
+            return result
 
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
         """Return the effect of this operation if an earlier process had it carried out; None if it had no effect.
 
         Nothing is sent. Raises `OutcomeUnknown` if the service can't be read or doesn't tell.
         """
-        return await self._reading_call(operation).find_effect()
+        with self._observe(f"{operation.name}.find_effect", operation.path) as observed:
+            return await self._reading_call(operation, observed).find_effect()
 
     async def verify_effect(self, operation: Operation[T], value: T) -> T:
         """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if it does not show."""
-        return await self._reading_call(operation).verify(value)
+        with self._observe(f"{operation.name}.verify_effect", operation.path) as observed:
+            return await self._reading_call(operation, observed).verify(value)
 
-    def _reading_call(self, operation: Operation[T]) -> _Call[T]:
-        return _Call(self.shared, self.options, operation, self.deadline(), None, only_reads=True)
+    def _reading_call(self, operation: Operation[T], observed: ObservedCall | None) -> _Call[T]:
+        caller = self._caller(observed)
+        return _Call(self.shared, self.options, operation, self.deadline(), None, caller, only_reads=True)
+
+    def _caller(self, observed: ObservedCall | None) -> Caller:
+        return self._unobserved if observed is None else Caller(self.options.on_attempt, observed)
+
+    def _observe(self, name: str, path: str) -> AbstractContextManager[ObservedCall | None]:
+        telemetry = switch.active() if self.options.telemetry else None
+        if telemetry is None:
+            return _UNOBSERVED
+        from ..telemetry.calls import Call
+
+        return Call(telemetry, name, path)
 
     def deadline(self, *, transfer: bool = False) -> float:
         """Return the deadline of a call that begins now, in loop time."""
@@ -101,6 +127,7 @@ class _Call(Generic[T]):
         operation: Operation[T],
         deadline: float,
         budget: RetryBudget | None,
+        caller: Caller,
         *,
         only_reads: bool = False,
     ) -> None:
@@ -109,7 +136,9 @@ class _Call(Generic[T]):
         self.operation = operation
         self.deadline = deadline
         self.retries = Retries(options.retry, operation.repeat, budget)
-        self.exchange: Exchange[T] = Exchange(operation, shared, options)
+        self.caller = caller
+        self.observed = caller.observed
+        self.exchange: Exchange[T] = Exchange(operation, shared, options, self.caller)
         self.only_reads = only_reads
         self.started = asyncio.get_running_loop().time()
 
@@ -120,7 +149,7 @@ class _Call(Generic[T]):
         self.retries.attempts += 1
         began = time.perf_counter()
         try:
-            result = await self._request()
+            result = await (self._send() if self.observed is None else self._send_observed())
         except errors.SigningError as error:
             report_attempt(self.exchange, self.retries.attempts, began, str(error))
             if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
@@ -162,11 +191,13 @@ class _Call(Generic[T]):
         if decision.step is Step.UNKNOWN:
             text = f"{failed.error}; {decision.reason}"
             may_clear = self.operation.effect is not None  # nothing was read
-            raise self._unknown(text, timed_out=isinstance(failed.error, errors.RequestTimeout), may_clear=may_clear)
+            raise _unknown(self, text, timed_out=isinstance(failed.error, errors.RequestTimeout), may_clear=may_clear)
         # From here on the reconciler knows what the attempt may have done.
         self.exchange.body = None
         if decision.delay is not None:
             self.retry_at = now + decision.delay
+            if self.observed is not None:
+                self.observed.note_retry(decision.delay, failed.error)
             # An ambiguous call spends the delay on readings.
             raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
         error = _complete(failed.error, decision.reason, self.retries.attempts)
@@ -196,16 +227,29 @@ class _Call(Generic[T]):
 
     # One attempt
 
-    async def _request(self) -> T | FailedAttempt | TokenReplaced:
+    async def _send_observed(self) -> T | FailedAttempt | TokenReplaced:
+        try:
+            result = await self._send()
+        except BaseException as error:
+            self.exchange.end_attempt(error)
+            raise
+        self.exchange.end_attempt(result.error if isinstance(result, FailedAttempt) else None)
+        return result
+
+    async def _send(self) -> T | FailedAttempt | TokenReplaced:
         """Acquire from the rate limiter, send the request and read its response, within the deadline."""
         shared, operation = self.shared, self.operation
-        exchange = self.exchange = Exchange(operation, shared, self.options)
+        exchange = self.exchange = Exchange(operation, shared, self.options, self.caller)
         loop = asyncio.get_running_loop()
-        if not await shared.rate_limiter.acquire(self._last_start()):
+        began = loop.time()
+        is_acquired = await shared.rate_limiter.acquire(self._last_start())
+        since = loop.time()
+        if self.observed is not None:
+            self.observed.note_wait(since - began, passed=is_acquired)
+        if not is_acquired:
             wait = shared.rate_limiter.next_at - loop.time()
             # Without a wait no limit is known: the service has not responded to the requests before.
             return exchange.throttled(wait) if wait > 0 else exchange.timed_out()
-        since = loop.time()
         self.admitted = shared.admitted
         limit = self.deadline
         if operation.effect is not None and self.options.retry.max_attempts > 1:
@@ -213,7 +257,7 @@ class _Call(Generic[T]):
             limit -= min((limit - since) * _RESERVED_SHARE, self.options.retry.settle + self._reading_time())
         try:
             with Deadline(limit) as attempt_deadline:
-                result = await exchange.send(limit, may_refresh=self.may_refresh)
+                result = await exchange.send(limit, self.retries.attempts, may_refresh=self.may_refresh)
                 if exchange.status is not None and not (operation.transfer or isinstance(result, TokenReplaced)):
                     shared.response_times.note(operation.name, loop.time() - exchange.sent_at)
                 return result
@@ -244,7 +288,9 @@ class _Call(Generic[T]):
         """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless the service shows it once."""
         unverified = "the request succeeded, and could not be verified"
         verifying = self._reconciler().verify(value, self.options.retry.settle, reading_time=self._reading_time())
-        return await self._decide_by(verifying, unverified, f"{unverified}: ", () if value is None else (value,))
+        verified = await self._decide_by(verifying, unverified, f"{unverified}: ", () if value is None else (value,))
+        self._note_verdict("verified")
+        return verified
 
     def _reconciler(self) -> Reconciler[T]:
         if self.reconciler is None:
@@ -259,7 +305,9 @@ class _Call(Generic[T]):
     async def _reconcile(self, reconciler: Reconciler[T], retry_at: float) -> Found[T] | None:
         """Return the effect of an earlier attempt; None if a repeat is safe."""
         settling = reconciler.settle(retry_at, reading_time=self._reading_time())
-        return await self._decide_by(settling, str(self.last_failure or "no response came"))
+        found = await self._decide_by(settling, str(self.last_failure or "no response came"))
+        self._note_verdict("no_effect" if found is None else "effect")
+        return found
 
     async def _reconcile_or_raise(self, reconciler: Reconciler[T], error: errors.SigningError) -> T:
         """No attempt follows: return the effect of an earlier one, or raise the error if there is none."""
@@ -274,28 +322,35 @@ class _Call(Generic[T]):
             async with asyncio.timeout_at(self.deadline):
                 return await reading
         except Undecidable as error:
-            unknown = self._unknown(f"{cause}{error}", known=(*known, *error.known))
+            unknown = _unknown(self, f"{cause}{error}", known=(*known, *error.known))
             # What the caller's own function raised.
             unknown.__cause__ = error.__cause__
         except TimeoutError:  # also that of a reading: the readings share the time that is left
             text = f"{late}; the deadline passed before it could be reconciled"
-            unknown = self._unknown(text, known=known, timed_out=True, may_clear=True)
+            unknown = _unknown(self, text, known=known, timed_out=True, may_clear=True)
         except errors.SigningError as error:
             text = f"{cause}the service could not be read: {error}"
-            unknown = self._unknown(text, known=known, may_clear=error.transient)
+            unknown = _unknown(self, text, known=known, may_clear=error.transient)
         except Exception as error:
             # A token store may raise anything.
-            unknown = self._unknown(f"{cause}the service could not be read ({type(error).__name__})", known=known)
+            unknown = _unknown(self, f"{cause}the service could not be read ({type(error).__name__})", known=known)
         if self.only_reads:
             unknown.allow_repeat()
+        self._note_verdict("unknown")
         raise unknown
+
+    def _note_verdict(self, verdict: str) -> None:
+        if self.observed is not None:
+            self.observed.note_verdict(verdict)
 
     async def _read(self, operation: Operation[Any]) -> Any:
         """Carry out a reading as a part of this call."""
         # A reading that hangs leaves time for others.
         now = asyncio.get_running_loop().time()
         deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
-        return await retry.run(_Call(self.shared, self.options, operation, deadline, None).attempt)
+        if self.observed is not None:
+            self.observed.note_reading(operation.name)
+        return await retry.run(_Call(self.shared, self.options, operation, deadline, None, self.caller).attempt)
 
     def _reading_time(self) -> float:
         """Return the seconds to reserve for one reading."""
@@ -303,22 +358,24 @@ class _Call(Generic[T]):
         remaining = max(0.0, self.deadline - asyncio.get_running_loop().time())
         return min(self.shared.response_times.expected(self.operation.effect.reading), _RESERVED_SHARE * remaining)
 
-    # Errors
 
-    def _unknown(
-        self, cause: str, known: Iterable[object] = (), *, timed_out: bool = False, may_clear: bool = False
-    ) -> errors.OutcomeUnknown:
-        timed_out |= asyncio.get_running_loop().time() >= self.deadline
-        name = self.operation.name
-        unknown = (errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown)(
-            f"{name}: the outcome is unknown: {cause.removeprefix(f'{name}: ')}",
-            operation=name,
-            attempts=self.retries.attempts,
-            known=known,
-            may_clear=may_clear,
-        )
-        log.warning("%s", unknown)
-        return unknown
+# Errors
+
+
+def _unknown(
+    call: _Call[Any], cause: str, known: Iterable[object] = (), *, timed_out: bool = False, may_clear: bool = False
+) -> errors.OutcomeUnknown:
+    timed_out |= asyncio.get_running_loop().time() >= call.deadline
+    name = call.operation.name
+    unknown = (errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown)(
+        f"{name}: the outcome is unknown: {cause.removeprefix(f'{name}: ')}",
+        operation=name,
+        attempts=call.retries.attempts,
+        known=known,
+        may_clear=may_clear,
+    )
+    log.warning("%s", unknown)
+    return unknown
 
 
 def _complete(error: errors.SigningError, reason: str, attempts: int) -> errors.SigningError:

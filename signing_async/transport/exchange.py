@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import attrs
 from multidict import CIMultiDict
@@ -16,10 +16,13 @@ from .. import errors
 from . import retry, wire
 from .decode import Unreadable, parse
 from .error_response import error_from
-from .operation import Attempt, Operation, Options, Shared, call_hook, log, report, reporting_to
+from .operation import Attempt, Caller, Operation, Options, Shared, call_hook, log, report, reporting_to
 from .redaction import redact_data
 from .response import Response
 from .retry import FailedAttempt, Outcome, Repeat
+
+if TYPE_CHECKING:
+    from ..telemetry import calls as telemetry
 
 __all__ = ["Exchange", "TokenReplaced", "report_attempt"]
 
@@ -41,15 +44,19 @@ class Exchange(Generic[T]):
     """The request's body, while the request may have taken effect."""
     sent_at: float = 0.0
     status: int | None = None
+    _attempt: telemetry.Attempt | None = None
+    """Observes the request, while it is under way."""
+    _head: wire.Response | None = None
     _headers: Mapping[str, str] = {}
     _content: bytes | None = None
     _data: Any = None
     _error_id: str | None = None
 
-    def __init__(self, operation: Operation[T], shared: Shared, options: Options) -> None:
+    def __init__(self, operation: Operation[T], shared: Shared, options: Options, caller: Caller) -> None:
         self.operation = operation
         self._shared = shared
         self.options = options
+        self._caller = caller
 
     @property
     def request_id(self) -> str | None:
@@ -76,14 +83,17 @@ class Exchange(Generic[T]):
             operation.name, status, self._headers, content, self._shared, self.options.assumptions, operation.repeat
         )
 
-    async def send(self, limit: float, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
+    async def send(self, limit: float, number: int, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
         """Send the request, and return what its response holds; ``limit`` is the loop time at which it is cancelled.
 
-        A rejected token is replaced if ``may_refresh``.
+        A rejected token is replaced if ``may_refresh``. ``number`` is that of the attempt.
         """
         operation, loop = self.operation, asyncio.get_running_loop()
-        with reporting_to(self.options.on_attempt):
+        with reporting_to(self._caller):
             token = await self._shared.auth.token()
+        if self._caller.observed is not None:
+            method, origin = operation.method, self._shared.origin
+            self._attempt = self._caller.observed.attempt(operation.name, method, origin, operation.path, number)
         if operation.body is not None:
             self.body = operation.body()
         self.sent_at = loop.time()
@@ -115,7 +125,8 @@ class Exchange(Generic[T]):
                     response.close()
                     # The request was refused: nothing is ambiguous while the token is refreshed.
                     self.body = None
-                    with reporting_to(self.options.on_attempt):
+                    self.end_attempt(rejection)
+                    with reporting_to(self._caller):
                         is_renewed = await self._shared.auth.renewed(token)
                     if is_renewed:
                         return TokenReplaced()
@@ -132,6 +143,16 @@ class Exchange(Generic[T]):
         """Note the status and the headers of the response: the errors below name them."""
         self.status = response.status
         self._headers = response.headers
+        self._head = response
+
+    def end_attempt(self, error: BaseException | None) -> None:
+        """Tell telemetry that the request has ended."""
+        if self._attempt is not None:
+            attempt, self._attempt = self._attempt, None
+            transmitted = self.body.size or 0 if self.body is not None and self.body.started else 0
+            # The bytes of a stream are counted at its end.
+            received = 0 if self._head is None or self._head.detached else self._head.received
+            attempt.end(self.status, self.request_id, error, transmitted=transmitted, received=received)
 
     # The errors of a response that is not usable
 

@@ -23,6 +23,7 @@ from .redaction import redact, redact_data
 from .retry import Repeat, RetryBudget, RetryPolicy
 
 if TYPE_CHECKING:
+    from ..telemetry.calls import Call
     from .response import Response
 
 __all__ = [
@@ -30,12 +31,13 @@ __all__ = [
     "Attempt",
     "Auth",
     "Bearer",
+    "Caller",
     "Operation",
     "Options",
     "Shared",
     "Timeouts",
     "call_hook",
-    "hook_of_caller",
+    "caller",
     "log",
     "report",
     "reporting_to",
@@ -113,22 +115,31 @@ def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
             log.exception("the %s hook failed", name)
 
 
-_hook: ContextVar[Callable[[Attempt], None] | None] = ContextVar("signing_async.on_attempt", default=None)
+@attrs.frozen(eq=False)
+class Caller:
+    """The call that causes a token request: its ``on_attempt`` hook and, if it is observed, its span."""
+
+    on_attempt: Callable[[Attempt], None] | None
+    observed: Call | None = None
+    telemetry: bool = True
+
+
+_caller: ContextVar[Caller | None] = ContextVar("signing_async.caller", default=None)
 
 
 @contextlib.contextmanager
-def reporting_to(hook: Callable[[Attempt], None] | None) -> Iterator[None]:
-    """Report the token requests that the block causes, in whatever task, to this ``on_attempt`` hook."""
-    reset = _hook.set(hook)
+def reporting_to(caller: Caller) -> Iterator[None]:
+    """Report the token requests that the block causes, in whatever task, to this caller."""
+    reset = _caller.set(caller)
     try:
         yield
     finally:
-        _hook.reset(reset)
+        _caller.reset(reset)
 
 
-def hook_of_caller() -> Callable[[Attempt], None] | None:
-    """Return the hook of the call that caused a token request."""
-    return _hook.get()
+def caller() -> Caller | None:
+    """Return the call that caused a token request, if one did."""
+    return _caller.get()
 
 
 class Auth(Protocol):
@@ -215,6 +226,7 @@ class Options:
     assumptions: Assumptions
     on_attempt: Callable[[Attempt], None] | None
     on_response: Callable[[Response], None] | None = None
+    telemetry: bool = True
 
 
 class Shared:

@@ -115,17 +115,14 @@ def resolve(request: Request, reference: str) -> str | None:
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    return _is_ip(host) and ipaddress.ip_address(host).is_loopback
+    is_local = host == "localhost" or host.endswith(".localhost")
+    return is_local or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def segment(name: str, value: object) -> str:
@@ -231,7 +228,7 @@ class Response:
         self._response = response
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
-        self._detached = False
+        self.detached: bool = False
 
     @property
     def ok(self) -> bool:
@@ -240,6 +237,10 @@ class Response:
     @property
     def reason(self) -> str:
         return self._response.reason or ""
+
+    @property
+    def received(self) -> int:
+        return self._response.content.total_bytes
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body; raise `BrokenResponse` if it is cut off or larger than ``limit``."""
@@ -280,12 +281,12 @@ class Response:
 
     def detach(self) -> Response:
         """Keep the response open after the call: its reader closes it."""
-        self._detached = True
+        self.detached = True
         return self
 
     def finish(self) -> None:
         """Close the response at the end of the call, unless it was detached."""
-        if not self._detached:
+        if not self.detached:
             self.close()
 
     def close(self) -> None:
@@ -423,8 +424,7 @@ async def send(
         headers.update(request.headers)
     if body is not None:
         body.idle_connections = idle
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = asyncio.get_running_loop().time()
     try:
         response = await session.request(
             request.method,
@@ -453,7 +453,7 @@ async def send(
     except (RuntimeError, ValueError) as error:
         refused = ClientClosed("the session was closed") if session.closed else ConfigurationError(f"session: {error}")
     else:
-        sessions.note_response(loop.time() - began)
+        sessions.note_response(asyncio.get_running_loop().time() - began)
         return Response(response)
     # Outside the except block, so the aiohttp exception is not the context of what is raised.
     if refused is not None:

@@ -1,0 +1,1 @@
+"""OpenTelemetry spans and metrics. Imports nothing of OpenTelemetry until the process itself uses it."""

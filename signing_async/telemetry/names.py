@@ -1,0 +1,165 @@
+"""The names of the spans, the metrics and their attributes: by the semantic conventions where these have one."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "ACTIVE_REQUESTS",
+    "ATTRIBUTES",
+    "DISPATCH_ACTIVE",
+    "DISPATCH_DURATION",
+    "DISPATCH_SPAN",
+    "ERROR_TYPE",
+    "EVENTS",
+    "JOURNAL_DURATION",
+    "JOURNAL_OPERATION",
+    "METRICS",
+    "OPERATION",
+    "OPERATION_ATTEMPTS",
+    "OPERATION_DURATION",
+    "OUTCOME",
+    "PACKAGE_NUMBER",
+    "PACKAGE_SPAN",
+    "READING_EVENT",
+    "REFRESHES",
+    "REFRESH_EVENT",
+    "REFRESH_RESULT",
+    "REFRESH_SPAN",
+    "REQUEST_DURATION",
+    "REQUEST_ID",
+    "RETRY_DELAY",
+    "RETRY_EVENT",
+    "SCHEMA_URL",
+    "SECONDS",
+    "SIGNING_ID",
+    "SPANS",
+    "STATUS_CODE",
+    "TRANSFERRED",
+    "UNKNOWN_OUTCOMES",
+    "URL_TEMPLATE",
+    "VERDICT",
+    "VERDICT_EVENT",
+    "WAIT",
+    "WAIT_DURATION",
+    "WAIT_EVENT",
+    "WAIT_PASSED",
+    "Metric",
+]
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.38.0"
+"""The version of the semantic conventions that the names follow."""
+
+# Attributes of this package's own; those of the semantic conventions stand where they are set.
+SIGNING_ID = "signing.id"
+REQUEST_ID = "signing.request_id"
+OPERATION = "signing_async.operation"
+OUTCOME = "signing_async.outcome"
+WAIT = "signing_async.wait"
+WAIT_PASSED = "signing_async.wait.passed"
+RETRY_DELAY = "signing_async.retry.delay"
+VERDICT = "signing_async.reconcile.verdict"
+REFRESH_RESULT = "signing_async.refresh.result"
+JOURNAL_OPERATION = "signing_async.journal.operation"
+PACKAGE_NUMBER = "signing_async.package.number"
+ATTRIBUTES = (
+    SIGNING_ID,
+    REQUEST_ID,
+    OPERATION,
+    OUTCOME,
+    WAIT,
+    WAIT_PASSED,
+    RETRY_DELAY,
+    VERDICT,
+    REFRESH_RESULT,
+    JOURNAL_OPERATION,
+    PACKAGE_NUMBER,
+)
+
+ERROR_TYPE = "error.type"
+STATUS_CODE = "http.response.status_code"
+URL_TEMPLATE = "url.template"
+
+# The span of an operation has the operation's name, that of an attempt its method and URL template.
+REFRESH_SPAN = "token.refresh"
+DISPATCH_SPAN = "dispatch"
+PACKAGE_SPAN = "dispatch.package"
+SPANS = (REFRESH_SPAN, DISPATCH_SPAN, PACKAGE_SPAN)
+
+# The events of an operation's span.
+WAIT_EVENT = "rate_limiter.wait"
+REFRESH_EVENT = "token.refresh"
+RETRY_EVENT = "retry"
+READING_EVENT = "reconcile.read"
+VERDICT_EVENT = "reconcile.verdict"
+EVENTS = (WAIT_EVENT, REFRESH_EVENT, RETRY_EVENT, READING_EVENT, VERDICT_EVENT)
+
+# The boundaries of the semantic conventions; a call may take minutes, which the longer ones show.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_MINUTES = (*SECONDS, 25, 50, 100, 250, 500)
+_COUNTS = (1, 2, 3, 4, 5, 7, 10)
+
+
+class Metric(NamedTuple):
+    """A metric: its kind of instrument, its unit, and what it counts or measures."""
+
+    name: str
+    kind: Literal["counter", "up_down_counter", "histogram"]
+    unit: str
+    description: str
+    boundaries: tuple[float, ...] | None = None
+    """Of a histogram's buckets."""
+
+
+REQUEST_DURATION = Metric(
+    "http.client.request.duration", "histogram", "s", "Duration of HTTP client requests.", SECONDS
+)
+ACTIVE_REQUESTS = Metric(
+    "http.client.active_requests", "up_down_counter", "{request}", "Requests that use or await a pooled connection."
+)
+OPERATION_DURATION = Metric(
+    "signing_async.operation.duration",
+    "histogram",
+    "s",
+    "Duration of operations, with their waits, attempts and readings.",
+    _MINUTES,
+)
+OPERATION_ATTEMPTS = Metric(
+    "signing_async.operation.attempts", "histogram", "{attempt}", "Attempts of an operation.", _COUNTS
+)
+UNKNOWN_OUTCOMES = Metric(
+    "signing_async.operation.unknown_outcomes", "counter", "{operation}", "Operations that may have taken effect."
+)
+WAIT_DURATION = Metric(
+    "signing_async.rate_limiter.wait.duration", "histogram", "s", "Waits for the rate limiter.", _MINUTES
+)
+REFRESHES = Metric("signing_async.token.refreshes", "counter", "{refresh}", "Token refreshes, by result.")
+TRANSFERRED = Metric("signing_async.transferred", "counter", "By", "Bytes of request and response bodies.")
+JOURNAL_DURATION = Metric(
+    "signing_async.journal.duration", "histogram", "s", "Duration of a journal's operations.", SECONDS
+)
+DISPATCH_DURATION = Metric(
+    "signing_async.dispatch.package.duration",
+    "histogram",
+    "s",
+    "Duration of the work on a package, by outcome.",
+    _MINUTES,
+)
+DISPATCH_ACTIVE = Metric(
+    "signing_async.dispatch.active_packages", "up_down_counter", "{package}", "Packages being dispatched."
+)
+
+METRICS = (
+    REQUEST_DURATION,
+    ACTIVE_REQUESTS,
+    OPERATION_DURATION,
+    OPERATION_ATTEMPTS,
+    UNKNOWN_OUTCOMES,
+    WAIT_DURATION,
+    REFRESHES,
+    TRANSFERRED,
+    JOURNAL_DURATION,
+    DISPATCH_DURATION,
+    DISPATCH_ACTIVE,
+)
+"""All metrics: the guide, its dashboard and its alert rules are checked against them."""

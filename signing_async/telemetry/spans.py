@@ -1,0 +1,138 @@
+"""The spans and the metrics: the only module that imports OpenTelemetry, of which it needs the API package alone."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from opentelemetry import context, metrics, trace
+from opentelemetry.trace import SpanKind, StatusCode
+
+from .._version import __version__
+from .names import ERROR_TYPE, METRICS, SCHEMA_URL, Metric
+
+__all__ = ["Attributes", "Span", "SpanKind", "Telemetry", "error_type", "outcome_of"]
+
+Attributes = Mapping[str, str | bool | int | float]
+_NAME = "signing_async"
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+def error_type(error: BaseException) -> str:
+    """Return the class of an error. Its text may contain names and addresses, which are not recorded."""
+    return type(error).__qualname__
+
+
+def outcome_of(error: BaseException | None) -> str:
+    """Return how an operation ended: success, error, unknown (it may have taken effect) or cancelled."""
+    if error is None:
+        return "success"
+    if getattr(error, "effect", None) == "unknown":
+        return "unknown"
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
+
+
+class Telemetry:
+    """The tracer and the instruments of this process."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer(_NAME, __version__, schema_url=SCHEMA_URL)
+        meter = metrics.get_meter(_NAME, __version__, schema_url=SCHEMA_URL)
+        self._record = {metric: _recorder(meter, metric) for metric in METRICS}
+
+    def record(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
+        """Add to a counter, or record a value of a histogram."""
+        self._record[metric](value, attributes)
+
+    def span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        parent: Span | None = None,
+        links: Iterable[str | None] = (),
+    ) -> Span:
+        """Start a span; its parent is the current span by default.
+
+        ``links`` are the texts of other spans' contexts, of other processes too; an invalid one is left out.
+        """
+        around = None if parent is None else trace.set_span_in_context(parent.span)
+        linked = [trace.Link(found) for text in links if (found := _parse_context(text)) is not None]
+        return Span(self._tracer.start_span(name, around, kind, attributes, linked))
+
+
+class Span:
+    """A span. As a context manager it is the current span in the block, and ends with the block."""
+
+    __slots__ = ("_reset", "span")
+
+    def __init__(self, span: trace.Span) -> None:
+        self.span = span
+        self._reset: Any = None
+
+    @property
+    def context(self) -> str | None:
+        """The context as text, to be kept and linked to by another process; None without an SDK for traces."""
+        found = self.span.get_span_context()
+        if not found.is_valid:
+            return None
+        return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
+
+    def set(self, attributes: Attributes) -> None:
+        """Set attributes."""
+        self.span.set_attributes(attributes)
+
+    def event(self, name: str, attributes: Attributes | None = None) -> None:
+        """Add an event."""
+        self.span.add_event(name, attributes)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the span, with the class of an error."""
+        if error is not None:
+            self.fail(error_type(error))
+        self.span.end()
+
+    def fail(self, error: str) -> None:
+        """Mark the span as failed, with the type of the error."""
+        self.span.set_attribute(ERROR_TYPE, error)
+        self.span.set_status(StatusCode.ERROR)
+
+    def enter(self) -> None:
+        """Make this the current span until `leave`, in the same task."""
+        self._reset = context.attach(trace.set_span_in_context(self.span))
+
+    def leave(self) -> None:
+        context.detach(self._reset)
+
+    def __enter__(self) -> Self:
+        self.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+        self.end(error)
+
+
+def _recorder(meter: metrics.Meter, metric: Metric) -> Any:
+    name, unit, description = metric.name, metric.unit, metric.description
+    if metric.kind == "histogram":
+        boundaries = metric.boundaries
+        return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=boundaries).record
+    if metric.kind == "counter":
+        return meter.create_counter(name, unit, description).add
+    return meter.create_up_down_counter(name, unit, description).add
+
+
+def _parse_context(text: str | None) -> trace.SpanContext | None:
+    found = _TRACEPARENT.fullmatch(text or "")
+    if found is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    parsed = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    return parsed if parsed.is_valid else None

@@ -1,0 +1,388 @@
+"""The spans and the metrics of calls: attempts, waits, refreshes, reconciliation, outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, StatusCode
+
+from signing_async import (
+    LocalRateLimiter,
+    MemoryTokenStore,
+    OutcomeUnknown,
+    RateLimited,
+    RefreshRejected,
+    RetryPolicy,
+    Signing,
+    SigningClient,
+)
+from signing_async.errors import InvalidRequest
+from signing_async.sandbox import Sandbox
+from signing_async.telemetry import names
+from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for, sandbox_oauth, says
+from tests.pdfs import make_pdf
+from tests.servers import serving
+from tests.telemetry.recorded import Recorded, attributes, events
+
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
+
+
+async def _sendable(client: SigningClient) -> Signing:
+    signing = await client.signings.create(name="Lease", language="EN")
+    await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg", order=1)
+    return signing
+
+
+async def test_call_is_a_span_with_a_client_span_by_the_semantic_conventions(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    signing = await client.signings.create(name="Lease", language="EN")
+    recorded.clear()
+    await client.signings.get(signing)
+    call = recorded.one("signings.get")
+    assert call.kind is SpanKind.INTERNAL
+    assert call.status.status_code is StatusCode.UNSET
+    assert attributes(call) == {
+        "signing_async.operation": "signings.get",
+        "signing.id": signing.id,
+        "signing_async.outcome": "success",
+    }
+    (attempt,) = recorded.attempts(call)
+    template = "/api/1.0/signings/{id}"
+    assert attempt.name == f"GET {template}"
+    assert attempt.status.status_code is StatusCode.UNSET
+    shown = attributes(attempt)
+    assert shown.pop("signing.request_id")
+    assert shown == {
+        "http.request.method": "GET",
+        "http.response.status_code": 200,
+        "server.address": "127.0.0.1",
+        "server.port": int(sandbox.base_url.rpartition(":")[2]),
+        "signing.id": signing.id,
+        "signing_async.operation": "signings.get",
+        "url.full": f"{sandbox.base_url}/api/1.0/signings/{signing.id}",
+        "url.template": template,
+    }
+    assert attempt.instrumentation_scope is not None
+    assert attempt.instrumentation_scope.name == "signing_async"
+
+
+async def test_created_signing_is_named_by_its_id(client: SigningClient, recorded: Recorded) -> None:
+    signing = await client.signings.create(name="Lease", language="EN")
+    assert attributes(recorded.one("signings.create"))["signing.id"] == signing.id
+
+
+@pytest.mark.parametrize("kind", ["503", "429"])
+async def test_retried_call_has_a_client_span_for_each_attempt(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded, kind: str
+) -> None:
+    sandbox.faults.add("me", kind, retry_after=0)
+    await client.me()
+    call = recorded.one("me")
+    assert call.status.status_code is StatusCode.UNSET
+    failed, succeeded = recorded.attempts(call)
+    assert failed.status.status_code is StatusCode.ERROR
+    assert not failed.status.description
+    assert attributes(failed)["error.type"] == kind
+    assert attributes(failed)["http.response.status_code"] == int(kind)
+    assert "http.request.resend_count" not in attributes(failed)
+    assert attributes(succeeded)["http.request.resend_count"] == 1
+    (retry,) = events(call, "retry")
+    assert retry["error.type"] == {"503": "ServerError", "429": "RateLimited"}[kind]
+    assert retry["signing_async.retry.delay"] >= 0
+    (point,) = recorded.points(names.OPERATION_ATTEMPTS)
+    assert (point.count, point.sum) == (1, 2)
+    durations = recorded.points(names.REQUEST_DURATION)
+    assert {point.attributes.get("error.type") for point in durations} == {kind, None}
+    assert recorded.total(names.OPERATION_DURATION, signing_async__outcome="success") == 1
+
+
+async def test_lost_response_is_reconciled_with_a_reading_and_a_verdict(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    await client.signings.send(signing)
+    call = recorded.one("signings.send")
+    lost, *readings = recorded.attempts(call)
+    assert attributes(lost)["error.type"] == "TransportError"
+    assert lost.status.status_code is StatusCode.ERROR
+    assert {attributes(reading)["signing_async.operation"] for reading in readings} == {"signings.get"}
+    assert len(events(call, "reconcile.read")) == len(readings) > 0
+    assert events(call, "reconcile.verdict") == [{"signing_async.reconcile.verdict": "effect"}]
+    assert attributes(call)["signing_async.outcome"] == "success"
+
+
+async def test_verdict_says_that_a_request_had_no_effect(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "drop-before-commit")
+    await client.signings.send(signing)
+    verdicts = events(recorded.one("signings.send"), "reconcile.verdict")
+    assert [verdict["signing_async.reconcile.verdict"] for verdict in verdicts] == ["no_effect", "verified"]
+
+
+async def test_unknown_outcome_is_an_error_and_counted(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    sandbox.faults.add("signings.get", "503", times=None)
+    with pytest.raises(OutcomeUnknown):
+        await client.with_options(timeout=0.5).signings.send(signing)
+    call = recorded.one("signings.send")
+    assert call.status.status_code is StatusCode.ERROR
+    assert attributes(call)["signing_async.outcome"] == "unknown"
+    assert attributes(call)["error.type"].startswith("OutcomeUnknown")
+    assert events(call, "reconcile.verdict")[-1] == {"signing_async.reconcile.verdict": "unknown"}
+    assert recorded.total(names.UNKNOWN_OUTCOMES, signing_async__operation="signings.send") == 1
+
+
+async def test_search_for_the_effect_of_an_earlier_process_is_a_span(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    found = await client.signings.find_sent(signing.id)
+    assert found is not None
+    await client.signings.verify_sent(signing.id)
+    searched, verified = recorded.one("signings.send.find_effect"), recorded.one("signings.send.verify_effect")
+    assert events(searched, "reconcile.verdict") == [{"signing_async.reconcile.verdict": "effect"}]
+    assert events(verified, "reconcile.verdict") == [{"signing_async.reconcile.verdict": "verified"}]
+
+
+async def test_wait_for_the_rate_limiter_is_an_event(sandbox: Sandbox, recorded: Recorded) -> None:
+    limiter = LocalRateLimiter()
+    limiter.pause(0.1)
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=limiter) as client:
+        await client.me()
+    (wait,) = events(recorded.one("me"), "rate_limiter.wait")
+    assert wait["signing_async.wait"] > 0.05
+    assert wait["signing_async.wait.passed"] is True
+    (point,) = recorded.points(names.WAIT_DURATION)
+    assert point.count == 1
+    assert point.sum == wait["signing_async.wait"]
+
+
+async def test_refused_wait_for_the_rate_limiter_is_an_event_without_an_attempt(
+    sandbox: Sandbox, recorded: Recorded
+) -> None:
+    limiter = LocalRateLimiter()
+    limiter.pause(60)
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=limiter, timeout=1) as client:
+        with pytest.raises(RateLimited):
+            await client.me()
+    call = recorded.one("me")
+    assert [wait["signing_async.wait.passed"] for wait in events(call, "rate_limiter.wait")] == [False]
+    assert not recorded.attempts(call)
+
+
+async def test_call_that_does_not_wait_records_no_wait(client: SigningClient, recorded: Recorded) -> None:
+    await client.me()
+    assert not recorded.one("me").events
+
+
+# Tokens
+
+
+async def test_refresh_shared_by_many_calls_is_one_refresh(sandbox: Sandbox, recorded: Recorded) -> None:
+    oauth, authorize = sandbox_oauth(sandbox)
+    async with oauth, SigningClient(sandbox.base_url, oauth, retry=QUICK) as client:
+        await oauth.exchange(authorize())
+        recorded.clear()
+        sandbox.clock.advance(hours=2)
+        await asyncio.gather(*(client.me() for _ in range(5)))
+    refresh = recorded.one("token.refresh")
+    assert attributes(refresh) == {"signing_async.refresh.result": "refreshed"}
+    request = recorded.one("oauth.refresh")
+    assert request.parent == refresh.context
+    assert [attributes(attempt)["url.template"] for attempt in recorded.attempts(request)] == ["/api/oauth/token"]
+    calls = recorded.named("me")
+    assert refresh.parent in [call.context for call in calls]
+    waited = [event for call in calls for event in events(call, "token.refresh")]
+    assert 1 <= len(waited) <= 5
+    assert {event["signing_async.refresh.result"] for event in waited} == {"succeeded"}
+    assert recorded.total(names.REFRESHES) == 1
+    rejected = [span for call in calls for span in recorded.attempts(call) if attributes(span).get("error.type")]
+    assert rejected
+    assert {attributes(span)["error.type"] for span in rejected} == {"401"}
+    assert all(span.end_time <= refresh.end_time for span in rejected)  # type: ignore[operator]
+
+
+async def test_rejected_refresh_is_counted_by_its_result(recorded: Recorded) -> None:
+    store = MemoryTokenStore(expired())
+    async with (
+        Scripted(says({"error": "invalid_grant"}, 400)) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+        SigningClient(server.base_url, oauth) as client,
+    ):
+        with pytest.raises(RefreshRejected):
+            await client.me()
+    refresh = recorded.one("token.refresh")
+    assert refresh.status.status_code is StatusCode.ERROR
+    assert attributes(refresh) == {"signing_async.refresh.result": "rejected", "error.type": "RefreshRejected"}
+    assert events(recorded.one("me"), "token.refresh")[0]["signing_async.refresh.result"] == "failed"
+    assert recorded.total(names.REFRESHES, signing_async__refresh__result="rejected") == 1
+
+
+async def test_token_that_another_process_refreshed_is_adopted(sandbox: Sandbox, recorded: Recorded) -> None:
+    store = MemoryTokenStore(expired())
+    async with (
+        Scripted(grants()) as server,
+        oauth_for(server.base_url, store=store) as first,
+        oauth_for(server.base_url, store=store) as second,
+    ):
+        rejected = expired()
+        await first.refresh(rejected)
+        recorded.clear()
+        await second.refresh(rejected)
+    assert attributes(recorded.one("token.refresh")) == {"signing_async.refresh.result": "adopted"}
+    assert not recorded.named("oauth.refresh")
+
+
+# How calls end
+
+
+async def test_cancelled_call_ends_its_spans_as_errors(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    sandbox.faults.add("me", "hang")
+    task = asyncio.create_task(client.me())
+    while not sandbox.requests_of("me"):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    call = recorded.one("me")
+    (attempt,) = recorded.attempts(call)
+    for span in (call, attempt):
+        assert span.status.status_code is StatusCode.ERROR
+        assert attributes(span)["error.type"] == "CancelledError"
+        assert not span.events
+    assert attributes(call)["signing_async.outcome"] == "cancelled"
+    assert recorded.total(names.ACTIVE_REQUESTS) == 0
+
+
+async def test_attempt_that_times_out_has_no_status(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    sandbox.faults.add("me", "hang")
+    with pytest.raises(TimeoutError):
+        await client.with_options(timeout=0.2).me()
+    (attempt,) = recorded.attempts(recorded.one("me"))
+    assert attributes(attempt)["error.type"] == "RequestTimeout"
+    assert "http.response.status_code" not in attributes(attempt)
+
+
+async def test_refused_request_has_the_status_as_its_error_type(client: SigningClient, recorded: Recorded) -> None:
+    with pytest.raises(Exception, match="404"):
+        await client.signings.get("missing")
+    call = recorded.one("signings.get")
+    assert attributes(call)["error.type"] == "NotFound"
+    assert attributes(call)["signing_async.outcome"] == "error"
+    (attempt,) = recorded.attempts(call)
+    assert attributes(attempt)["error.type"] == "404"
+
+
+async def test_bytes_of_both_directions_are_counted(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    signing = await _sendable(client)
+    content = make_pdf(text="x" * 5000)
+    before = recorded.total(names.TRANSFERRED, network__io__direction="transmit")
+    await client.documents.upload(signing, content, "second.pdf")
+    sent = recorded.total(names.TRANSFERRED, network__io__direction="transmit") - before
+    assert len(content) < sent < len(content) + 1000
+    await client.signings.send(signing)
+    await sandbox.complete(signing.id)
+    document = (await client.signings.get(signing)).documents[0]
+    before = recorded.total(names.TRANSFERRED, network__io__direction="receive")
+    sealed = await client.documents.read_signed(signing, document)
+    assert recorded.total(names.TRANSFERRED, network__io__direction="receive") - before == len(sealed)
+    before = recorded.total(names.TRANSFERRED, network__io__direction="receive")
+    async with client.documents.stream_signed(signing, document) as chunks:
+        size = sum([len(chunk) async for chunk in chunks])
+    assert recorded.total(names.TRANSFERRED, network__io__direction="receive") - before == size == len(sealed)
+
+
+async def test_bytes_of_a_stream_are_counted_at_its_end(recorded: Recorded) -> None:
+    size = 8 * 2**20
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(body=bytes(size))
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        async with client.stream("GET", "/api/1.0/exports/1") as response:
+            assert recorded.total(names.TRANSFERRED) == 0
+            assert sum([len(chunk) async for chunk in response]) == size
+        assert recorded.total(names.TRANSFERRED) == size
+        off = SigningClient(server.origin, "token", telemetry=False)
+        async with off, off.stream("GET", "/api/1.0/exports/1") as response:
+            assert sum([len(chunk) async for chunk in response]) == size
+    assert recorded.total(names.TRANSFERRED) == size
+
+
+async def test_active_requests_are_counted_while_they_last(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    sandbox.faults.add("me", "hang", times=3)
+    tasks = [asyncio.create_task(client.me()) for _ in range(3)]
+    while len(sandbox.requests_of("me")) < 3:
+        await asyncio.sleep(0.01)
+    assert recorded.total(names.ACTIVE_REQUESTS, server__address="127.0.0.1") == 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert recorded.total(names.ACTIVE_REQUESTS) == 0
+
+
+async def test_context_does_not_leak_between_concurrent_calls(client: SigningClient, recorded: Recorded) -> None:
+    tracer = recorded.traces.get_tracer("the application")
+
+    async def handle(number: int) -> None:
+        with tracer.start_as_current_span(f"request {number}") as request:
+            await client.me()
+            assert trace.get_current_span() is request
+            await client.me()
+
+    await asyncio.gather(*(handle(number) for number in range(20)))
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    for number in range(20):
+        calls = recorded.children(recorded.one(f"request {number}"))
+        assert [call.name for call in calls] == ["me", "me"]
+        assert [len(recorded.attempts(call)) for call in calls] == [1, 1]
+
+
+async def test_request_to_any_endpoint_is_named_by_its_template(recorded: Recorded) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"id": "1"})
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        await client.request(
+            "GET", "/api/1.0/users/{email}", path={"email": "anna@example.com"}, params={"q": "Anna Berg"}
+        )
+        await client.request("GET", "/api/1.0/users/anna@example.com")
+    first, second = (span for span in recorded.spans if span.kind is SpanKind.CLIENT)
+    assert first.name == "GET /api/1.0/users/{email}"
+    assert attributes(first)["url.full"] == f"{server.origin}/api/1.0/users/REDACTED?REDACTED"
+    assert second.name == "GET /api/1.0/users/REDACTED"
+    assert attributes(second)["url.full"] == f"{server.origin}/api/1.0/users/REDACTED"
+    assert {span.name for span in recorded.spans} == {first.name, second.name}
+
+
+async def test_failing_source_of_the_caller_ends_the_attempt(client: SigningClient, recorded: Recorded) -> None:
+    signing = await client.signings.create(name="Lease", language="EN")
+
+    async def source() -> AsyncIterator[bytes]:
+        yield make_pdf()[:100]
+        raise RuntimeError("the disk of Anna Berg")
+
+    with pytest.raises((RuntimeError, InvalidRequest)):
+        await client.documents.upload(signing, source(), "a.pdf")
+    assert "Anna" not in recorded.text()

@@ -1,0 +1,207 @@
+"""The spans and metrics of dispatches, which link to those of killed runs, and of journals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
+
+from signing_async import (
+    JournalError,
+    NewRecipient,
+    RetryPolicy,
+    ServerError,
+    SigningClient,
+    SigningPackage,
+    SqliteJournal,
+)
+from signing_async.dispatch.entry import PackageState
+from signing_async.dispatch.journal import Claim
+from signing_async.sandbox import Sandbox
+from signing_async.telemetry import names
+from signing_async.telemetry.kept import find_context, keep_context
+from tests.guides import ROOT
+from tests.pdfs import make_pdf
+from tests.telemetry.recorded import Recorded, attributes
+from tests.telemetry.victim import KEY, package
+
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def _packages(folder: Path, count: int) -> list[SigningPackage]:
+    (folder / "lease.pdf").write_bytes(make_pdf())
+    recipient = NewRecipient("anna@example.com")
+    return [
+        SigningPackage("Lease", "EN", [folder / "lease.pdf"], [recipient], key=f"lease-{number}")
+        for number in range(count)
+    ]
+
+
+async def test_run_has_a_span_and_each_package_one_under_it(
+    client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    tracer = recorded.traces.get_tracer("the application")
+    with tracer.start_as_current_span("the job"):
+        results = [each async for each in client.dispatch_many(_packages(tmp_path, 3), tmp_path / "journal")]
+    run = recorded.one("dispatch")
+    assert recorded.children(recorded.one("the job")) == [run]
+    spans = recorded.named("dispatch.package")
+    assert recorded.children(run) == spans
+    assert sorted(attributes(span)["signing_async.package.number"] for span in spans) == [0, 1, 2]
+    assert {attributes(span)["signing.id"] for span in spans} == {each.signing.id for each in results if each.signing}
+    for span in spans:
+        assert not span.links
+        calls = [child.name for child in recorded.children(span)]
+        assert calls == ["signings.create", "documents.upload", "recipients.add", "signings.send", "signings.get"]
+    assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="success") == 3
+    assert recorded.total(names.DISPATCH_ACTIVE) == 0
+
+
+async def test_operations_of_the_journal_are_timed(client: SigningClient, recorded: Recorded, tmp_path: Path) -> None:
+    (lease,) = _packages(tmp_path, 1)
+    await client.dispatch(lease, tmp_path / "journal")
+    timed = {point.attributes["signing_async.journal.operation"] for point in recorded.points(names.JOURNAL_DURATION)}
+    assert timed == {"claim", "write", "release"}
+
+
+async def test_dispatch_without_a_journal_times_none(client: SigningClient, recorded: Recorded, tmp_path: Path) -> None:
+    (lease,) = _packages(tmp_path, 1)
+    await client.dispatch(lease)
+    assert recorded.one("dispatch.package").parent == recorded.one("dispatch").context
+    assert not recorded.points(names.JOURNAL_DURATION)
+
+
+async def test_failure_of_the_journal_is_timed_with_its_type(
+    client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    class Failing(SqliteJournal):
+        async def write(self, claim: Claim, state: str) -> None:
+            raise OSError("the disk of Anna Berg")
+
+    async with Failing(tmp_path / "journal") as journal:
+        with pytest.raises(JournalError):
+            await client.dispatch(_packages(tmp_path, 1)[0], journal)
+    assert recorded.total(names.JOURNAL_DURATION, error__type="JournalError") == 1
+    assert attributes(recorded.one("dispatch"))["error.type"] == "JournalError"
+    assert "Anna" not in recorded.text()
+
+
+async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    (lease,) = _packages(tmp_path, 1)
+    fault = sandbox.faults.add("signings.create", "503", times=None)
+    with pytest.raises(ServerError):
+        await client.with_options(retry=RetryPolicy.none()).dispatch(lease, tmp_path / "journal")
+    fault.remove()
+    await client.dispatch(lease, tmp_path / "journal")
+    failed, sent = recorded.named("dispatch.package")
+    assert failed.status.status_code is StatusCode.ERROR
+    assert attributes(failed)["error.type"] == "ServerError"
+    assert attributes(failed)["signing_async.outcome"] == "error"
+    assert [link.context.span_id for link in sent.links] == [failed.context.span_id]
+    assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="error") == 1
+
+
+async def test_run_links_to_the_span_of_the_killed_run(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    hang = sandbox.faults.add("documents.upload", "hang")
+    command = [sys.executable, "-m", "tests.telemetry.victim", sandbox.base_url, sandbox.access_token(), str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
+    try:
+        while not hang.hits:
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
+    finally:
+        process.kill()
+        await process.wait()
+    hang.remove()
+    await client.dispatch(package(tmp_path), tmp_path / "journal")
+    assert len(sandbox.notifications) == 1
+    (link,) = recorded.one("dispatch.package").links
+    spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    (create,) = (span for span in spans if span["name"] == "signings.create")
+    assert create["context"]["trace_id"] == f"0x{format_trace_id(link.context.trace_id)}"
+    assert create["parent_id"] == f"0x{format_span_id(link.context.span_id)}"
+    assert link.context.is_remote
+
+
+async def test_deferred_package_is_not_counted_as_a_failure(
+    client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    class Lost(SqliteJournal):
+        """Another run claims the package while this one saves its first step."""
+
+        is_lost = False
+
+        async def write(self, claim: Claim, state: str) -> None:
+            if not self.is_lost:
+                self.is_lost = True
+                connection = sqlite3.connect(self.path)
+                connection.execute("UPDATE packages SET fence = fence + 1, owner = NULL")
+                connection.commit()
+                connection.close()
+            await super().write(claim, state)
+
+    async with Lost(tmp_path / "journal") as journal:
+        await client.dispatch(_packages(tmp_path, 1)[0], journal)
+    outcomes = [attributes(span)["signing_async.outcome"] for span in recorded.named("dispatch.package")]
+    assert outcomes == ["deferred", "success"]
+
+
+# The context in the journal
+
+
+async def test_earlier_version_reads_the_journal(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    await client.dispatch(package(tmp_path), tmp_path / "journal")
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        (record,) = [record async for record in journal.records()]
+    assert record.key == KEY
+    # All that version 0.1.0 does.
+    state = PackageState(**json.loads(record.state))
+    assert state.status == "sent"
+    assert set(json.loads(record.state)) == {field.name for field in attrs.fields(PackageState)}
+    context = recorded.one("dispatch.package").context
+    assert context is not None
+    kept = find_context(record.state)
+    assert kept is not None
+    assert kept.startswith(f"00-{context.trace_id:032x}-{context.span_id:016x}-")
+
+
+async def test_journal_is_the_same_as_before_without_telemetry(client: SigningClient, tmp_path: Path) -> None:
+    await client.dispatch(package(tmp_path), tmp_path / "journal")
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        (record,) = [record async for record in journal.records()]
+    assert record.state == json.dumps(json.loads(record.state))
+
+
+def test_context_is_found_only_where_it_was_kept() -> None:
+    text = '{"content": "a", "status": "draft"}'
+    kept = keep_context(text, CONTEXT)
+    assert json.loads(kept) == json.loads(text)
+    assert find_context(kept) == CONTEXT
+    assert keep_context(text, None) == text
+    assert keep_context("{}", CONTEXT) == "{}"
+    for other in (text, None, "", '{"content": "00-junk", "content": "a"}', kept.upper()):
+        assert find_context(other) is None
+
+
+async def test_context_of_another_program_in_the_journal_is_no_link(recorded: Recorded) -> None:
+    from signing_async.telemetry.switch import active
+
+    telemetry = active()
+    assert telemetry is not None
+    zeros = f"00-{'0' * 32}-{'0' * 16}-01"
+    with telemetry.span("dispatch", links=["junk", None, zeros, CONTEXT]) as span:
+        assert span.context is not None
+    (link,) = recorded.one("dispatch").links
+    assert f"{link.context.trace_id:032x}" in CONTEXT

@@ -1,0 +1,191 @@
+"""Telemetry is on if the process uses OpenTelemetry and nothing switches it off; otherwise it costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import opentelemetry
+import pytest
+from opentelemetry import metrics, trace
+
+from signing_async import ConfigurationError, NewRecipient, SigningClient, SigningPackage, SqliteJournal
+from signing_async.sandbox import Sandbox
+from signing_async.settings import Settings
+from signing_async.telemetry import names, switch
+from signing_async.telemetry.kept import find_context
+from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
+from tests.guides import ROOT
+from tests.pdfs import make_pdf
+from tests.telemetry.recorded import Recorded, nothing_configured, recording
+
+CALL = """
+import asyncio, sys
+{before}
+from signing_async import SigningClient
+from signing_async.sandbox import Sandbox
+
+async def main():
+    async with Sandbox() as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        await client.me()
+
+asyncio.run(main())
+{after}
+"""
+
+
+def _run(before: str = "", after: str = "") -> None:
+    code = CALL.format(before=before, after=after)
+    command = [sys.executable, "-W", "error", "-c", code]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_process_that_does_not_use_opentelemetry_does_not_import_it() -> None:
+    _run(after="assert not [name for name in sys.modules if name.startswith('opentelemetry')]")
+
+
+def test_client_works_without_the_api_package() -> None:
+    _run(before="sys.modules['opentelemetry'] = None", after="assert 'opentelemetry.trace' not in sys.modules")
+
+
+async def test_nothing_is_recorded_without_an_sdk(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_configured(monkeypatch):
+        await client.me()
+        assert switch.active() is None
+
+
+async def test_providers_of_the_api_record_nothing(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_configured(monkeypatch), monkeypatch.context() as patched:
+        patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
+        patched.setattr(metrics._internal, "_METER_PROVIDER", metrics.NoOpMeterProvider())
+        await client.me()
+        assert switch.active() is None
+
+
+async def test_sdk_that_is_configured_later_is_used(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_configured(monkeypatch):
+        await client.me()
+    with recording(monkeypatch) as recorded:
+        await client.me()
+    assert len(recorded.named("me")) == 1
+
+
+async def test_metrics_alone_are_recorded(
+    client: SigningClient, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
+        await client.me()
+        package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key="1")
+        await client.dispatch(package, tmp_path / "journal")
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        assert [find_context(record.state) async for record in journal.records()] == [None]
+    assert not recorded.spans
+    assert recorded.total(names.OPERATION_DURATION, signing_async__operation="me") == 1
+    assert recorded.total(names.DISPATCH_DURATION) == 1
+
+
+async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, recorded: Recorded) -> None:
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), telemetry=False) as client:
+        await client.me()
+        await client.with_options(timeout=5).me()
+    assert not recorded.spans
+    assert not recorded.points(names.OPERATION_DURATION)
+
+
+async def test_refresh_for_a_client_without_telemetry_records_nothing(recorded: Recorded) -> None:
+    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
+        await oauth._current._store.save(expired())
+        async with SigningClient(server.base_url, oauth, telemetry=False) as client:
+            await client.request("GET", "/api/1.0/me")
+    assert not recorded.spans
+
+
+async def test_environment_switches_everything_off(
+    sandbox: Sandbox, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        await client.me()
+    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
+        await oauth._current._store.save(expired())
+        await oauth.refresh()
+    assert not recorded.spans
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), telemetry=True) as client:
+        await client.me()
+    assert len(recorded.named("me")) == 1
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("on", True), ("OFF", False), ("", True)])
+def test_value_of_the_environment(value: str, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_TELEMETRY", value)
+    assert switch.is_enabled() is is_on
+    assert Settings.load().telemetry is is_on
+
+
+@pytest.mark.parametrize("make", [lambda: SigningClient("https://tenant.example.com", "token"), Settings.load])
+def test_invalid_value_of_the_environment_is_refused(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
+    with pytest.raises(ConfigurationError, match="SIGNING_TELEMETRY: must be on or off, got 'maybe'"):
+        make()
+
+
+def test_invalid_argument_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="telemetry: must be True or False, got 'off'"):
+        SigningClient("https://tenant.example.com", "token", telemetry="off")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("line", "is_on"), [("telemetry = false", False), ('telemetry = "on"', True), ("", True)])
+async def test_settings_file_switches_a_client_off(
+    line: str, is_on: bool, sandbox: Sandbox, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'base_url = "{sandbox.base_url}"\naccess_token = "{sandbox.access_token()}"\n{line}\n')
+    path.chmod(0o600)
+    monkeypatch.setenv("SIGNING_CONFIG", str(path))
+    async with SigningClient.from_env() as client:
+        await client.me()
+    assert len(recorded.named("me")) == is_on
+    async with SigningClient.from_env(telemetry=True) as client:
+        await client.me()
+    assert len(recorded.named("me")) == is_on + 1
+
+
+def test_invalid_value_in_the_settings_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("telemetry = 1\n")
+    with pytest.raises(ConfigurationError, match=r"telemetry in .*config\.toml: must be on or off, got 1"):
+        Settings.load(path)
+
+
+@pytest.mark.usefixtures("recorded")
+async def test_too_old_api_package_is_reported_once(
+    client: SigningClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(switch, "_is_unusable", False)
+    create = metrics.Meter.create_histogram
+
+    def create_as_before(self: Any, name: str, unit: str, description: str) -> Any:
+        return create(self, name, unit, description)
+
+    monkeypatch.setattr("opentelemetry.sdk.metrics.Meter.create_histogram", create_as_before)
+    await client.me()
+    await client.me()
+    (report,) = [record.getMessage() for record in caplog.records if "OpenTelemetry" in record.getMessage()]
+    assert report.endswith("install signing-async[otel]")
+    assert switch.active() is None
+
+
+async def test_api_package_without_metrics_is_not_used(
+    client: SigningClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(switch, "_is_unusable", False)
+    with recording(monkeypatch) as recorded, monkeypatch.context() as patched:
+        patched.delattr(opentelemetry, "metrics")
+        patched.setitem(sys.modules, "opentelemetry.metrics", None)
+        await client.me()
+    assert "OpenTelemetry is not used" in caplog.text
+    assert not recorded.spans
