@@ -16,7 +16,7 @@ import attrs
 from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry import switch
-from ..transport.operation import caller
+from ..transport.operation import Caller
 from .token_endpoint import TokenEndpoint, TokenForm
 from .token_stores import TokenStore
 
@@ -71,7 +71,7 @@ class CurrentToken:
                 self._replacing = None if rejected is None else rejected.access_token
                 self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
             if rejected is None or self._replacing == rejected.access_token:
-                return await _awaited(self._refreshing)
+                return await _result_for(self._endpoint.caller(), self._refreshing)
             # This refresh replaces another token than the caller's.
             await asyncio.wait([self._refreshing])
 
@@ -118,7 +118,7 @@ class CurrentToken:
         return token
 
     async def _refresh(self, rejected: Token | None) -> Token:
-        telemetry = switch.active() if caller().telemetry else None
+        telemetry = switch.active() if self._endpoint.caller().telemetry else None
         if telemetry is None:
             return (await self._refresh_or_adopt(rejected))[0]
         from ..telemetry.work import Refresh
@@ -277,9 +277,9 @@ def _text(error: Exception) -> str:
     return str(error) if isinstance(error, SigningError) else type(error).__name__
 
 
-async def _awaited(refreshing: asyncio.Task[Token]) -> Token:
+async def _result_for(caller: Caller, refreshing: asyncio.Task[Token]) -> Token:
     """Wait for a refresh that other calls may wait for too, and tell the telemetry of the caller's call."""
-    observed = caller().observed
+    observed = caller.observed
     if observed is None:
         return await _result(refreshing)
     began, result = time.perf_counter(), "cancelled"

@@ -18,11 +18,12 @@ import attrs
 from ..assumptions import Assumptions
 from ..errors import APIError, AuthError, ClientClosed, ConfigurationError, RefreshRejected
 from ..models import Token
+from ..telemetry.switch import is_enabled
 from ..transport import wire
 from ..transport.call import Anonymous, Operation, Options, Shared, Timeouts, Transport
 from ..transport.decode import Unreadable, parse
 from ..transport.error_response import look_up, one_line, request_id
-from ..transport.operation import caller
+from ..transport.operation import Caller, caller
 from ..transport.rate_limit import Pause
 from ..transport.redaction import redact
 from ..transport.retry import Repeat, RetryPolicy
@@ -61,6 +62,7 @@ class TokenEndpoint:
         # Connecting takes at most half of the time, so another attempt fits into the other half.
         timeouts = Timeouts(call=timeout, transfer=timeout, connect=0.5 * timeout)
         self._options = Options(retry, timeouts, assumptions, on_attempt=None)
+        self._no_caller = Caller(None, telemetry=is_enabled())
         self._pause = Pause()
         self._has_own_session = session is not None
         self._lent: weakref.WeakSet[wire.Sessions] = weakref.WeakSet()
@@ -87,9 +89,13 @@ class TokenEndpoint:
             convert_error=request.convert_error,
         )
         shared = Shared(self.origin, Anonymous(request.secrets), self._usable_sessions(), self._pause)
-        of_caller = caller()
+        of_caller = self.caller()
         options = attrs.evolve(self._options, on_attempt=of_caller.on_attempt, telemetry=of_caller.telemetry)
         return await Transport(shared, options).call(operation)
+
+    def caller(self) -> Caller:
+        """Return the call that causes a token request; without one, the environment decides about telemetry."""
+        return caller() or self._no_caller
 
     def encode(self, form: TokenForm) -> wire.Body:
         """Return the form as a request body."""

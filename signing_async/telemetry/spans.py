@@ -84,7 +84,7 @@ class Span:
 
     @property
     def context(self) -> str | None:
-        """The context as text, to be kept and linked to by another process; None if it is not recorded anywhere."""
+        """The context as text, to be kept and linked to by another process; None without an SDK for traces."""
         found = self.span.get_span_context()
         if not found.is_valid:
             return None

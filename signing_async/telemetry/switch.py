@@ -68,8 +68,7 @@ def _load() -> Telemetry | None:
 
         # Threads that handle webhooks come here too.
         with _loading:
-            if _telemetry is None:
-                _telemetry = Telemetry()
+            _telemetry = _telemetry or Telemetry()
     except (ImportError, TypeError) as error:
         # An API package that is older than what the extra requires lacks modules, classes or arguments.
         _is_unusable = True

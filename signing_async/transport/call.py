@@ -15,7 +15,7 @@ from ..telemetry import switch
 from . import retry
 from .deadlines import Deadline
 from .exchange import Exchange, TokenReplaced, report_attempt
-from .operation import Anonymous, Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts, log
+from .operation import Anonymous, Attempt, Auth, Bearer, Caller, Operation, Options, Shared, Timeouts, log
 from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Transport:
     def __init__(self, shared: Shared, options: Options) -> None:
         self.shared = shared
         self.options = options
+        self._unobserved = Caller(options.on_attempt, telemetry=options.telemetry)
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation within the call's deadline, with as many attempts as the retry table allows."""
@@ -58,7 +59,7 @@ class Transport:
         budget = self.shared.budget
         budget.deposit()
         with self._observe(operation.name, operation.path) as observed:
-            call = _Call(self.shared, self.options, operation, deadline, budget, observed)
+            call = _Call(self.shared, self.options, operation, deadline, budget, self._caller(observed))
             try:
                 result = await retry.run(call.attempt)
             except BaseException as error:
@@ -84,7 +85,11 @@ class Transport:
             return await self._reading_call(operation, observed).verify(value)
 
     def _reading_call(self, operation: Operation[T], observed: ObservedCall | None) -> _Call[T]:
-        return _Call(self.shared, self.options, operation, self.deadline(), None, observed, only_reads=True)
+        caller = self._caller(observed)
+        return _Call(self.shared, self.options, operation, self.deadline(), None, caller, only_reads=True)
+
+    def _caller(self, observed: ObservedCall | None) -> Caller:
+        return self._unobserved if observed is None else Caller(self.options.on_attempt, observed)
 
     def _observe(self, name: str, path: str) -> AbstractContextManager[ObservedCall | None]:
         telemetry = switch.active() if self.options.telemetry else None
@@ -122,7 +127,7 @@ class _Call(Generic[T]):
         operation: Operation[T],
         deadline: float,
         budget: RetryBudget | None,
-        observed: ObservedCall | None,
+        caller: Caller,
         *,
         only_reads: bool = False,
     ) -> None:
@@ -131,8 +136,9 @@ class _Call(Generic[T]):
         self.operation = operation
         self.deadline = deadline
         self.retries = Retries(options.retry, operation.repeat, budget)
-        self.observed = observed
-        self.exchange: Exchange[T] = Exchange(operation, shared, options, observed)
+        self.caller = caller
+        self.observed = caller.observed
+        self.exchange: Exchange[T] = Exchange(operation, shared, options, self.caller)
         self.only_reads = only_reads
         self.started = asyncio.get_running_loop().time()
 
@@ -143,7 +149,7 @@ class _Call(Generic[T]):
         self.retries.attempts += 1
         began = time.perf_counter()
         try:
-            result = await self._request()
+            result = await (self._send() if self.observed is None else self._send_observed())
         except errors.SigningError as error:
             report_attempt(self.exchange, self.retries.attempts, began, str(error))
             if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
@@ -220,28 +226,25 @@ class _Call(Generic[T]):
 
     # One attempt
 
-    async def _request(self) -> T | FailedAttempt | TokenReplaced:
-        """Make a request, and tell telemetry when it has ended."""
-        if self.observed is None:
-            return await self._send(None)
+    async def _send_observed(self) -> T | FailedAttempt | TokenReplaced:
         try:
-            result = await self._send(self.observed)
+            result = await self._send()
         except BaseException as error:
             self.exchange.end_attempt(error)
             raise
         self.exchange.end_attempt(result.error if isinstance(result, FailedAttempt) else None)
         return result
 
-    async def _send(self, observed: ObservedCall | None) -> T | FailedAttempt | TokenReplaced:
+    async def _send(self) -> T | FailedAttempt | TokenReplaced:
         """Acquire from the rate limiter, send the request and read its response, within the deadline."""
         shared, operation = self.shared, self.operation
-        exchange = self.exchange = Exchange(operation, shared, self.options, observed)
+        exchange = self.exchange = Exchange(operation, shared, self.options, self.caller)
         loop = asyncio.get_running_loop()
         began = loop.time()
         is_acquired = await shared.rate_limiter.acquire(self._last_start())
         since = loop.time()
-        if observed is not None:
-            observed.note_wait(since - began, passed=is_acquired)
+        if self.observed is not None:
+            self.observed.note_wait(since - began, passed=is_acquired)
         if not is_acquired:
             wait = shared.rate_limiter.next_at - loop.time()
             # Without a wait no limit is known: the service has not responded to the requests before.
@@ -346,7 +349,7 @@ class _Call(Generic[T]):
         deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
         if self.observed is not None:
             self.observed.note_reading(operation.name)
-        return await retry.run(_Call(self.shared, self.options, operation, deadline, None, self.observed).attempt)
+        return await retry.run(_Call(self.shared, self.options, operation, deadline, None, self.caller).attempt)
 
     def _reading_time(self) -> float:
         """Return the seconds to reserve for one reading."""

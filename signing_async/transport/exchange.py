@@ -52,13 +52,11 @@ class Exchange(Generic[T]):
     _data: Any = None
     _error_id: str | None = None
 
-    def __init__(
-        self, operation: Operation[T], shared: Shared, options: Options, observed: telemetry.Call | None = None
-    ) -> None:
+    def __init__(self, operation: Operation[T], shared: Shared, options: Options, caller: Caller) -> None:
         self.operation = operation
         self._shared = shared
         self.options = options
-        self._caller = Caller(options.on_attempt, observed, options.telemetry)
+        self._caller = caller
 
     @property
     def request_id(self) -> str | None:

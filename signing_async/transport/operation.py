@@ -15,7 +15,6 @@ from ..assumptions import Assumptions
 from ..errors import APIError, AuthError, DecodeError, NotFound
 from ..models import Token
 from ..reconcile import Effect
-from ..telemetry.switch import is_enabled
 from . import wire
 from .decode import Unreadable, parse
 from .error_response import request_id
@@ -117,7 +116,7 @@ def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
             log.exception("the %s hook failed", name)
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Caller:
     """The call that causes a token request: its ``on_attempt`` hook and, if it is observed, its span."""
 
@@ -139,10 +138,9 @@ def reporting_to(caller: Caller) -> Iterator[None]:
         _caller.reset(reset)
 
 
-def caller() -> Caller:
-    """Return the call that caused a token request; without one, telemetry is on unless the environment says no."""
-    found = _caller.get()
-    return Caller(None, telemetry=is_enabled()) if found is None else found
+def caller() -> Caller | None:
+    """Return the call that caused a token request, if one did."""
+    return _caller.get()
 
 
 class Auth(Protocol):

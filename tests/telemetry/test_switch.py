@@ -11,12 +11,14 @@ import opentelemetry
 import pytest
 from opentelemetry import metrics, trace
 
-from signing_async import ConfigurationError, SigningClient
+from signing_async import ConfigurationError, NewRecipient, SigningClient, SigningPackage, SqliteJournal
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings
 from signing_async.telemetry import names, switch
+from signing_async.telemetry.kept import find_context
 from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
 from tests.guides import ROOT
+from tests.pdfs import make_pdf
 from tests.telemetry.recorded import Recorded, nothing_configured, recording
 
 CALL = """
@@ -55,6 +57,14 @@ async def test_nothing_is_recorded_without_an_sdk(client: SigningClient, monkeyp
         assert switch.active() is None
 
 
+async def test_providers_of_the_api_record_nothing(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_configured(monkeypatch), monkeypatch.context() as patched:
+        patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
+        patched.setattr(metrics._internal, "_METER_PROVIDER", metrics.NoOpMeterProvider())
+        await client.me()
+        assert switch.active() is None
+
+
 async def test_sdk_that_is_configured_later_is_used(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with nothing_configured(monkeypatch):
         await client.me()
@@ -64,13 +74,18 @@ async def test_sdk_that_is_configured_later_is_used(client: SigningClient, monke
 
 
 async def test_metrics_alone_are_recorded(
-    client: SigningClient, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+    client: SigningClient, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
         await client.me()
+        package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key="1")
+        await client.dispatch(package, tmp_path / "journal")
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        assert [find_context(record.state) async for record in journal.records()] == [None]
     assert not recorded.spans
-    assert recorded.total(names.OPERATION_DURATION) == 1
+    assert recorded.total(names.OPERATION_DURATION, signing_async__operation="me") == 1
+    assert recorded.total(names.DISPATCH_DURATION) == 1
 
 
 async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, recorded: Recorded) -> None:
@@ -167,9 +182,10 @@ async def test_too_old_api_package_is_reported_once(
 async def test_api_package_without_metrics_is_not_used(
     client: SigningClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(switch, "_telemetry", None)
     monkeypatch.setattr(switch, "_is_unusable", False)
-    monkeypatch.delattr(opentelemetry, "metrics")
-    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
-    await client.me()
+    with recording(monkeypatch) as recorded, monkeypatch.context() as patched:
+        patched.delattr(opentelemetry, "metrics")
+        patched.setitem(sys.modules, "opentelemetry.metrics", None)
+        await client.me()
     assert "OpenTelemetry is not used" in caplog.text
+    assert not recorded.spans
