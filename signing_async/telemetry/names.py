@@ -153,7 +153,7 @@ class Metric(NamedTuple):
     boundaries: tuple[float, ...] | None = None
     """Of a histogram's buckets."""
     combine: Callable[[Iterable[float]], float] = sum
-    """Makes one value of those that the parts of a process measure for a gauge."""
+    """How the values that several parts of a process measure for a gauge become one."""
 
 
 REQUEST_DURATION = Metric(
