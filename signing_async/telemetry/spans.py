@@ -67,10 +67,7 @@ class Telemetry:
         """
         around = None if parent is None else trace.set_span_in_context(parent.span)
         linked = [trace.Link(found) for text in links if (found := _parse_context(text)) is not None]
-        span = self._tracer.start_span(
-            name, around, kind, attributes, linked, record_exception=False, set_status_on_exception=False
-        )
-        return Span(span)
+        return Span(self._tracer.start_span(name, around, kind, attributes, linked))
 
 
 class Span:
