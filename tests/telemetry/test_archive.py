@@ -123,6 +123,19 @@ async def test_sweep_whose_store_fails_is_an_error(
     assert "Anna" not in recorded.text()
 
 
+async def test_sweep_whose_results_are_not_all_taken_is_cancelled(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    for _ in range(4):
+        await completed(sandbox, client, documents=("a.pdf",))
+    sandbox.faults.add("signings.list", "hang", skip=1)
+    async with Archive(client, folder, journal=journal) as archive, archive.sweep() as results:
+        await anext(results)
+    sweep = recorded.one("archive.sweep")
+    assert attributes(sweep)["signing_async.outcome"] == "cancelled"
+    assert attributes(sweep)["error.type"] == "CancelledError"
+
+
 async def test_sweep_links_to_the_interrupted_one_that_it_resumes(
     sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
 ) -> None:
