@@ -7,8 +7,8 @@ import json
 import logging
 import queue
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isawaitable
@@ -63,6 +63,7 @@ NO_LENGTH = Decision(411, "this server cannot read a chunked body: send a Conten
 INCOMPLETE = Decision(400, "the body is incomplete", None, CLOSE, "incomplete")
 ACCEPTED = Decision(202, "accepted", verdict="accepted")
 DUPLICATE = Decision(202, "duplicate", verdict="duplicate")
+_UNOBSERVED = nullcontext()
 
 
 def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
@@ -90,7 +91,7 @@ def decide(verifier: WebhookVerifier, headers: Headers, body: bytes) -> Decision
     if refusal := check_head("POST", headers, verifier.max_body):
         return refusal
     try:
-        return replace(ACCEPTED, event=verifier.parse(body, headers=headers))
+        return Decision(202, "accepted", verifier.parse(body, headers=headers), verdict="accepted")
     except InvalidSignature as error:
         log.warning("rejected a webhook delivery (%s): %s", error.reason, error)
         return Decision(401, "the signature is not valid", verdict=f"signature_{error.reason}")
@@ -327,16 +328,13 @@ class Receiver:
         except Exception:
             log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
 
-    @contextmanager
-    def _observed(self) -> Iterator[Delivery | None]:
+    def _observed(self) -> AbstractContextManager[Delivery | None]:
         telemetry = switch.active() if self._is_observed else None
         if telemetry is None:
-            yield None
-            return
+            return _UNOBSERVED
         from ..telemetry.webhooks import Delivery
 
-        with Delivery(telemetry) as delivery:
-            yield delivery
+        return Delivery(telemetry)
 
     def _duplicate(self, event: Event) -> Decision:
         log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
