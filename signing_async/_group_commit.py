@@ -41,6 +41,8 @@ class FileFormat:
     tables: tuple[str, ...]
     """The statements that set up a new file."""
     failure: type[JournalError] | type[InboxError]
+    added: tuple[tuple[str, str], ...] = ()
+    """Columns that are added to the tables, in files of earlier versions too: a table, and a name with its type."""
 
 
 class GroupCommit:
@@ -255,3 +257,18 @@ def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat
             connection.execute(f"PRAGMA application_id = {file_format.application}")
             connection.execute(f"PRAGMA user_version = {file_format.version}")
         sync_folder(path.parent)
+    if _missing_columns(connection, file_format):
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            # Another process may have added them meanwhile.
+            for table, column in _missing_columns(connection, file_format):
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+
+
+def _missing_columns(connection: sqlite3.Connection, file_format: FileFormat) -> list[tuple[str, str]]:
+    has = "SELECT count(*) FROM pragma_table_info(?) WHERE name = ?"
+    return [
+        (table, column)
+        for table, column in file_format.added
+        if not connection.execute(has, (table, column.partition(" ")[0])).fetchone()[0]
+    ]

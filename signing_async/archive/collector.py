@@ -24,6 +24,8 @@ from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
 from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError, StorageError
 from ..models import Document, Signing, SigningState
+from ..telemetry import switch
+from ..telemetry.kept import find_context, keep_context
 from ..transport.error_response import one_line
 from ..worker_pool import log
 from .incoming import Incoming
@@ -128,6 +130,9 @@ class _OneSigning:
         self._pending: dict[str, ArchivedDocument] = {}
         self._complete: list[str] = []
         """The ids of all documents, once they were archived."""
+        self._earlier = find_context(claim.state)
+        self._context: str | None = None
+        """The context of the span of the document that is worked on."""
         with suppress(KeyError, TypeError, ValueError, RecursionError, AttributeError):
             # An entry that cannot be decoded costs a download.
             self._load(json.loads(claim.state or "{}"))
@@ -160,6 +165,22 @@ class _OneSigning:
             self._signing = await self._archive.client.signings.get(self._signing.id)
 
     async def _collect_one(self, document: Document) -> ArchiveResult | None:
+        telemetry = switch.active() if self._archive.telemetry else None
+        if telemetry is None:
+            return await self._try_one(document)
+        from ..telemetry.archive import DocumentWork
+
+        earlier = self._earlier if document.id in self._pending else None
+        with DocumentWork(telemetry, self._signing.id, document.id, earlier) as work:
+            self._context = work.context
+            result = await self._try_one(document)
+            if result is None:
+                work.end_with(None, None)
+            else:
+                work.end_with(None if result.entry is None else result.entry.size, result.error)
+            return result
+
+    async def _try_one(self, document: Document) -> ArchiveResult | None:
         """Return the result of a document; None if an earlier run had archived it."""
         try:
             entry = await self._find_placed(document)
@@ -255,7 +276,7 @@ class _OneSigning:
 
     async def _save(self) -> None:
         pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
-        text = json.dumps({"pending": pending, "complete": self._complete})
+        text = keep_context(json.dumps({"pending": pending, "complete": self._complete}), self._context)
         archive = self._archive
         await journaled("write", archive.journal.write(self._claim, text), telemetry=archive.telemetry)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -13,9 +14,14 @@ from ..dispatch.entry import journaled, release
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..errors import SigningError
 from ..models import Signing, SigningState
+from ..telemetry import switch
+from ..telemetry.kept import find_context, keep_context
 from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Deferred, ProgressReporter, Several, log
 from .collector import ArchiveResult, Collector
+
+if TYPE_CHECKING:
+    from ..telemetry.archive import SweepWork
 
 __all__ = ["Sweep"]
 
@@ -28,20 +34,46 @@ class Sweep:
         self._matches = matches
         self._reporter = reporter
         self._place = _Place(collector.journal, f"archive-sweep:{collector.service}", telemetry=collector.telemetry)
-        self.jobs: AsyncGenerator[_Job, None] = self._pull()
+        self._observed: SweepWork | None = None
+        self.jobs: AsyncGenerator[_Job, None] = self._pull_noting_errors()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         try:
             await self._place.open()
-            yield
+            with self._observing():
+                yield
         finally:
             await self.jobs.aclose()
             await self._place.close()
 
+    @contextmanager
+    def _observing(self) -> Iterator[None]:
+        """Make the sweep's span the current one; the tasks of the workers inherit it."""
+        telemetry = switch.active() if self._collector.telemetry else None
+        if telemetry is None:
+            yield
+            return
+        from ..telemetry.archive import SweepWork
+
+        with SweepWork(telemetry, self._place.earlier) as self._observed:
+            self._place.context = self._observed.context
+            yield
+
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """Note an error that ends the sweep: the tasks of the pool end without it."""
+        try:
+            yield
+        except Exception as error:
+            if self._observed is not None:
+                self._observed.note_error(error)
+            raise
+
     async def work(self, job: _Job) -> Several[ArchiveResult] | Deferred:
         """Archive what is missing of a signing; defer a signing that another run is working on."""
-        results = await self._collector.collect(job.signing)
+        with self._noting_errors():
+            results = await self._collector.collect(job.signing)
         if results is None:
             return job.deferrals.next(f"signing {one_line(job.signing.id)}")
         for result in results:
@@ -49,6 +81,12 @@ class Sweep:
                 self._reporter.add(1, result.entry.size)
         await self._place.leave(job.page)
         return Several(results)
+
+    async def _pull_noting_errors(self) -> AsyncGenerator[_Job, None]:
+        with self._noting_errors():
+            async with aclosing(self._pull()) as jobs:
+                async for job in jobs:
+                    yield job
 
     async def _pull(self) -> AsyncGenerator[_Job, None]:
         await self._collector.manifest.refresh()
@@ -74,6 +112,8 @@ class Sweep:
         async with aclosing(self._collector.client.signings.list(cursor=start).pages()) as pages:
             async for found in pages:
                 page = self._place.enter(found.next_cursor)
+                if self._observed is not None:
+                    self._observed.note_page(len(found.items))
                 for signing in found.items:
                     if self._is_due(signing):
                         page.unfinished += 1
@@ -120,6 +160,10 @@ class _Place:
         self._is_whole = False
         self.saved: str | None = None
         """The cursor of the first page that an interrupted sweep did not finish."""
+        self.earlier: str | None = None
+        """The context of the span of that sweep."""
+        self.context: str | None = None
+        """The context of the span of this sweep."""
 
     async def open(self) -> None:
         self._claim = await journaled("claim", self._journal.claim(self._key), telemetry=self._telemetry)
@@ -127,6 +171,7 @@ class _Place:
             with suppress(ValueError, KeyError, TypeError):
                 cursor = json.loads(self._claim.state)["cursor"]
                 self.saved = cursor if isinstance(cursor, str) else None
+            self.earlier = None if self.saved is None else find_context(self._claim.state)
 
     async def close(self) -> None:
         if self._claim is None:
@@ -162,5 +207,6 @@ class _Place:
             self.saved = cursor
             # Another sweep may have taken over: then it saves its own place.
             with suppress(ClaimLost):
-                writing = self._journal.write(self._claim, json.dumps({"cursor": cursor}))
+                text = keep_context(json.dumps({"cursor": cursor}), self.context)
+                writing = self._journal.write(self._claim, text)
                 await journaled("write", writing, telemetry=self._telemetry)

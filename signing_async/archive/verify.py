@@ -11,6 +11,8 @@ from typing import Literal
 import attrs
 
 from ..errors import ConfigurationError, InvalidRequest
+from ..telemetry import switch
+from ..telemetry.names import ARCHIVE_FINDINGS, FINDING
 from ..worker_pool import FileProgress, Progress, ProgressReporter
 from .digest_set import DigestSet, digest
 from .folder import FolderStore
@@ -82,7 +84,12 @@ async def verify_archive(
         assert report.ok, report.findings
     """
     reporter = ProgressReporter(on_progress)
-    return await _Verification(as_store(archive), reporter).run()
+    report = await _Verification(as_store(archive), reporter).run()
+    telemetry = switch.active() if switch.is_enabled() else None
+    if telemetry is not None:
+        for finding in report.findings:
+            telemetry.record(ARCHIVE_FINDINGS, 1, {FINDING: finding.kind})
+    return report
 
 
 class _Verification:

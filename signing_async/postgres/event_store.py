@@ -19,7 +19,8 @@ import asyncpg
 
 from ..errors import ConfigurationError, InboxError
 from ..webhooks.event import Event
-from ..webhooks.event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
+from ..webhooks.event_store import Backlog, EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
+from . import event_statements as sql
 from .database import Database, Pool, terminate
 from .event_writer import EventWriter
 from .leases import Leases
@@ -29,158 +30,8 @@ __all__ = ["PostgresEventStore"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-_PAGE = 100
-"""Events in one statement: each may have a body of 1 MiB."""
-_BATCH = 1000
-"""Events that one statement purges or requeues: it has to end within the timeout."""
 _POLL = 1.0
-_SPREAD = 2.0
-"""Seconds, for each further attempt, over which the takeover of a dead process's events is spread.
-
-One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
-"""
 _LONGEST_NAME = 50
-
-# The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see.
-_TABLE = """\
-CREATE TABLE IF NOT EXISTS {table} (
-    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    id text NOT NULL UNIQUE,
-    type text NOT NULL,
-    signing_id text,
-    body bytea,
-    received_at timestamptz NOT NULL,
-    status text NOT NULL DEFAULT 'pending',
-    attempts integer NOT NULL DEFAULT 0,
-    due_at timestamptz NOT NULL DEFAULT now(),
-    error text,
-    settled_at timestamptz,
-    owner text,
-    fence bigint NOT NULL DEFAULT 0,
-    leased_until timestamptz
-);
-CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL;
-CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE status = 'pending';
-CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE status = 'pending';
-CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq);
-CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at)
-    WHERE body IS NOT NULL AND status IN ('handled', 'dropped')"""
-_COLUMNS = """\
-event.seq, event.id, event.type, event.signing_id, event.body, event.received_at, event.status, event.attempts,
-    event.error, event.settled_at, CASE WHEN event.owner IS NOT NULL THEN event.fence END AS fence,
-    CASE WHEN event.status = 'pending' AND event.owner IS NULL AND event.attempts > 0 THEN event.due_at END AS due_at"""
-# PostgreSQL sends equal notifications of a transaction once.
-_ADD = """\
-WITH added AS (
-    INSERT INTO {table} (id, type, signing_id, body, received_at)
-    SELECT id, type, signing_id, body, received_at
-    FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::timestamptz[])
-        WITH ORDINALITY AS event (id, type, signing_id, body, received_at, number)
-    ORDER BY number
-    ON CONFLICT (id) DO NOTHING
-    RETURNING id
-)
-SELECT id, pg_notify($6, '') FROM added"""
-# An expired claim is taken over before other events of its signing are looked at. If the response to a claim was lost,
-# the next claim returns its events, which have this owner but are not held, and counts no second attempt.
-# From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. It keeps its
-# fence: an owner that was only paused may still end it.
-_CLAIM = """\
-WITH expired AS (
-    UPDATE {table} AS event
-    SET owner = '', leased_until = statement_timestamp() + random() * (attempts - 1) * interval '{spread} s'
-    FROM (
-        SELECT seq FROM {table}
-        WHERE owner IS NOT NULL AND owner NOT IN ('', $2) AND leased_until <= statement_timestamp() AND attempts > 1
-        FOR UPDATE SKIP LOCKED
-    ) AS lost
-    WHERE event.seq = lost.seq
-), claimable AS (
-    SELECT seq FROM {table} AS event
-    WHERE status = 'pending' AND due_at <= statement_timestamp() AND id <> ALL($4::text[])
-        AND (
-            owner IS NULL OR owner = $2 AND (id <> ALL($5::text[]) OR leased_until <= statement_timestamp())
-            OR leased_until <= statement_timestamp() AND (owner = '' OR attempts = 1)
-        )
-        AND (owner IS NOT NULL OR NOT EXISTS (
-            SELECT FROM {table} AS other
-            WHERE other.signing_id = event.signing_id AND other.status = 'pending'
-                AND (other.seq < event.seq OR other.seq > event.seq AND other.owner IS NOT NULL)
-        ))
-    ORDER BY due_at, seq LIMIT $1 FOR UPDATE SKIP LOCKED
-)
-UPDATE {table} AS event
-SET owner = $2, fence = event.fence + 1, leased_until = statement_timestamp() + $3,
-    attempts = event.attempts + (event.owner IS DISTINCT FROM $2)::int
-FROM claimable WHERE event.seq = claimable.seq
-RETURNING {columns}, event.due_at AS due"""
-_RENEW = """\
-UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
-FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
-WHERE event.id = held.key AND event.fence = held.fence AND event.owner IS NOT NULL
-RETURNING held.key"""
-# Events that wait for a postponed event become due with it, so that a claim doesn't read them for nothing.
-_SETTLE = """\
-WITH settled AS (
-    UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL
-    WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
-    RETURNING signing_id
-), due AS (
-    UPDATE {table} AS event SET due_at = statement_timestamp()
-    FROM settled
-    WHERE event.signing_id = settled.signing_id AND event.status = 'pending' AND event.attempts = 0
-        AND event.due_at > statement_timestamp()
-)
-SELECT true FROM settled"""
-_POSTPONE = """\
-WITH postponed AS (
-    UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, attempts = attempts - $5::int,
-        owner = NULL, leased_until = NULL
-    WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
-    RETURNING seq, signing_id, due_at
-), waiting AS (
-    UPDATE {table} AS event SET due_at = postponed.due_at
-    FROM postponed
-    WHERE event.signing_id = postponed.signing_id AND event.status = 'pending' AND event.seq > postponed.seq
-        AND event.attempts = 0 AND event.due_at < postponed.due_at
-)
-SELECT true FROM postponed"""
-_IS_ENDED = "SELECT true FROM {table} WHERE id = $1 AND fence = $2 AND owner IS NULL"
-_RELEASE = """\
-WITH released AS (
-    UPDATE {table} AS event SET attempts = attempts - 1, owner = NULL, leased_until = NULL
-    FROM unnest($1::text[], $2::bigint[]) AS held (id, fence)
-    WHERE event.id = held.id AND event.fence = held.fence AND event.owner IS NOT NULL
-    RETURNING true
-)
-SELECT pg_notify($3, '') FROM released"""
-_SELECTED = """\
-seq > $1 AND ($2::text[] IS NULL OR id = ANY($2)) AND ($3::text IS NULL OR status = $3)
-    AND ($4::text IS NULL OR type LIKE $4) AND ($5::timestamptz IS NULL OR received_at >= $5)
-    AND ($6::timestamptz IS NULL OR received_at < $6)"""
-_SELECT = "SELECT {columns} FROM {table} AS event WHERE {selected} ORDER BY seq LIMIT {page}"
-_REQUEUE = """\
-WITH chosen AS (
-    SELECT seq FROM {table} WHERE {selected} AND owner IS NULL AND body IS NOT NULL
-    ORDER BY seq LIMIT {batch} FOR UPDATE
-), requeued AS (
-    UPDATE {table} AS event
-    SET status = 'pending', attempts = 0, due_at = statement_timestamp(), error = NULL, settled_at = NULL
-    FROM chosen WHERE event.seq = chosen.seq
-    RETURNING event.seq
-)
-SELECT seq, pg_notify($7, '') FROM requeued"""
-_PURGE = """\
-UPDATE {table} SET body = NULL WHERE seq IN (
-    SELECT seq FROM {table} WHERE settled_at < $1 AND body IS NOT NULL AND status IN ('handled', 'dropped')
-    LIMIT {batch} FOR UPDATE SKIP LOCKED
-) RETURNING seq"""
-_STATS = """\
-SELECT status, count(*) AS number, min(received_at) FILTER (WHERE status = 'pending') AS oldest
-FROM {table} GROUP BY status"""
-
-
-_PARTS = {"columns": _COLUMNS, "selected": _SELECTED, "page": _PAGE, "batch": _BATCH, "spread": _SPREAD}
 
 
 class PostgresEventStore:
@@ -198,10 +49,11 @@ class PostgresEventStore:
         lease: float = 30.0,
         timeout: float = 2.0,
     ) -> None:
-        self._database = Database(postgres, table, _TABLE, timeout=timeout, failure=InboxError)
+        self._database = Database(postgres, table, sql.TABLE, timeout=timeout, failure=InboxError)
         if len(self._database.name) > _LONGEST_NAME:
             raise ConfigurationError(f"table: must have at most {_LONGEST_NAME} characters, got {table!r}")
-        self._leases = Leases(self._database, _RENEW, lease, owner=repr(self), noun="event")
+        self._statements = sql.EventStatements(self._database)
+        self._leases = Leases(self._database, sql.RENEW, lease, owner=repr(self), noun="event")
         self._thread: StoreThread | None = None
         if isinstance(postgres, str):
             opening = partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout)
@@ -213,7 +65,7 @@ class PostgresEventStore:
         self._unrecorded: dict[str, int] = {}
         """The fences of claims whose end could not be recorded: the caller may try again until the lease expires."""
         # The writer must not keep an unclosed store from being collected.
-        self._writer = EventWriter(partial(_insert, self._database))
+        self._writer = EventWriter(partial(self._statements.run, sql.ADD, self._database.name))
         self._woken = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
 
@@ -236,7 +88,7 @@ class PostgresEventStore:
 
     async def table_exists(self) -> bool:
         """Return whether the table exists."""
-        (row,) = await self._fetch("SELECT to_regclass($1) IS NOT NULL AS found", self._database.table)
+        (row,) = await self._statements.run("SELECT to_regclass($1) IS NOT NULL AS found", self._database.table)
         return bool(row["found"])
 
     # Adding
@@ -255,10 +107,10 @@ class PostgresEventStore:
         return await self._leases.claim(self._claim(limit), self._give_up)
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-        return await self._update(_SETTLE, claim, status.value, error)
+        return await self._update(sql.SETTLE, claim, status.value, error)
 
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
-        return await self._update(_POSTPONE, claim, timedelta(seconds=seconds), error, int(not counts))
+        return await self._update(sql.POSTPONE, claim, timedelta(seconds=seconds), error, int(not counts))
 
     async def release(self, claim: EventClaim) -> None:
         try:
@@ -268,15 +120,14 @@ class PostgresEventStore:
 
     async def _claim(self, limit: int) -> list[EventClaim]:
         owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}"
-        statement = self._database.render(_CLAIM, **_PARTS)
 
         async def claim(connection: Any) -> Any:
             while True:
                 # Another worker has just claimed an event of the same signing: a new snapshot shows it.
                 with contextlib.suppress(asyncpg.UniqueViolationError):
-                    return await connection.fetch(
-                        statement, limit, owner, self._leases.duration, list(self._leases.held), list(self._unrecorded)
-                    )
+                    known = list(self._leases.held), list(self._unrecorded)
+                    arguments = limit, owner, self._leases.duration, *known
+                    return await self._statements.fetch(connection, sql.CLAIM, arguments)
 
         # One at a time: what another call is claiming is not held yet.
         async with self._claiming:
@@ -291,10 +142,10 @@ class PostgresEventStore:
         is_held = self._leases.held.get(claim.stored.id) == claim.fence or arguments in self._unrecorded.items()
 
         async def update(connection: Any) -> bool:
-            updated = await connection.fetchval(self._database.render(statement, **_PARTS), *arguments, *values)
+            updated = await connection.fetchval(self._statements.render(statement), *arguments, *values)
             if not updated and is_held:
                 # An earlier attempt may have ended the claim, and only its response was lost.
-                updated = await connection.fetchval(self._database.render(_IS_ENDED), *arguments)
+                updated = await connection.fetchval(self._statements.render(sql.IS_ENDED), *arguments)
             return bool(updated)
 
         self._unrecorded.pop(claim.stored.id, None)
@@ -315,7 +166,7 @@ class PostgresEventStore:
             await self._release({claim.stored.id: claim.fence for claim in claims})
 
     async def _release(self, held: dict[str, int]) -> None:
-        await self._fetch(_RELEASE, list(held), list(held.values()), self._database.name)
+        await self._statements.run(sql.RELEASE, list(held), list(held.values()), self._database.name)
 
     def _forget(self, claim: EventClaim) -> None:
         if self._leases.held.get(claim.stored.id) == claim.fence:
@@ -337,17 +188,17 @@ class PostgresEventStore:
     async def select(self, selection: EventFilter) -> AsyncIterator[StoredEvent]:
         seq, filters = 0, _arguments(selection)
         while True:
-            rows = await self._fetch(_SELECT, seq, *filters)
+            rows = await self._statements.run(sql.SELECT, seq, *filters)
             for row in rows:
                 seq = row["seq"]
                 yield _decode(row)
-            if len(rows) < _PAGE:
+            if len(rows) < sql.PAGE:
                 return
 
     async def requeue(self, selection: EventFilter) -> int:
         seq, filters, requeued = 0, _arguments(selection), 0
         while True:
-            rows = await self._fetch(_REQUEUE, seq, *filters, self._database.name)
+            rows = await self._statements.run(sql.REQUEUE, seq, *filters, self._database.name)
             if not rows:
                 return requeued
             requeued += len(rows)
@@ -356,19 +207,19 @@ class PostgresEventStore:
     async def purge(self, settled_before: datetime) -> int:
         purged = 0
         while True:
-            rows = await self._fetch(_PURGE, settled_before)
+            rows = await self._statements.run(sql.PURGE, settled_before)
             if not rows:
                 return purged
             purged += len(rows)
 
     async def stats(self) -> InboxStats:
-        rows = await self._fetch(_STATS)
+        rows = await self._statements.run(sql.STATS)
         counts = dict.fromkeys(EventStatus, 0) | {EventStatus(row["status"]): row["number"] for row in rows}
         return InboxStats(counts, min((row["oldest"] for row in rows if row["oldest"]), default=None))
 
-    async def _fetch(self, statement: str, *arguments: object) -> Any:
-        rendered = self._database.render(statement, **_PARTS)
-        return await self._database.run(lambda connection: connection.fetch(rendered, *arguments))
+    async def backlog(self) -> Backlog:
+        (row,) = await self._statements.run(sql.BACKLOG)
+        return Backlog(row["pending"], row["dead"], row["oldest"])
 
     async def aclose(self) -> None:
         if self._listener is not None:
@@ -392,11 +243,6 @@ class PostgresEventStore:
     def __del__(self) -> None:
         if hasattr(self, "_database"):
             self._database.warn_if_open(self)
-
-
-async def _insert(database: Database, *columns: object) -> Any:
-    statement = database.render(_ADD)
-    return await database.run(lambda connection: connection.fetch(statement, *columns, database.name))
 
 
 async def _listen(database: Database, woken: asyncio.Event) -> None:
@@ -429,6 +275,17 @@ def _arguments(selection: EventFilter) -> tuple[object, ...]:
 
 
 def _decode(row: Any) -> StoredEvent:
-    fields = ("id", "type", "signing_id", "received_at", "attempts", "due_at", "error", "settled_at", "fence")
+    fields = (
+        "id",
+        "type",
+        "signing_id",
+        "received_at",
+        "attempts",
+        "due_at",
+        "error",
+        "settled_at",
+        "fence",
+        "trace_context",
+    )
     body = b"" if row["body"] is None else row["body"]
     return StoredEvent(body=body, status=EventStatus(row["status"]), **{name: row[name] for name in fields})

@@ -9,11 +9,10 @@ from typing import Any
 
 from ..errors import InboxError
 from ..webhooks.event import Event
+from .event_statements import PAGE
 
 __all__ = ["EventWriter"]
 
-_PAGE = 100
-"""Events in one statement: each may have a body of 1 MiB."""
 _BATCH_BYTES = 8 * 1024 * 1024
 """Bytes of the bodies that one statement adds, if it adds more than one: it has to end within the timeout."""
 _Addition = tuple[Event, bytes, asyncio.Future[bool]]
@@ -50,7 +49,7 @@ class EventWriter:
             await self._write(self._next_batch())
 
     async def _write(self, batch: list[_Addition]) -> None:
-        rows = [(one.id, one.type, one.signing_id, body, one.received_at) for one, body, _ in batch]
+        rows = [(one.id, one.type, one.signing_id, body, one.received_at, one.trace_context) for one, body, _ in batch]
         columns = [list(column) for column in zip(*rows, strict=True)]
         failure, new = None, set()
         try:
@@ -76,7 +75,7 @@ class EventWriter:
 
     def _next_batch(self) -> list[_Addition]:
         count = size = 0
-        for _, body, _ in self._adding[:_PAGE]:
+        for _, body, _ in self._adding[:PAGE]:
             size += len(body)
             if count and size > _BATCH_BYTES:
                 break

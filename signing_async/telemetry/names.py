@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 __all__ = [
     "ACTIVE_REQUESTS",
+    "ARCHIVE_DOCUMENTS",
+    "ARCHIVE_FINDINGS",
+    "ARCHIVE_SIGNINGS",
+    "ARCHIVE_SIZE",
+    "ATTEMPT_NUMBER",
     "ATTRIBUTES",
+    "DEAD_LETTERS",
+    "DELIVERIES",
+    "DELIVERY_DURATION",
+    "DELIVERY_SPAN",
     "DISPATCH_ACTIVE",
     "DISPATCH_DURATION",
     "DISPATCH_SPAN",
+    "DOCUMENT_ID",
+    "DOCUMENT_SPAN",
     "ERROR_TYPE",
     "EVENTS",
+    "EVENT_ID",
+    "FINDING",
+    "HANDLER",
+    "HANDLER_ATTEMPTS",
+    "HANDLER_DURATION",
+    "HANDLER_OUTCOME",
+    "HANDLER_SPAN",
     "JOURNAL_DURATION",
     "JOURNAL_OPERATION",
     "METRICS",
+    "OLDEST_PENDING",
     "OPERATION",
     "OPERATION_ATTEMPTS",
     "OPERATION_DURATION",
     "OUTCOME",
     "PACKAGE_NUMBER",
     "PACKAGE_SPAN",
+    "PENDING_EVENTS",
     "READING_EVENT",
     "REFRESHES",
     "REFRESH_EVENT",
@@ -35,6 +56,8 @@ __all__ = [
     "SIGNING_ID",
     "SPANS",
     "STATUS_CODE",
+    "SWEEP_DURATION",
+    "SWEEP_SPAN",
     "TRANSFERRED",
     "UNKNOWN_OUTCOMES",
     "URL_TEMPLATE",
@@ -44,6 +67,7 @@ __all__ = [
     "WAIT_DURATION",
     "WAIT_EVENT",
     "WAIT_PASSED",
+    "WEBHOOK_VERDICT",
     "Metric",
 ]
 
@@ -62,6 +86,13 @@ VERDICT = "signing_async.reconcile.verdict"
 REFRESH_RESULT = "signing_async.refresh.result"
 JOURNAL_OPERATION = "signing_async.journal.operation"
 PACKAGE_NUMBER = "signing_async.package.number"
+DOCUMENT_ID = "signing.document_id"
+EVENT_ID = "signing.event_id"
+WEBHOOK_VERDICT = "signing_async.webhook.verdict"
+HANDLER = "signing_async.inbox.handler"
+HANDLER_OUTCOME = "signing_async.inbox.outcome"
+ATTEMPT_NUMBER = "signing_async.inbox.attempt"
+FINDING = "signing_async.archive.finding"
 ATTRIBUTES = (
     SIGNING_ID,
     REQUEST_ID,
@@ -74,6 +105,13 @@ ATTRIBUTES = (
     REFRESH_RESULT,
     JOURNAL_OPERATION,
     PACKAGE_NUMBER,
+    DOCUMENT_ID,
+    EVENT_ID,
+    WEBHOOK_VERDICT,
+    HANDLER,
+    HANDLER_OUTCOME,
+    ATTEMPT_NUMBER,
+    FINDING,
 )
 
 ERROR_TYPE = "error.type"
@@ -84,7 +122,11 @@ URL_TEMPLATE = "url.template"
 REFRESH_SPAN = "token.refresh"
 DISPATCH_SPAN = "dispatch"
 PACKAGE_SPAN = "dispatch.package"
-SPANS = (REFRESH_SPAN, DISPATCH_SPAN, PACKAGE_SPAN)
+DELIVERY_SPAN = "webhook.delivery"
+HANDLER_SPAN = "inbox.handler"
+SWEEP_SPAN = "archive.sweep"
+DOCUMENT_SPAN = "archive.document"
+SPANS = (REFRESH_SPAN, DISPATCH_SPAN, PACKAGE_SPAN, DELIVERY_SPAN, HANDLER_SPAN, SWEEP_SPAN, DOCUMENT_SPAN)
 
 # The events of an operation's span.
 WAIT_EVENT = "rate_limiter.wait"
@@ -97,6 +139,7 @@ EVENTS = (WAIT_EVENT, REFRESH_EVENT, RETRY_EVENT, READING_EVENT, VERDICT_EVENT)
 # The boundaries of the semantic conventions; a call may take minutes, which the longer ones show.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _MINUTES = (*SECONDS, 25, 50, 100, 250, 500)
+_HOURS = (*_MINUTES, 1000, 2500, 5000, 10000)
 _COUNTS = (1, 2, 3, 4, 5, 7, 10)
 
 
@@ -104,11 +147,13 @@ class Metric(NamedTuple):
     """A metric: its kind of instrument, its unit, and what it counts or measures."""
 
     name: str
-    kind: Literal["counter", "up_down_counter", "histogram"]
+    kind: Literal["counter", "up_down_counter", "histogram", "gauge"]
     unit: str
     description: str
     boundaries: tuple[float, ...] | None = None
     """Of a histogram's buckets."""
+    combine: Callable[[Iterable[float]], float] = sum
+    """How the values that several parts of a process measure for a gauge become one."""
 
 
 REQUEST_DURATION = Metric(
@@ -148,6 +193,41 @@ DISPATCH_DURATION = Metric(
 DISPATCH_ACTIVE = Metric(
     "signing_async.dispatch.active_packages", "up_down_counter", "{package}", "Packages being dispatched."
 )
+DELIVERIES = Metric("signing_async.webhook.deliveries", "counter", "{delivery}", "Webhook deliveries, by verdict.")
+DELIVERY_DURATION = Metric(
+    "signing_async.webhook.delivery.duration",
+    "histogram",
+    "s",
+    "Duration of webhook deliveries, from their head to the response.",
+    SECONDS,
+)
+HANDLER_DURATION = Metric(
+    "signing_async.inbox.handler.duration", "histogram", "s", "Duration of an inbox's attempts, by outcome.", _MINUTES
+)
+HANDLER_ATTEMPTS = Metric(
+    "signing_async.inbox.attempts", "histogram", "{attempt}", "Attempts of an event that is settled.", _COUNTS
+)
+PENDING_EVENTS = Metric("signing_async.inbox.pending", "gauge", "{event}", "Events that are not handled yet.")
+OLDEST_PENDING = Metric(
+    "signing_async.inbox.oldest_pending.age", "gauge", "s", "Age of the oldest event that is not handled.", combine=max
+)
+DEAD_LETTERS = Metric("signing_async.inbox.dead_letters", "gauge", "{event}", "Events whose handler failed too often.")
+SWEEP_DURATION = Metric(
+    "signing_async.archive.sweep.duration", "histogram", "s", "Duration of an archive's sweeps, by outcome.", _HOURS
+)
+ARCHIVE_SIGNINGS = Metric(
+    "signing_async.archive.signings", "counter", "{signing}", "Signings that sweeps have read in the list."
+)
+ARCHIVE_DOCUMENTS = Metric(
+    "signing_async.archive.documents", "counter", "{document}", "Documents to archive, by outcome."
+)
+ARCHIVE_SIZE = Metric("signing_async.archive.size", "counter", "By", "Bytes of archived documents.")
+ARCHIVE_FINDINGS = Metric(
+    "signing_async.archive.findings",
+    "counter",
+    "{finding}",
+    "Differences between archives and their manifests, by kind.",
+)
 
 METRICS = (
     REQUEST_DURATION,
@@ -161,5 +241,17 @@ METRICS = (
     JOURNAL_DURATION,
     DISPATCH_DURATION,
     DISPATCH_ACTIVE,
+    DELIVERIES,
+    DELIVERY_DURATION,
+    HANDLER_DURATION,
+    HANDLER_ATTEMPTS,
+    PENDING_EVENTS,
+    OLDEST_PENDING,
+    DEAD_LETTERS,
+    SWEEP_DURATION,
+    ARCHIVE_SIGNINGS,
+    ARCHIVE_DOCUMENTS,
+    ARCHIVE_SIZE,
+    ARCHIVE_FINDINGS,
 )
 """All metrics: the guide, its dashboard and its alert rules are checked against them."""

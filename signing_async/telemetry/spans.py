@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,11 +41,16 @@ class Telemetry:
     def __init__(self) -> None:
         self._tracer = trace.get_tracer(_NAME, __version__, schema_url=SCHEMA_URL)
         meter = metrics.get_meter(_NAME, __version__, schema_url=SCHEMA_URL)
-        self._record = {metric: _recorder(meter, metric) for metric in METRICS}
+        self._record = {metric: _recorder(meter, metric) for metric in METRICS if metric.kind != "gauge"}
+        self._gauges = {metric: _Gauge(meter, metric) for metric in METRICS if metric.kind == "gauge"}
 
     def record(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
         """Add to a counter, or record a value of a histogram."""
         self._record[metric](value, attributes)
+
+    def measure(self, metric: Metric, source: Hashable, value: float | None) -> None:
+        """Set the value that a part of this process has measured for a gauge; None if it measures no more."""
+        self._gauges[metric].set(source, value)
 
     def span(
         self,
@@ -117,6 +122,24 @@ class Span:
     ) -> None:
         self.leave()
         self.end(error)
+
+
+class _Gauge:
+    """A gauge that keeps its value between two measurements, however often it is exported."""
+
+    def __init__(self, meter: metrics.Meter, metric: Metric) -> None:
+        self._combine = metric.combine
+        self._values: dict[Hashable, float] = {}
+        meter.create_observable_gauge(metric.name, [self._observe], metric.unit, metric.description)
+
+    def set(self, source: Hashable, value: float | None) -> None:
+        # Never changed in place: another thread exports it.
+        others = {each: kept for each, kept in self._values.items() if each != source}
+        self._values = others if value is None else {**others, source: value}
+
+    def _observe(self, _: metrics.CallbackOptions) -> list[metrics.Observation]:
+        values = self._values.values()
+        return [metrics.Observation(self._combine(values))] if values else []
 
 
 def _recorder(meter: metrics.Meter, metric: Metric) -> Any:

@@ -121,7 +121,7 @@ def _handle(
     receiver: Receiver, method: str, headers: Headers, environ: WSGIEnvironment, chunks: Iterator[bytes]
 ) -> Decision:
     if _is_chunked(environ) and not environ.get("wsgi.input_terminated"):
-        return NO_LENGTH
+        return receiver.refuse(NO_LENGTH)
     with _read_timeout(environ, receiver.body_timeout):
         return receiver.handle_blocking(method, headers, chunks)
 

@@ -35,6 +35,8 @@ class Event:
     payload: dict[str, Any] = field(repr=False, hash=False)
     received_at: datetime
     """When the delivery was received, in UTC."""
+    trace_context: str | None = field(default=None, repr=False, compare=False)
+    """The OpenTelemetry context of the delivery, as the text of a W3C ``traceparent``; None if it was not traced."""
 
     @property
     def signing_id(self) -> str | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..errors import InboxError, InvalidRequest
 from .event import Event, parse_event
@@ -45,13 +45,16 @@ class StoredEvent:
     """When the event was handled, dropped or declared dead."""
     fence: int | None = field(default=None, compare=False)
     """The fencing token of its claim, which no other attempt has; None if it is not claimed."""
+    trace_context: str | None = field(default=None, repr=False, compare=False)
+    """The OpenTelemetry context of the delivery, which the handler's span links to; None if it was not traced."""
 
     @property
     def event(self) -> Event:
         """The event as handlers get it. Raises `InboxError` if it was purged."""
         if not self.body:
             raise InboxError(f"event {self.id} has no body: the event was purged", transient=False)
-        return parse_event(self.body, self.received_at, max_body=len(self.body))
+        event = parse_event(self.body, self.received_at, max_body=len(self.body))
+        return replace(event, trace_context=self.trace_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,14 @@ class InboxStats:
 
     counts: dict[EventStatus, int]
     """Every status is a key."""
+    oldest_pending: datetime | None
+
+
+class Backlog(NamedTuple):
+    """The events that need attention."""
+
+    pending: int
+    dead: int
     oldest_pending: datetime | None
 
 
@@ -155,3 +166,11 @@ class EventStore(Protocol):
 
     async def aclose(self) -> None:
         """Release all claims and close the store."""
+
+
+@runtime_checkable
+class MeasuredStore(Protocol):
+    """A store that can count the events that need attention without reading all others."""
+
+    async def backlog(self) -> Backlog:
+        """Count the pending and the dead events."""

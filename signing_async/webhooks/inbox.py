@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 from .. import _checks
 from .._encryption import Sealer
 from ..errors import ConfigurationError, InboxError
+from ..telemetry import switch
 from .event import Event
 from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern
 from .inbox_worker import Outcome, Worker
@@ -132,6 +133,7 @@ class Inbox:
             raise ConfigurationError(f"wakeups: must be a Wakeups object, got {wakeups!r}")
         self.wakeups: Wakeups | None = wakeups
         self._handlers: dict[str, EventHandler] = {}
+        self._is_observed = switch.is_enabled()
 
     def __repr__(self) -> str:
         return f"Inbox({self.store!r})"
@@ -191,8 +193,16 @@ class Inbox:
         threads = ThreadPoolExecutor(concurrency, thread_name_prefix="signing-handler")
         attempt = partial(self._attempt, threads=threads)
         purging = asyncio.create_task(self._purge_regularly(), name="signing_async purge")
+        worker = Worker(
+            self.store,
+            attempt,
+            concurrency=concurrency,
+            drain_timeout=drain_timeout,
+            pattern_of=self._pattern_of,
+            is_observed=self._is_observed,
+        )
         try:
-            await Worker(self.store, attempt, concurrency=concurrency, drain_timeout=drain_timeout).run()
+            await worker.run()
         finally:
             purging.cancel()
             threads.shutdown(wait=False)
@@ -250,18 +260,18 @@ class Inbox:
         except InboxError as error:
             # The keys of this worker are wrong, not the event.
             log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
-            return Outcome(error=str(error), retry_in=_KEY_PAUSE, counts=False)
+            return Outcome(error=str(error), retry_in=_KEY_PAUSE, counts=False, error_type=type(error).__name__)
         if stored.attempts > self.retry_policy.max_attempts:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:
             event = stored.event
             if self.wakeups is not None:
                 self.wakeups.publish(event)
-            handler = self._find(event.type)
-            if handler is None:
+            pattern = self._pattern_of(event.type)
+            if pattern is None:
                 log.debug("no handler for event %s (type %.100r)", event.id, event.type)
                 return Outcome(error="no handler")
-            await _call(handler, event, threads, self.handler_timeout)
+            await _call(self._handlers[pattern], event, threads, self.handler_timeout)
         except Drop as drop:
             reason = _clean(str(drop))
             log.info("the handler dropped event %s: %s", stored.id, reason)
@@ -279,19 +289,21 @@ class Inbox:
             return self._failed(stored, _text(error), error)
         return Outcome()
 
-    def _find(self, event_type: str) -> EventHandler | None:
+    def _pattern_of(self, event_type: str) -> str | None:
+        """Return the pattern whose handler is called for the type."""
         if event_type in self._handlers:
-            return self._handlers[event_type]
+            return event_type
         matching = [name for name in self._handlers if name.endswith("*") and event_type.startswith(name[:-1])]
-        return self._handlers[max(matching, key=len)] if matching else None
+        return max(matching, key=len, default=None)
 
     def _failed(
         self, stored: StoredEvent, text: str, error: BaseException | None = None, *, delay: float | None = None
     ) -> Outcome:
         attempts, most = stored.attempts, self.retry_policy.max_attempts
+        kind = None if error is None else type(error).__qualname__
         if attempts >= most:
             log.error("event %s is dead after %d attempts: %s", stored.id, most, text, exc_info=error)
-            return Outcome(EventStatus.DEAD, text)
+            return Outcome(EventStatus.DEAD, text, error_type=kind or "dead")
         delay = self.retry_policy.delay(attempts) if delay is None else delay
         log.warning(
             "attempt %d of %d for event %s failed, next in %.1f s: %s",
@@ -302,7 +314,7 @@ class Inbox:
             text,
             exc_info=error,
         )
-        return Outcome(error=text, retry_in=delay)
+        return Outcome(error=text, retry_in=delay, error_type=kind)
 
     async def _purge_regularly(self) -> None:
         while self.retention is not None:

@@ -6,9 +6,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from ..errors import InboxError
-from .event_store import EventClaim, EventStatus, EventStore, StoredEvent
+from ..telemetry import switch
+from ..telemetry.names import DEAD_LETTERS, OLDEST_PENDING, PENDING_EVENTS
+from .event_store import Backlog, EventClaim, EventStatus, EventStore, MeasuredStore, StoredEvent
+
+if TYPE_CHECKING:
+    from ..telemetry.spans import Telemetry
 
 __all__ = ["Outcome", "Worker"]
 
@@ -18,6 +25,7 @@ _IDLE = 1.0
 """Seconds after which to look for the claims of dead processes."""
 _PAUSE = 1.0
 """Seconds to wait while the store fails."""
+_REPORT_EVERY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class Outcome:
     retry_in: float | None = None
     counts: bool = True
     """Whether an attempt that is retried counts."""
+    error_type: str | None = None
+    """The class of the handler's exception."""
 
 
 class Worker:
@@ -45,11 +55,15 @@ class Worker:
         *,
         concurrency: int,
         drain_timeout: float,
+        pattern_of: Callable[[str], str | None],
+        is_observed: bool,
     ) -> None:
         self._store = store
         self._attempt = attempt
         self._free = concurrency
         self._drain_timeout = drain_timeout
+        self._pattern_of = pattern_of
+        self._is_observed = is_observed
         self._unrecorded: set[str] = set()
         """The ids of events whose end the store could not record yet. Until then, a claim might return them again."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,6 +75,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work until cancelled. If the store fails for now, log it and try again; if for good, raise its error."""
+        reporting = asyncio.create_task(self._report_backlog(), name="signing_async backlog")
         try:
             while True:
                 try:
@@ -72,6 +87,7 @@ class Worker:
                     log.warning("cannot claim events now: %s", error)
                     await asyncio.sleep(_PAUSE)
         finally:
+            reporting.cancel()
             await self._drain()
 
     async def _claim_and_wait(self) -> None:
@@ -113,7 +129,7 @@ class Worker:
         try:
             if earlier:
                 await asyncio.wait(earlier)
-            outcome = await self._attempt(claim.stored)
+            outcome = await self._observe(claim.stored)
         except asyncio.CancelledError:
             pass  # the worker ends: the event is released
         finally:
@@ -128,6 +144,40 @@ class Worker:
             self._recording.discard(recording)
             self._unrecorded.discard(claim.stored.id)
             self._changed.set()
+
+    async def _observe(self, stored: StoredEvent) -> Outcome:
+        telemetry = switch.active() if self._is_observed else None
+        if telemetry is None:
+            return await self._attempt(stored)
+        from ..telemetry.webhooks import HandlerAttempt
+
+        with HandlerAttempt(
+            telemetry,
+            stored.id,
+            stored.signing_id,
+            handler=self._pattern_of(stored.type),
+            number=stored.attempts,
+            context=stored.trace_context,
+        ) as attempt:
+            outcome = await self._attempt(stored)
+            if outcome.retry_in is not None:
+                attempt.end_with("retry" if outcome.counts else "not_counted", outcome.error_type, is_settled=False)
+            else:
+                attempt.end_with(outcome.status, outcome.error_type, is_settled=True)
+            return outcome
+
+    async def _report_backlog(self) -> None:
+        """Report the events that need attention to OpenTelemetry, until cancelled."""
+        telemetry = None
+        try:
+            while self._is_observed:
+                telemetry = switch.active()
+                if telemetry is not None:
+                    _report(telemetry, self._store, *await _measure(self._store))
+                await asyncio.sleep(_REPORT_EVERY)
+        finally:
+            if telemetry is not None:
+                _report(telemetry, self._store)
 
     async def _record(self, claim: EventClaim, outcome: Outcome | None) -> bool:
         while True:
@@ -171,3 +221,32 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report(
+    telemetry: Telemetry,
+    store: EventStore,
+    pending: int | None = None,
+    dead: int | None = None,
+    age: float | None = None,
+) -> None:
+    for metric, value in ((PENDING_EVENTS, pending), (DEAD_LETTERS, dead), (OLDEST_PENDING, age)):
+        telemetry.measure(metric, id(store), value)
+
+
+async def _measure(store: EventStore) -> tuple[int, int, float] | tuple[()]:
+    """Return how many events are pending, how many are dead, and the age of the oldest pending one in seconds.
+
+    Return nothing if the store fails: an old value would hide the failure.
+    """
+    try:
+        if isinstance(store, MeasuredStore):
+            backlog = await store.backlog()
+        else:
+            stats = await store.stats()
+            backlog = Backlog(stats.counts[EventStatus.PENDING], stats.counts[EventStatus.DEAD], stats.oldest_pending)
+    except InboxError as error:
+        log.warning("cannot count the pending events now: %s", error)
+        return ()
+    age = 0.0 if backlog.oldest_pending is None else (datetime.now(UTC) - backlog.oldest_pending).total_seconds()
+    return backlog.pending, backlog.dead, max(age, 0.0)

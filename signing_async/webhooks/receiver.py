@@ -8,17 +8,22 @@ import logging
 import queue
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isawaitable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import _checks
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent
+from ..telemetry import switch
 from .event import Event
 from .inbox import Inbox
 from .seen import Claim, MemorySeenEvents, SeenEvents
 from .verifier import Headers, WebhookVerifier, header_values
+
+if TYPE_CHECKING:
+    from ..telemetry.webhooks import Delivery
 
 log: logging.Logger = logging.getLogger("signing_async.webhooks")
 
@@ -31,6 +36,8 @@ class Decision:
     message: str
     event: Event | None = None
     extra_headers: tuple[tuple[str, str], ...] = ()
+    verdict: str = ""
+    """A code for the decision, such as ``accepted``, ``duplicate`` or ``signature_too_old``."""
 
     @property
     def body(self) -> bytes:
@@ -45,16 +52,18 @@ class Decision:
 
 
 CLOSE = (("Connection", "close"),)
-TOO_LARGE = Decision(413, "the body is too large", None, CLOSE)
-TOO_SLOW = Decision(408, "the body took too long", None, CLOSE)
-NOT_POST = Decision(405, "deliveries must use POST", None, (("Allow", "POST"), *CLOSE))
-COMPRESSED = Decision(415, "the body must not be compressed: the signature covers the raw body", None, CLOSE)
-BAD_LENGTH = Decision(400, "Content-Length is not a number", None, CLOSE)
-NO_LENGTH = Decision(411, "this server cannot read a chunked body: send a Content-Length", None, CLOSE)
-INCOMPLETE = Decision(400, "the body is incomplete", None, CLOSE)
-BAD_SIGNATURE = Decision(401, "the signature is not valid")
-ACCEPTED = Decision(202, "accepted")
-DUPLICATE = Decision(202, "duplicate")
+TOO_LARGE = Decision(413, "the body is too large", None, CLOSE, "too_large")
+TOO_SLOW = Decision(408, "the body took too long", None, CLOSE, "too_slow")
+NOT_POST = Decision(405, "deliveries must use POST", None, (("Allow", "POST"), *CLOSE), "not_post")
+COMPRESSED = Decision(
+    415, "the body must not be compressed: the signature covers the raw body", None, CLOSE, "compressed"
+)
+BAD_LENGTH = Decision(400, "Content-Length is not a number", None, CLOSE, "bad_length")
+NO_LENGTH = Decision(411, "this server cannot read a chunked body: send a Content-Length", None, CLOSE, "no_length")
+INCOMPLETE = Decision(400, "the body is incomplete", None, CLOSE, "incomplete")
+ACCEPTED = Decision(202, "accepted", verdict="accepted")
+DUPLICATE = Decision(202, "duplicate", verdict="duplicate")
+_UNOBSERVED = nullcontext()
 
 
 def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
@@ -82,13 +91,13 @@ def decide(verifier: WebhookVerifier, headers: Headers, body: bytes) -> Decision
     if refusal := check_head("POST", headers, verifier.max_body):
         return refusal
     try:
-        return Decision(202, "accepted", verifier.parse(body, headers=headers))
+        return Decision(202, "accepted", verifier.parse(body, headers=headers), verdict="accepted")
     except InvalidSignature as error:
         log.warning("rejected a webhook delivery (%s): %s", error.reason, error)
-        return BAD_SIGNATURE
+        return Decision(401, "the signature is not valid", verdict=f"signature_{error.reason}")
     except MalformedEvent as error:
         log.warning("rejected a webhook delivery with a valid signature: %s", error)
-        return Decision(400, str(error))
+        return Decision(400, str(error), verdict="malformed")
 
 
 class EventQueue(Protocol):
@@ -152,9 +161,16 @@ class Receiver:
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._is_observed = switch.is_enabled()
 
     async def handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes]) -> Decision:
         """Handle a request: read the body within the limits of size and time, then `receive` it."""
+        with self._observed() as delivery:
+            return _note(delivery, await self._handle(method, headers, chunks, delivery))
+
+    async def _handle(
+        self, method: str, headers: Headers, chunks: AsyncIterable[bytes], delivery: Delivery | None
+    ) -> Decision:
         if refusal := check_head(method, headers, self.verifier.max_body):
             return refusal
         body = bytearray()
@@ -168,13 +184,19 @@ class Receiver:
             return TOO_SLOW
         except ConnectionError:
             return INCOMPLETE
-        return await self.receive(headers, bytes(body))
+        return await self._receive(headers, bytes(body), delivery)
 
     def handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes]) -> Decision:
         """Handle a request in a threaded server, like `handle`.
 
         A plain handler runs in the calling thread, an ``async`` one in an event loop of its own in that thread.
         """
+        with self._observed() as delivery:
+            return _note(delivery, self._handle_blocking(method, headers, chunks, delivery))
+
+    def _handle_blocking(
+        self, method: str, headers: Headers, chunks: Iterable[bytes], delivery: Delivery | None
+    ) -> Decision:
         if refusal := check_head(method, headers, self.verifier.max_body):
             return refusal
         deadline = time.monotonic() + self.body_timeout
@@ -188,15 +210,20 @@ class Receiver:
                     return TOO_SLOW
         except OSError:
             return TOO_SLOW if time.monotonic() > deadline else INCOMPLETE
-        return TOO_SLOW if time.monotonic() > deadline else self.receive_blocking(headers, bytes(body))
+        return TOO_SLOW if time.monotonic() > deadline else self._receive_blocking(headers, bytes(body), delivery)
 
     async def receive(self, headers: Headers, body: bytes) -> Decision:
         """Decide on a delivery whose body was read, and deliver its event to the handler."""
+        with self._observed() as delivery:
+            return _note(delivery, await self._receive(headers, body, delivery))
+
+    async def _receive(self, headers: Headers, body: bytes, delivery: Delivery | None) -> Decision:
         self._active += 1
         self._idle.clear()
         try:
             add = partial(self._inbox.add, body=body) if self._inbox else None
-            return await self._process(decide(self.verifier, headers, body), self._resolve, add)
+            decision = _note_event(delivery, decide(self.verifier, headers, body))
+            return await self._process(decision, self._resolve, add)
         finally:
             self._active -= 1
             if not self._active:
@@ -204,18 +231,28 @@ class Receiver:
 
     def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
         """Receive in a threaded server, like `receive`."""
+        with self._observed() as delivery:
+            return _note(delivery, self._receive_blocking(headers, body, delivery))
+
+    def _receive_blocking(self, headers: Headers, body: bytes, delivery: Delivery | None) -> Decision:
         if self._queue is not None:
             raise ConfigurationError(
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
         add = partial(self._inbox.add_blocking, body=body) if self._inbox else None
-        processing = self._process(decide(self.verifier, headers, body), self._resolve_blocking, add)
+        decision = _note_event(delivery, decide(self.verifier, headers, body))
+        processing = self._process(decision, self._resolve_blocking, add)
         try:
             while True:  # _resolve_blocking never suspends, so the first send() ends the coroutine
                 processing.send(None)
         except StopIteration as end:
-            decision: Decision = end.value
-            return decision
+            final: Decision = end.value
+            return final
+
+    def refuse(self, decision: Decision) -> Decision:
+        """Respond with a decision that the server made itself, before the body was read."""
+        with self._observed() as delivery:
+            return _note(delivery, decision)
 
     async def drain(self, timeout: float = 30.0) -> bool:
         """Shut down gracefully: respond 503 from now on, and wait for running handlers and the queue's consumer.
@@ -238,7 +275,7 @@ class Receiver:
         if event is None:
             return decision
         if self._draining:
-            return self._unavailable("shutting down")
+            return self._unavailable("shutting down", "shutting_down")
         if add is not None:
             return await self._store(event, resolve, add)
         lease_end = time.monotonic() + self.seen.lease
@@ -246,11 +283,11 @@ class Receiver:
             claim = await resolve(self.seen.claim(event.id))
         except Exception:
             log.exception("could not claim event %s", event.id)
-            return self._unavailable("cannot deduplicate events now")
+            return self._unavailable("cannot deduplicate events now", "not_deduplicated")
         if claim is Claim.CONFIRMED:
             return self._duplicate(event)
         if claim is not Claim.NEW:
-            return self._unavailable("the event is being handled")
+            return self._unavailable("the event is being handled", "in_progress")
         return await self._deliver(event, lease_end, resolve)
 
     async def _store(self, event: Event, resolve: Resolve, add: Callable[[Event], object]) -> Decision:
@@ -258,7 +295,7 @@ class Receiver:
             is_new = await resolve(add(event))
         except Exception:
             log.exception("could not store event %s: it must be delivered again", event.id)
-            return self._unavailable("cannot store events now")
+            return self._unavailable("cannot store events now", "not_stored")
         return ACCEPTED if is_new else self._duplicate(event)
 
     async def _deliver(self, event: Event, lease_end: float, resolve: Resolve) -> Decision:
@@ -267,11 +304,11 @@ class Receiver:
         except (asyncio.QueueFull, queue.Full):
             log.warning("the queue is full: event %s must be delivered again", event.id)
             await self._release(event, lease_end, resolve)
-            return self._unavailable("the queue is full")
+            return self._unavailable("the queue is full", "queue_full")
         except Exception:
             log.exception("the handler failed for event %s: it must be delivered again", event.id)
             await self._release(event, lease_end, resolve)
-            return self._unavailable("the handler failed")
+            return self._unavailable("the handler failed", "handler_failed")
         except BaseException:
             await self._release(event, lease_end, resolve)
             raise
@@ -280,7 +317,7 @@ class Receiver:
         except Exception:
             # The claim stays pending. If the sender comes back after the lease, the event is handled again.
             log.exception("event %s was handled but could not be confirmed", event.id)
-            return self._unavailable("cannot deduplicate events now")
+            return self._unavailable("cannot deduplicate events now", "not_deduplicated")
         return ACCEPTED
 
     async def _release(self, event: Event, lease_end: float, resolve: Resolve) -> None:
@@ -291,12 +328,20 @@ class Receiver:
         except Exception:
             log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
 
+    def _observed(self) -> AbstractContextManager[Delivery | None]:
+        telemetry = switch.active() if self._is_observed else None
+        if telemetry is None:
+            return _UNOBSERVED
+        from ..telemetry.webhooks import Delivery
+
+        return Delivery(telemetry)
+
     def _duplicate(self, event: Event) -> Decision:
         log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
         return DUPLICATE
 
-    def _unavailable(self, reason: str) -> Decision:
-        return Decision(503, reason, None, self._retry_after)
+    def _unavailable(self, reason: str, verdict: str) -> Decision:
+        return Decision(503, reason, None, self._retry_after, verdict)
 
     async def _resolve(self, value: object) -> object:
         if not isawaitable(value):
@@ -306,3 +351,17 @@ class Receiver:
 
     async def _resolve_blocking(self, value: object) -> object:
         return asyncio.run(self._resolve(value)) if isawaitable(value) else value
+
+
+def _note_event(delivery: Delivery | None, decision: Decision) -> Decision:
+    """Keep the context of the delivery with its event."""
+    if delivery is None or decision.event is None:
+        return decision
+    delivery.note_event(decision.event.id, decision.event.signing_id)
+    return replace(decision, event=replace(decision.event, trace_context=delivery.context))
+
+
+def _note(delivery: Delivery | None, decision: Decision) -> Decision:
+    if delivery is not None:
+        delivery.note_response(decision.status, decision.verdict)
+    return decision

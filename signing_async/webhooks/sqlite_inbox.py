@@ -18,7 +18,7 @@ from typing import Any
 from .._group_commit import FileFormat, GroupCommit, Work
 from ..errors import InboxError
 from .event import Event
-from .event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
+from .event_store import Backlog, EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
 from .wakeups import Subscription
 
 __all__ = ["SqliteEventStore"]
@@ -36,16 +36,20 @@ _TABLES = (
     "CREATE INDEX kept_bodies ON events (settled_at) WHERE settled_at IS NOT NULL AND body IS NOT NULL",
     "CREATE INDEX events_by_status ON events (status, received_at)",
 )
-_FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError)
+# A column that earlier versions did not have, and do not read.
+_TRACE_CONTEXT = ("events", "trace_context TEXT")
+_FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError, added=(_TRACE_CONTEXT,))
 
 # Without INDEXED BY, SQLite may read all pending events by their status instead.
 _ADD = (
-    "INSERT INTO events (id, type, signing, received_at, status, due, body, ready)"
-    " SELECT ?1, ?2, ?3, ?4, 'pending', ?5, ?6,"
+    "INSERT INTO events (id, type, signing, received_at, status, due, body, trace_context, ready)"
+    " SELECT ?1, ?2, ?3, ?4, 'pending', ?5, ?6, ?7,"
     " NOT EXISTS (SELECT 1 FROM events INDEXED BY pending_events WHERE signing = ?3 AND status = 'pending')"
     " WHERE true ON CONFLICT (id) DO NOTHING"
 )
-_COLUMNS = "seq, id, type, signing, body, received_at, status, attempts, due, error, settled_at, owner, fence"
+_COLUMNS = (
+    "seq, id, type, signing, body, received_at, status, attempts, due, error, settled_at, owner, trace_context, fence"
+)
 _DUE = f"SELECT {_COLUMNS} FROM events WHERE ready AND due <= ? ORDER BY due, seq LIMIT ?"  # noqa: S608  # constants
 _CLAIM = "UPDATE events SET ready = 0, owner = ?, fence = fence + 1, attempts = attempts + 1 WHERE seq = ?"
 _SETTLE = "UPDATE events SET status = ?, error = ?, settled_at = ?, owner = NULL"
@@ -71,6 +75,8 @@ _PURGE = (
     "UPDATE events SET body = NULL WHERE seq IN (SELECT seq FROM events WHERE settled_at < ? AND body IS NOT NULL"
     " AND status IN ('handled', 'dropped') LIMIT ?)"
 )
+_COUNT_OPEN = "SELECT status, count(*) FROM events WHERE status IN ('pending', 'dead') GROUP BY status"
+_OLDEST_PENDING = "SELECT min(received_at) FROM events WHERE status = 'pending'"
 
 _POLL = 0.05
 """Seconds between two looks for events that another process added."""
@@ -181,6 +187,9 @@ class SqliteEventStore:
     async def stats(self) -> InboxStats:
         return await self._commits.run(_stats, durable=False)
 
+    async def backlog(self) -> Backlog:
+        return await self._commits.run(_backlog, durable=False)
+
     async def aclose(self) -> None:
         await self._commits.aclose()
 
@@ -246,7 +255,8 @@ def _key(claim: EventClaim) -> tuple[str, int]:
 
 
 def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:
-    values = (event.id, event.type, event.signing_id, event.received_at.timestamp(), time.time(), body)
+    received_at = event.received_at.timestamp()
+    values = (event.id, event.type, event.signing_id, received_at, time.time(), body, event.trace_context)
     return connection.execute(_ADD, values).rowcount == 1
 
 
@@ -306,8 +316,14 @@ def _purge(connection: sqlite3.Connection, before: float) -> int:
 def _stats(connection: sqlite3.Connection) -> InboxStats:
     rows = connection.execute("SELECT status, count(*) FROM events GROUP BY status").fetchall()
     counts = dict.fromkeys(EventStatus, 0) | {EventStatus(status): count for status, count in rows}
-    (oldest,) = connection.execute("SELECT min(received_at) FROM events WHERE status = 'pending'").fetchone()
+    (oldest,) = connection.execute(_OLDEST_PENDING).fetchone()
     return InboxStats(counts, _moment(oldest))
+
+
+def _backlog(connection: sqlite3.Connection) -> Backlog:
+    counts = dict(connection.execute(_COUNT_OPEN).fetchall())
+    (oldest,) = connection.execute(_OLDEST_PENDING).fetchone()
+    return Backlog(counts.get(EventStatus.PENDING, 0), counts.get(EventStatus.DEAD, 0), _moment(oldest))
 
 
 def _where(selection: EventFilter) -> tuple[str, list[object]]:
@@ -331,7 +347,7 @@ def _where(selection: EventFilter) -> tuple[str, list[object]]:
 
 
 def _decode(row: Any) -> StoredEvent:
-    _, name, kind, signing, body, received, status, attempts, due, error, settled, owner, fence = row
+    _, name, kind, signing, body, received, status, attempts, due, error, settled, owner, context, fence = row
     return StoredEvent(
         id=name,
         type=kind,
@@ -344,6 +360,7 @@ def _decode(row: Any) -> StoredEvent:
         error=error,
         settled_at=_moment(settled),
         fence=None if owner is None else fence,
+        trace_context=context,
     )
 
 

@@ -10,22 +10,22 @@ from tests.guides import ROOT
 GUIDE = (ROOT / "signing_async/telemetry/README.md").read_text("utf-8")
 
 
-def _rows(heading: str) -> list[list[str]]:
+def rows(heading: str) -> list[list[str]]:
     """The cells of the table whose heading begins so."""
     table = GUIDE[GUIDE.index(f"| {heading}") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
 def test_every_metric_is_in_the_guide() -> None:
-    shown = [tuple(row[:2]) for row in _rows("metric")]
+    shown = [tuple(row[:2]) for row in rows("metric")]
     assert shown == [(f"`{metric.name}`", f"{metric.kind}, {metric.unit}") for metric in names.METRICS]
 
 
 def test_every_span_event_and_attribute_is_in_the_guide() -> None:
-    spans = [found[0] for row in _rows("span") if (found := re.findall(r"^`([\w.]+)`$", row[0]))]
+    spans = [found[0] for row in rows("span") if (found := re.findall(r"^`([\w.]+)`$", row[0]))]
     assert tuple(spans) == names.SPANS
-    assert tuple(row[0].strip("`") for row in _rows("event")) == names.EVENTS
-    assert tuple(row[0].strip("`") for row in _rows("attribute")) == names.ATTRIBUTES
+    assert tuple(row[0].strip("`") for row in rows("event")) == names.EVENTS
+    assert tuple(row[0].strip("`") for row in rows("attribute")) == names.ATTRIBUTES
 
 
 def test_table_of_metrics_has_no_name_twice() -> None:

@@ -19,12 +19,16 @@ from signing_async import (
     SigningError,
     SigningPackage,
 )
+from signing_async.archive import Archive, verify_archive
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
+from signing_async.webhooks import Drop, Event, Inbox, Receiver, WebhookVerifier
 from tests.auth.oauth_servers import sandbox_oauth
 from tests.pdfs import make_pdf
 from tests.servers import serving
 from tests.telemetry.recorded import Recorded
+from tests.webhooks.deliveries import event_body, signed
+from tests.webhooks.inboxes import AT_ONCE, settled
 
 # Everything that a caller names holds this.
 MARK = "Xanthippe"
@@ -118,3 +122,47 @@ async def test_arguments_of_any_endpoint_and_texts_of_errors_are_not_recorded(re
         await asyncio.sleep(0)
     _check(recorded)
     assert recorded.spans
+
+
+async def test_webhooks_inbox_and_archive_record_nothing_personal_or_secret(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{MARK} lease.pdf"
+    path.write_bytes(make_pdf())
+    package = SigningPackage(f"Lease {MARK}", "EN", [path], [NewRecipient(EMAIL, MARK, MARK)])
+    sent = await client.dispatch(package)
+    await sandbox.complete(sent.id)
+    folder, secret = tmp_path / f"{MARK} archive", f"the secret of {MARK}"
+    archive = Archive(
+        client, folder, journal=tmp_path / f"{MARK}.journal", template=f"{MARK}/{{signing.name}}-{{document.id}}.pdf"
+    )
+    inbox = Inbox(tmp_path / f"{MARK}.db", key=(MARK * 4).encode()[:32], retry=AT_ONCE)
+
+    @inbox.on("recipient.*")
+    def fail(event: Event) -> None:
+        raise Drop(f"{MARK} again") if event.id == "dropped" else ValueError(f"no {EMAIL}")
+
+    @inbox.on("signing.completed")
+    async def collect(_: Event) -> None:
+        await archive.collect(sent)
+
+    async with archive, inbox:
+        receiver = Receiver(WebhookVerifier(secret), inbox)
+        for name, kind in (("done", "signing.completed"), ("dropped", "recipient.x"), (EMAIL, f"recipient.{MARK}")):
+            body = event_body(name, signing={"id": f"{name} lease.pdf"}, recipient={"email": EMAIL, "name": MARK})
+            body = body.replace(b"signing.completed", kind.encode())
+            for headers in (signed(body, secret), signed(body, secret), signed(body, "wrong"), {"X-Signature": MARK}):
+                await receiver.receive({**headers, "X-Who": EMAIL, "traceparent": MARK}, body)
+        broken = f'{{"{MARK}": "{EMAIL}"'.encode()
+        await receiver.receive(signed(broken, secret), broken)
+        async with inbox.running():
+            await settled(inbox)
+        assert [entry async for entry in archive.entries()]
+        async for _ in archive.sweep():
+            pass
+    (folder / f"{MARK}.pdf").write_bytes(b"extra")
+    assert (await verify_archive(folder)).findings
+    _check(recorded, secret)
+    assert {"webhook.delivery", "inbox.handler", "archive.sweep", "archive.document"} <= {
+        span.name for span in recorded.spans
+    }

@@ -1,0 +1,222 @@
+"""The statements of an inbox in PostgreSQL."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import asyncpg
+
+from .database import Database
+
+__all__ = [
+    "ADD",
+    "BACKLOG",
+    "CLAIM",
+    "IS_ENDED",
+    "PAGE",
+    "POSTPONE",
+    "PURGE",
+    "RELEASE",
+    "RENEW",
+    "REQUEUE",
+    "SELECT",
+    "SETTLE",
+    "STATS",
+    "TABLE",
+    "EventStatements",
+]
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+PAGE = 100
+"""Events in one statement: each may have a body of 1 MiB."""
+_BATCH = 1000
+"""Events that one statement purges or requeues: it has to end within the timeout."""
+_SPREAD = 2.0
+"""Seconds, for each further attempt, over which the takeover of a dead process's events is spread.
+
+One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
+"""
+
+# The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see. Tables of earlier
+# versions lack the last column.
+TABLE = """\
+CREATE TABLE IF NOT EXISTS {table} (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id text NOT NULL UNIQUE,
+    type text NOT NULL,
+    signing_id text,
+    body bytea,
+    received_at timestamptz NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    attempts integer NOT NULL DEFAULT 0,
+    due_at timestamptz NOT NULL DEFAULT now(),
+    error text,
+    settled_at timestamptz,
+    owner text,
+    fence bigint NOT NULL DEFAULT 0,
+    leased_until timestamptz
+);
+CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL;
+CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq);
+CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at)
+    WHERE body IS NOT NULL AND status IN ('handled', 'dropped');
+ALTER TABLE {table} ADD COLUMN IF NOT EXISTS trace_context text"""
+_COLUMNS = """\
+event.seq, event.id, event.type, event.signing_id, event.body, event.received_at, event.status, event.attempts,
+    event.error, event.settled_at, CASE WHEN event.owner IS NOT NULL THEN event.fence END AS fence,
+    CASE WHEN event.status = 'pending' AND event.owner IS NULL AND event.attempts > 0 THEN event.due_at END AS due_at,
+    {trace_context} AS trace_context"""
+# PostgreSQL sends equal notifications of a transaction once.
+ADD = """\
+WITH added AS (
+    INSERT INTO {table} (id, type, signing_id, body, received_at{trace_column})
+    SELECT id, type, signing_id, body, received_at{trace_column}
+    FROM unnest($2::text[], $3::text[], $4::text[], $5::bytea[], $6::timestamptz[], $7::text[])
+        WITH ORDINALITY AS event (id, type, signing_id, body, received_at, trace_context, number)
+    ORDER BY number
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+)
+SELECT id, pg_notify($1, '') FROM added"""
+# An expired claim is taken over before other events of its signing are looked at. If the response to a claim was lost,
+# the next claim returns its events, which have this owner but are not held, and counts no second attempt.
+# From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. It keeps its
+# fence: an owner that was only paused may still end it.
+CLAIM = """\
+WITH expired AS (
+    UPDATE {table} AS event
+    SET owner = '', leased_until = statement_timestamp() + random() * (attempts - 1) * interval '{spread} s'
+    FROM (
+        SELECT seq FROM {table}
+        WHERE owner IS NOT NULL AND owner NOT IN ('', $2) AND leased_until <= statement_timestamp() AND attempts > 1
+        FOR UPDATE SKIP LOCKED
+    ) AS lost
+    WHERE event.seq = lost.seq
+), claimable AS (
+    SELECT seq FROM {table} AS event
+    WHERE status = 'pending' AND due_at <= statement_timestamp() AND id <> ALL($4::text[])
+        AND (
+            owner IS NULL OR owner = $2 AND (id <> ALL($5::text[]) OR leased_until <= statement_timestamp())
+            OR leased_until <= statement_timestamp() AND (owner = '' OR attempts = 1)
+        )
+        AND (owner IS NOT NULL OR NOT EXISTS (
+            SELECT FROM {table} AS other
+            WHERE other.signing_id = event.signing_id AND other.status = 'pending'
+                AND (other.seq < event.seq OR other.seq > event.seq AND other.owner IS NOT NULL)
+        ))
+    ORDER BY due_at, seq LIMIT $1 FOR UPDATE SKIP LOCKED
+)
+UPDATE {table} AS event
+SET owner = $2, fence = event.fence + 1, leased_until = statement_timestamp() + $3,
+    attempts = event.attempts + (event.owner IS DISTINCT FROM $2)::int
+FROM claimable WHERE event.seq = claimable.seq
+RETURNING {columns}, event.due_at AS due"""
+RENEW = """\
+UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
+FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
+WHERE event.id = held.key AND event.fence = held.fence AND event.owner IS NOT NULL
+RETURNING held.key"""
+# Events that wait for a postponed event become due with it, so that a claim doesn't read them for nothing.
+SETTLE = """\
+WITH settled AS (
+    UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL
+    WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
+    RETURNING signing_id
+), due AS (
+    UPDATE {table} AS event SET due_at = statement_timestamp()
+    FROM settled
+    WHERE event.signing_id = settled.signing_id AND event.status = 'pending' AND event.attempts = 0
+        AND event.due_at > statement_timestamp()
+)
+SELECT true FROM settled"""
+POSTPONE = """\
+WITH postponed AS (
+    UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, attempts = attempts - $5::int,
+        owner = NULL, leased_until = NULL
+    WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
+    RETURNING seq, signing_id, due_at
+), waiting AS (
+    UPDATE {table} AS event SET due_at = postponed.due_at
+    FROM postponed
+    WHERE event.signing_id = postponed.signing_id AND event.status = 'pending' AND event.seq > postponed.seq
+        AND event.attempts = 0 AND event.due_at < postponed.due_at
+)
+SELECT true FROM postponed"""
+IS_ENDED = "SELECT true FROM {table} WHERE id = $1 AND fence = $2 AND owner IS NULL"
+RELEASE = """\
+WITH released AS (
+    UPDATE {table} AS event SET attempts = attempts - 1, owner = NULL, leased_until = NULL
+    FROM unnest($1::text[], $2::bigint[]) AS held (id, fence)
+    WHERE event.id = held.id AND event.fence = held.fence AND event.owner IS NOT NULL
+    RETURNING true
+)
+SELECT pg_notify($3, '') FROM released"""
+_SELECTED = """\
+seq > $1 AND ($2::text[] IS NULL OR id = ANY($2)) AND ($3::text IS NULL OR status = $3)
+    AND ($4::text IS NULL OR type LIKE $4) AND ($5::timestamptz IS NULL OR received_at >= $5)
+    AND ($6::timestamptz IS NULL OR received_at < $6)"""
+SELECT = "SELECT {columns} FROM {table} AS event WHERE {selected} ORDER BY seq LIMIT {page}"
+REQUEUE = """\
+WITH chosen AS (
+    SELECT seq FROM {table} WHERE {selected} AND owner IS NULL AND body IS NOT NULL
+    ORDER BY seq LIMIT {batch} FOR UPDATE
+), requeued AS (
+    UPDATE {table} AS event
+    SET status = 'pending', attempts = 0, due_at = statement_timestamp(), error = NULL, settled_at = NULL
+    FROM chosen WHERE event.seq = chosen.seq
+    RETURNING event.seq
+)
+SELECT seq, pg_notify($7, '') FROM requeued"""
+PURGE = """\
+UPDATE {table} SET body = NULL WHERE seq IN (
+    SELECT seq FROM {table} WHERE settled_at < $1 AND body IS NOT NULL AND status IN ('handled', 'dropped')
+    LIMIT {batch} FOR UPDATE SKIP LOCKED
+) RETURNING seq"""
+STATS = """\
+SELECT status, count(*) AS number, min(received_at) FILTER (WHERE status = 'pending') AS oldest
+FROM {table} GROUP BY status"""
+BACKLOG = """\
+SELECT count(*) FILTER (WHERE status = 'pending') AS pending, count(*) FILTER (WHERE status = 'dead') AS dead,
+    min(received_at) FILTER (WHERE status = 'pending') AS oldest
+FROM {table} WHERE status IN ('pending', 'dead')"""
+
+
+class EventStatements:
+    """Runs the statements on a table, which may be that of an earlier version."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._has_context = True
+
+    def render(self, statement: str) -> str:
+        """Return the statement for the columns that the table has."""
+        value, column = ("event.trace_context", ", trace_context") if self._has_context else ("NULL::text", "")
+        return self._database.render(
+            statement,
+            columns=_COLUMNS.format(trace_context=value),
+            trace_column=column,
+            selected=_SELECTED,
+            page=PAGE,
+            batch=_BATCH,
+            spread=_SPREAD,
+        )
+
+    async def run(self, statement: str, *arguments: object) -> Any:
+        """Return the rows of a statement, on any connection."""
+        return await self._database.run(partial(self.fetch, statement=statement, arguments=arguments))
+
+    async def fetch(self, connection: Any, statement: str, arguments: tuple[object, ...]) -> Any:
+        """Return the rows of a statement."""
+        try:
+            return await connection.fetch(self.render(statement), *arguments)
+        except asyncpg.UndefinedColumnError:
+            # The column is not added here: that would lock a table that is in use.
+            self._has_context = False
+            table = self._database.table
+            log.info("spans of handlers have no links: ALTER TABLE %s ADD COLUMN trace_context text", table)
+        return await connection.fetch(self.render(statement), *arguments)

@@ -1,0 +1,114 @@
+"""What is observed of an archive: its sweeps and its documents."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from ..errors import NotYetSigned
+from .names import (
+    ARCHIVE_DOCUMENTS,
+    ARCHIVE_SIGNINGS,
+    ARCHIVE_SIZE,
+    DOCUMENT_ID,
+    DOCUMENT_SPAN,
+    ERROR_TYPE,
+    OUTCOME,
+    SIGNING_ID,
+    SWEEP_DURATION,
+    SWEEP_SPAN,
+)
+from .spans import Telemetry, error_type, outcome_of
+
+__all__ = ["DocumentWork", "SweepWork"]
+
+
+class SweepWork:
+    """One sweep: a context manager around it. Its span links to that of the interrupted sweep that it resumes."""
+
+    def __init__(self, telemetry: Telemetry, earlier: str | None) -> None:
+        self._telemetry = telemetry
+        self._began = time.perf_counter()
+        self._failure: tuple[str, str] | None = None
+        self._span = telemetry.span(SWEEP_SPAN, links=[earlier])
+
+    @property
+    def context(self) -> str | None:
+        """The context to keep in the journal."""
+        return self._span.context
+
+    def note_error(self, error: BaseException) -> None:
+        """Note the error of a task that ends the sweep."""
+        self._failure = self._failure or (outcome_of(error), error_type(error))
+
+    def note_page(self, signings: int) -> None:
+        """Count the signings of a page of the list."""
+        self._telemetry.record(ARCHIVE_SIGNINGS, signings)
+
+    def __enter__(self) -> Self:
+        self._span.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.note_error(error)
+        attributes = {OUTCOME: "success"}
+        if self._failure is not None:
+            attributes[OUTCOME], attributes[ERROR_TYPE] = self._failure
+            self._span.fail(self._failure[1])
+        self._span.set(attributes)
+        self._span.leave()
+        self._span.end()
+        self._telemetry.record(SWEEP_DURATION, time.perf_counter() - self._began, attributes)
+
+
+class DocumentWork:
+    """The work on one document: a context manager around it.
+
+    The span links to that of the earlier run that began to place the document's file.
+    """
+
+    def __init__(self, telemetry: Telemetry, signing_id: str, document_id: str, earlier: str | None) -> None:
+        self._telemetry = telemetry
+        self._outcome: str | None = None
+        self._error: Exception | None = None
+        self._size = 0
+        attributes = {SIGNING_ID: signing_id, DOCUMENT_ID: document_id}
+        self._span = telemetry.span(DOCUMENT_SPAN, attributes, links=[earlier])
+
+    @property
+    def context(self) -> str | None:
+        """The context to keep in the journal."""
+        return self._span.context
+
+    def end_with(self, size: int | None, error: Exception | None) -> None:
+        """Note the result: the size of a document that was archived, or its error, or neither if it was there."""
+        if isinstance(error, NotYetSigned):
+            self._outcome = "not_yet_signed"
+        elif error is not None:
+            self._error = error
+        elif size is None:
+            self._outcome = "present"
+        else:
+            self._size = size
+
+    def __enter__(self) -> Self:
+        self._span.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        error = error or self._error
+        attributes = {OUTCOME: self._outcome or outcome_of(error)}
+        self._span.set(attributes)
+        self._span.leave()
+        self._span.end(error)
+        if error is not None:
+            attributes[ERROR_TYPE] = error_type(error)
+        self._telemetry.record(ARCHIVE_DOCUMENTS, 1, attributes)
+        if self._size:
+            self._telemetry.record(ARCHIVE_SIZE, self._size)

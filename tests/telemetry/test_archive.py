@@ -1,0 +1,244 @@
+"""The archive: spans of sweeps and documents, which link to those of interrupted runs, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.trace import StatusCode, format_span_id
+
+from signing_async import NotYetSigned, RetryPolicy, ServerError, SigningClient, SqliteJournal, StorageError
+from signing_async.archive import Archive, FolderStore, verify_archive
+from signing_async.sandbox import Profile, Sandbox
+from signing_async.telemetry import names
+from signing_async.telemetry.kept import find_context
+from tests.archive.tenants import completed, front_of, judge, sent
+from tests.guides import ROOT
+from tests.telemetry.recorded import Recorded, attributes, nothing_configured
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    """A sandbox with pages of two signings."""
+    async with Sandbox(seed=7, profile=Profile(page_size=2)) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "archive of Anna"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "the.journal"
+
+
+async def _sweep(archive: Archive) -> list[Exception | None]:
+    return [result.error async for result in archive.sweep()]
+
+
+async def test_sweep_has_a_span_and_each_document_one_under_it(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    signings = [await completed(sandbox, client) for _ in range(2)]
+    await sent(client)
+    recorded.clear()
+    tracer = recorded.traces.get_tracer("application")
+    async with Archive(client, folder, journal=journal) as archive:
+        with tracer.start_as_current_span("the job"):
+            assert await _sweep(archive) == [None] * 4
+    sweep = recorded.one("archive.sweep")
+    assert recorded.children(recorded.one("the job")) == [sweep]
+    assert attributes(sweep) == {"signing_async.outcome": "success"}
+    assert not sweep.links
+    documents = recorded.named("archive.document")
+    assert all(span.parent == sweep.context for span in documents)
+    assert {attributes(span)["signing.id"] for span in documents} == {signing.id for signing in signings}
+    assert len({attributes(span)["signing.document_id"] for span in documents}) == 4
+    for span in documents:
+        assert [child.name for child in recorded.children(span)] == ["documents.download_signed"]
+    assert {span.name for span in recorded.children(sweep)} >= {"signings.list", "archive.document"}
+    size = sum(path.stat().st_size for path in folder.rglob("*.pdf"))
+    assert recorded.total(names.ARCHIVE_SIGNINGS) == 3
+    assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="success") == 4
+    assert recorded.total(names.ARCHIVE_SIZE) == size
+    assert recorded.total(names.SWEEP_DURATION, signing_async__outcome="success") == 1
+
+
+async def test_document_of_a_followed_event_is_under_the_span_of_the_caller(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    signing = await completed(sandbox, client, documents=("a.pdf",))
+    tracer = recorded.traces.get_tracer("application")
+    async with Archive(client, folder, journal=journal) as archive:
+        with tracer.start_as_current_span("handler"):
+            await archive.collect(signing.id)
+    assert "archive.document" in {span.name for span in recorded.children(recorded.one("handler"))}
+    assert not recorded.named("archive.sweep")
+
+
+async def test_document_that_is_not_signed_yet_is_no_error(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    await completed(sandbox, client, documents=("a.pdf",))
+    await completed(sandbox, client, documents=("b.pdf",))
+    late, broken = (document.id for signing in sandbox.signings for document in sandbox.documents(signing.id))
+    sandbox.faults.add("documents.download_signed", "truncate", times=None)
+    async with front_of(sandbox) as (origin, unsigned):
+        unsigned.add(late)
+        async with (
+            SigningClient(origin, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01)) as behind,
+            Archive(behind, folder, journal=journal) as archive,
+        ):
+            errors = await _sweep(archive)
+    assert any(isinstance(error, NotYetSigned) for error in errors)
+    spans = {attributes(span)["signing.document_id"]: span for span in recorded.named("archive.document")}
+    assert attributes(spans[late])["signing_async.outcome"] == "not_yet_signed"
+    assert spans[late].status.status_code is StatusCode.UNSET
+    assert attributes(spans[broken])["signing_async.outcome"] == "error"
+    assert spans[broken].status.status_code is StatusCode.ERROR
+    assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="not_yet_signed") == 1
+    assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="error") == 1
+    assert not recorded.total(names.ARCHIVE_SIZE)
+
+
+async def test_sweep_whose_store_fails_is_an_error(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    class Failing(FolderStore):
+        async def put(self, name: str, source: Path, sha256: str) -> None:
+            raise StorageError("the disk of Anna Berg")
+
+    await completed(sandbox, client, documents=("a.pdf",))
+    async with Archive(client, Failing(folder), journal=journal) as archive:
+        with pytest.raises(StorageError):
+            await _sweep(archive)
+    assert attributes(recorded.one("archive.document"))["error.type"] == "StorageError"
+    assert recorded.total(names.SWEEP_DURATION, error__type="StorageError") == 1
+    assert "Anna" not in recorded.text()
+
+
+async def test_sweep_whose_results_are_not_all_taken_is_cancelled(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    for _ in range(4):
+        await completed(sandbox, client, documents=("a.pdf",))
+    sandbox.faults.add("signings.list", "hang", skip=1)
+    async with Archive(client, folder, journal=journal) as archive, archive.sweep() as results:
+        await anext(results)
+    sweep = recorded.one("archive.sweep")
+    assert attributes(sweep)["signing_async.outcome"] == "cancelled"
+    assert attributes(sweep)["error.type"] == "CancelledError"
+
+
+async def test_sweep_links_to_the_interrupted_one_that_it_resumes(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    for _ in range(8):
+        await completed(sandbox, client, documents=("a.pdf",))
+    async with Archive(client, folder, journal=journal, concurrency=1) as archive:
+        results = archive.sweep()
+        for _ in range(3):
+            await anext(results)
+        sandbox.faults.add("signings.list", "500", times=None)
+        with pytest.raises(ServerError):
+            async for _ in results:
+                pass
+        sandbox.faults.clear()
+    async with SqliteJournal(journal) as opened:
+        (record,) = [one async for one in opened.records() if one.key.startswith("archive-sweep:")]
+        # All that version 0.1.0 does.
+        assert isinstance(json.loads(record.state)["cursor"], str)
+        assert find_context(record.state) is not None
+    for _ in range(2):
+        async with Archive(client, folder, journal=journal) as archive:
+            await _sweep(archive)
+    interrupted, resumed, whole = recorded.named("archive.sweep")
+    assert attributes(interrupted)["signing_async.outcome"] == "error"
+    assert interrupted.context is not None
+    assert [link.context.span_id for link in resumed.links] == [interrupted.context.span_id]
+    assert not whole.links
+
+
+async def test_document_links_to_the_killed_run_that_had_begun_to_place_it(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, tmp_path: Path, recorded: Recorded
+) -> None:
+    signing = await completed(sandbox, client, documents=("a.pdf",))
+    arguments = [sandbox.base_url, sandbox.access_token(), signing.id, str(folder), str(journal)]
+    command = [sys.executable, "-m", "tests.telemetry.archive_victim", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            context = (await process.stdout.readline()).decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+    assert context
+    recorded.clear()
+    async with Archive(client, folder, journal=journal) as archive:
+        await archive.collect(signing.id)
+    (link,) = recorded.one("archive.document").links
+    assert format_span_id(link.context.span_id) == context
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_document_that_another_run_archived_is_present(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+) -> None:
+    signing = await completed(sandbox, client, documents=("a.pdf",))
+    async with Archive(client, folder, journal=journal) as one, Archive(client, folder, journal=journal) as two:
+        collector = two._collector
+        append = collector.manifest.append
+
+        async def append_late(entry: object) -> bool:
+            async with SqliteJournal(journal.with_name("other")) as other:
+                await Archive(client, folder, journal=other).collect(signing)
+            return await append(entry)  # type: ignore[arg-type]
+
+        collector.manifest.append = append_late  # type: ignore[method-assign, assignment]
+        await two.collect(signing)
+        assert await one.collect(signing) == ()
+    outcomes = [attributes(span)["signing_async.outcome"] for span in recorded.named("archive.document")]
+    assert sorted(outcomes) == ["present", "success"]
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_findings_are_counted_by_kind(
+    sandbox: Sandbox,
+    client: SigningClient,
+    folder: Path,
+    journal: Path,
+    recorded: Recorded,
+    monkeypatch: pytest.MonkeyPatch,
+    is_on: bool,
+) -> None:
+    if not is_on:
+        monkeypatch.setenv("SIGNING_TELEMETRY", "off")
+    await completed(sandbox, client)
+    async with Archive(client, folder, journal=journal) as archive:
+        await _sweep(archive)
+    one, two = folder.rglob("*.pdf")
+    one.unlink()
+    two.write_bytes(b"%PDF-1.7 changed")
+    (folder / "Anna Berg.pdf").write_bytes(b"extra")
+    assert len((await verify_archive(folder)).findings) == 3
+    counted = {point.attributes["signing_async.archive.finding"] for point in recorded.points(names.ARCHIVE_FINDINGS)}
+    assert counted == ({"missing_file", "changed_file", "extra_file"} if is_on else set())
+    assert "Anna" not in recorded.text()
+
+
+async def test_archive_without_telemetry_leaves_no_trace(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await completed(sandbox, client)
+    with nothing_configured(monkeypatch):
+        async with Archive(client, folder, journal=journal) as archive:
+            await _sweep(archive)
+    async with SqliteJournal(journal) as opened:
+        assert [one.state async for one in opened.records() if find_context(one.state)] == []

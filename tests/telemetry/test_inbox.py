@@ -1,0 +1,340 @@
+"""The inbox: handlers linked to their deliveries, across processes and versions, and the events that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode
+
+from signing_async.errors import InboxError
+from signing_async.telemetry import names
+from signing_async.webhooks import (
+    Drop,
+    Event,
+    EventStatus,
+    HandlerRetryPolicy,
+    Inbox,
+    InboxStats,
+    Receiver,
+    RetryLater,
+    WebhookVerifier,
+    inbox_worker,
+)
+from signing_async.webhooks.event import parse_event
+from signing_async.webhooks.event_store import EventStore
+from signing_async.webhooks.sqlite_inbox import SqliteEventStore
+from tests.telemetry.recorded import Recorded, attributes, nothing_configured, recording
+from tests.webhooks.deliveries import SECRET, event_body, signed
+from tests.webhooks.inboxes import AT_ONCE, add, settled
+
+VERIFIER = WebhookVerifier(SECRET)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "inbox.db"
+
+
+@pytest.fixture
+async def inbox(path: Path) -> AsyncIterator[Inbox]:
+    async with Inbox(path, retry=AT_ONCE) as opened:
+        yield opened
+
+
+async def _deliver(inbox: Inbox, name: str = "evt_1") -> None:
+    body = event_body(name, signing={"id": "sig_1"})
+    assert (await Receiver(VERIFIER, inbox).receive(signed(body), body)).status == 202
+
+
+def _links(span: ReadableSpan) -> list[int]:
+    return [link.context.span_id for link in span.links]
+
+
+def _id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+async def _until(found: Any) -> None:
+    async with asyncio.timeout(30):
+        while not found():
+            await asyncio.sleep(0.005)
+
+
+async def test_handler_is_a_consumer_span_that_links_to_its_delivery(inbox: Inbox, recorded: Recorded) -> None:
+    seen: list[Event] = []
+    inbox.on("signing.*")(seen.append)
+    await _deliver(inbox)
+    async with inbox.running():
+        await settled(inbox)
+    span, delivery = recorded.one("inbox.handler"), recorded.one("webhook.delivery")
+    assert span.kind is SpanKind.CONSUMER
+    assert span.parent is None
+    assert _links(span) == [_id(delivery)]
+    assert span.links[0].context.is_remote
+    assert attributes(span) == {
+        "signing.event_id": "evt_1",
+        "signing.id": "sig_1",
+        "signing_async.inbox.attempt": 1,
+        "signing_async.inbox.handler": "signing.*",
+        "signing_async.inbox.outcome": "handled",
+    }
+    assert seen[0].trace_context is not None
+    assert recorded.total(names.HANDLER_DURATION, signing_async__inbox__outcome="handled") == 1
+    (point,) = recorded.points(names.HANDLER_ATTEMPTS)
+    assert (point.count, point.sum) == (1, 1)
+
+
+async def test_handler_links_to_the_delivery_of_another_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recording(monkeypatch) as receiving:
+        async with Inbox(path, key=b"k" * 32) as inbox:
+            await _deliver(inbox)
+    with recording(monkeypatch) as handling:
+        async with Inbox(path, key=b"k" * 32) as inbox, inbox.running():
+            await settled(inbox)
+    assert _links(handling.one("inbox.handler")) == [_id(receiving.one("webhook.delivery"))]
+
+
+async def test_calls_of_plain_and_async_handlers_are_under_their_spans(inbox: Inbox, recorded: Recorded) -> None:
+    tracer = recorded.traces.get_tracer("application")
+
+    @inbox.on("plain")
+    def plain(_: Event) -> None:
+        tracer.start_span("plain work").end()
+
+    @inbox.on("async")
+    async def coroutine(_: Event) -> None:
+        tracer.start_span("async work").end()
+
+    for kind in ("plain", "async"):
+        await add(inbox, kind, kind=kind)
+    async with inbox.running():
+        await settled(inbox)
+    children = [recorded.children(span)[0].name for span in recorded.named("inbox.handler")]
+    assert sorted(children) == ["async work", "plain work"]
+    assert not any(span.links for span in recorded.named("inbox.handler"))
+
+
+async def test_each_attempt_has_its_outcome(inbox: Inbox, recorded: Recorded) -> None:
+    @inbox.on("*")
+    def handle(event: Event) -> None:
+        if event.id == "dropped":
+            raise Drop("Anna Berg")
+        if event.id == "later":
+            raise RetryLater(0, "Anna Berg")
+        raise ValueError("Anna Berg")
+
+    for name in ("dropped", "later", "dead"):
+        await add(inbox, name)
+    async with inbox.running():
+        await settled(inbox)
+    spans = [attributes(span) for span in recorded.named("inbox.handler")]
+    outcomes = [
+        (span["signing.event_id"], span["signing_async.inbox.attempt"], span["signing_async.inbox.outcome"])
+        for span in spans
+    ]
+    assert sorted(outcomes) == [
+        ("dead", 1, "retry"), ("dead", 2, "retry"), ("dead", 3, "dead"), ("dropped", 1, "dropped"),
+        ("later", 1, "retry"), ("later", 2, "retry"), ("later", 3, "dead"),
+    ]  # fmt: skip
+    assert {span.get("error.type") for span in spans if span["signing.event_id"] == "dead"} == {"ValueError"}
+    failed = [span for span in recorded.named("inbox.handler") if span.status.status_code is StatusCode.ERROR]
+    assert [attributes(span)["error.type"] for span in failed if attributes(span)["signing.event_id"] == "later"] == [
+        "dead"
+    ]
+    settled_at = {
+        point.attributes["signing_async.inbox.outcome"]: (point.count, point.sum)
+        for point in recorded.points(names.HANDLER_ATTEMPTS)
+    }
+    assert settled_at == {"dropped": (1, 1), "dead": (2, 6)}
+    assert recorded.total(names.HANDLER_DURATION, signing_async__inbox__outcome="retry") == 4
+    assert "Anna" not in recorded.text()
+
+
+async def test_event_without_a_handler_is_handled_without_its_attribute(inbox: Inbox, recorded: Recorded) -> None:
+    await add(inbox, "evt")
+    async with inbox.running():
+        await settled(inbox)
+    shown = attributes(recorded.one("inbox.handler"))
+    assert shown["signing_async.inbox.outcome"] == "handled"
+    assert "signing_async.inbox.handler" not in shown
+
+
+async def test_event_that_cannot_be_decrypted_is_an_error(path: Path, recorded: Recorded) -> None:
+    async with Inbox(path, key=b"a" * 32) as inbox:
+        await add(inbox, "evt")
+    async with Inbox(path, key=b"b" * 32) as inbox, inbox.running(drain_timeout=0):
+        await _until(lambda: recorded.named("inbox.handler"))
+    span = recorded.named("inbox.handler")[0]
+    assert attributes(span)["signing_async.inbox.outcome"] == "not_counted"
+    assert attributes(span)["error.type"] == "InboxError"
+    assert not recorded.points(names.HANDLER_ATTEMPTS)
+
+
+async def test_cancelled_attempt_is_not_counted_as_settled(inbox: Inbox, recorded: Recorded) -> None:
+    started = asyncio.Event()
+
+    @inbox.on("*")
+    async def handle(_: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await add(inbox, "evt")
+    async with inbox.running(drain_timeout=0):
+        await started.wait()
+    assert attributes(recorded.one("inbox.handler"))["signing_async.inbox.outcome"] == "cancelled"
+    assert not recorded.points(names.HANDLER_ATTEMPTS)
+
+
+async def test_environment_switches_the_inbox_off(
+    path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
+    async with Inbox(path) as inbox:
+        await add(inbox, "evt")
+        async with inbox.running():
+            await settled(inbox)
+    assert not recorded.spans
+    assert not recorded.points(names.PENDING_EVENTS)
+
+
+# The file
+
+
+async def test_file_of_an_earlier_version_gets_the_column_and_keeps_its_events(path: Path, recorded: Recorded) -> None:
+    async with Inbox(path) as inbox:
+        await add(inbox, "old")
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("ALTER TABLE events DROP COLUMN trace_context")
+    async with Inbox(path) as one, Inbox(path) as two:
+        await asyncio.gather(_deliver(one, "new1"), _deliver(two, "new2"))
+        async with one.running():
+            await settled(one)
+    links = {attributes(span)["signing.event_id"]: len(span.links) for span in recorded.named("inbox.handler")}
+    assert links == {"old": 0, "new1": 1, "new2": 1}
+
+
+async def test_earlier_version_adds_to_the_file_of_this_one(path: Path, recorded: Recorded) -> None:
+    async with Inbox(path) as inbox:
+        await _deliver(inbox, "new")
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (1,)
+            # All that version 0.1.0 does.
+            database.execute(
+                "INSERT INTO events (id, type, signing, received_at, status, due, body, ready)"
+                " VALUES ('old', 'signing.completed', NULL, 1, 'pending', 1, ?, 1)",
+                (event_body("old"),),
+            )
+            database.commit()
+        async with inbox.running():
+            events = await settled(inbox)
+    assert [event.status for event in events] == [EventStatus.HANDLED] * 2
+    assert len(recorded.named("inbox.handler")) == 2
+
+
+# What waits
+
+
+def _gauges(recorded: Recorded) -> list[list[float]]:
+    metrics = (names.PENDING_EVENTS, names.DEAD_LETTERS, names.OLDEST_PENDING)
+    return [[point.value for point in recorded.points(metric)] for metric in metrics]
+
+
+async def _add_old(inbox: Inbox, name: str, age: float) -> None:
+    body = event_body(name)
+    await inbox.add(parse_event(body, datetime.now(UTC) - timedelta(seconds=age)), body)
+
+
+class _Custom:
+    """A store that has only what the protocol of stores asks for."""
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "backlog":
+            raise AttributeError(name)
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("is_custom", [False, True])
+async def test_worker_reports_the_events_that_wait(
+    path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, is_custom: bool
+) -> None:
+    monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
+    store = SqliteEventStore(path)
+    go_on = asyncio.Event()
+    async with Inbox(_Custom(store) if is_custom else store, retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            if event.id == "dead":
+                raise ValueError
+            await go_on.wait()
+
+        await _add_old(inbox, "dead", 5000)
+        await _add_old(inbox, "one", 1000)
+        await _add_old(inbox, "two", 10)
+        async with inbox.running():
+            await _until(lambda: _gauges(recorded)[:2] == [[2], [1]])
+            (age,) = _gauges(recorded)[2]
+            assert 1000 <= age < 4000
+            go_on.set()
+            await _until(lambda: _gauges(recorded) == [[0], [1], [0]])
+        await _until(lambda: _gauges(recorded) == [[], [], []])
+
+
+async def test_two_inboxes_of_a_process_are_reported_together(
+    tmp_path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
+    async with contextlib.AsyncExitStack() as stack:
+        for number, age in enumerate((1000, 5000)):
+            inbox = await stack.enter_async_context(Inbox(tmp_path / f"{number}.db"))
+            inbox.on("*")(_wait)
+            await _add_old(inbox, "evt", age)
+            await stack.enter_async_context(inbox.running(drain_timeout=0))
+        await _until(lambda: _gauges(recorded)[0] == [2])
+        (age,) = _gauges(recorded)[2]
+        assert 5000 <= age < 6000
+
+
+async def _wait(_: Event) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_nothing_is_reported_while_the_store_fails(
+    path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
+    store = SqliteEventStore(path)
+    async with Inbox(store) as inbox, inbox.running():
+        await _until(lambda: _gauges(recorded)[0] == [0])
+
+        async def fail() -> InboxStats:
+            raise InboxError("the disk is full")
+
+        monkeypatch.setattr(store, "backlog", fail)
+        await _until(lambda: _gauges(recorded) == [[], [], []])
+
+
+async def test_worker_without_an_sdk_measures_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteEventStore(path)
+
+    async def fail() -> InboxStats:
+        raise AssertionError
+
+    monkeypatch.setattr(store, "backlog", fail)
+    with nothing_configured(monkeypatch):
+        async with Inbox(store) as inbox:
+            await add(inbox, "evt")
+            async with inbox.running():
+                await settled(inbox)

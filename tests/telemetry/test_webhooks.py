@@ -1,0 +1,231 @@
+"""Deliveries of webhooks: a span, a verdict and a duration for each, behind every adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable
+from io import BytesIO
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, StatusCode
+
+from signing_async import ConfigurationError
+from signing_async.telemetry import names
+from signing_async.webhooks import (
+    STANDARD_WEBHOOKS,
+    Event,
+    MemorySeenEvents,
+    Receiver,
+    WebhookVerifier,
+    aiohttp_handler,
+    sign,
+    wsgi_app,
+)
+from tests.telemetry.recorded import Recorded, attributes, nothing_configured
+from tests.webhooks.deliveries import SECRET, event_body, signed
+
+VERIFIER = WebhookVerifier(SECRET, max_body=1000)
+BODY = event_body("evt_1", signing={"id": "sig_1"})
+
+
+async def _chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def _accept(_: Event) -> None: ...
+
+
+def _verdicts(recorded: Recorded) -> dict[str, float]:
+    return {
+        point.attributes["signing_async.webhook.verdict"]: point.value for point in recorded.points(names.DELIVERIES)
+    }
+
+
+async def test_delivery_is_a_consumer_span_under_that_of_the_server(recorded: Recorded) -> None:
+    async def handler(_: Event) -> None:
+        with trace.get_tracer("application").start_as_current_span("handler"):
+            await asyncio.sleep(0)
+
+    app = web.Application()
+    app.router.add_post("/", aiohttp_handler(Receiver(VERIFIER, handler)))
+    async with TestClient(TestServer(app)) as client:
+        for status in (202, 202):
+            assert (await client.post("/", data=BODY, headers=signed(BODY))).status == status
+    first, second = recorded.named("webhook.delivery")
+    assert first.kind is SpanKind.CONSUMER
+    assert first.status.status_code is StatusCode.UNSET
+    assert attributes(first) == {
+        "signing.event_id": "evt_1",
+        "signing.id": "sig_1",
+        "http.response.status_code": 202,
+        "signing_async.webhook.verdict": "accepted",
+    }
+    assert attributes(second)["signing_async.webhook.verdict"] == "duplicate"
+    assert [span.name for span in recorded.children(first)] == ["handler"]
+    assert _verdicts(recorded) == {"accepted": 1, "duplicate": 1}
+    assert recorded.total(names.DELIVERY_DURATION, signing_async__webhook__verdict="accepted") == 1
+
+
+REFUSED = [
+    ("PUT", {}, BODY, 405, "not_post"),
+    ("POST", {"Content-Encoding": "gzip"}, BODY, 415, "compressed"),
+    ("POST", {"Content-Length": "x"}, BODY, 400, "bad_length"),
+    ("POST", {"Content-Length": "1001"}, BODY, 413, "too_large"),
+    ("POST", {}, b"x" * 1001, 413, "too_large"),
+    ("POST", {}, BODY, 401, "signature_missing"),
+    ("POST", {"X-Signature": "00" * 32}, BODY, 401, "signature_mismatch"),
+    ("POST", signed(b"[]"), b"[]", 400, "malformed"),
+]
+
+
+@pytest.mark.parametrize(("method", "headers", "body", "status", "verdict"), REFUSED)
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_refusal_is_counted_by_its_verdict_and_is_no_error(
+    recorded: Recorded, method: str, headers: dict[str, str], body: bytes, status: int, verdict: str, blocking: bool
+) -> None:
+    receiver = Receiver(VERIFIER, _accept)
+    if blocking:
+        decision = receiver.handle_blocking(method, headers, [body])
+    else:
+        decision = await receiver.handle(method, headers, _chunks(body))
+    assert (decision.status, decision.verdict) == (status, verdict)
+    span = recorded.one("webhook.delivery")
+    assert attributes(span) == {"http.response.status_code": status, "signing_async.webhook.verdict": verdict}
+    assert span.status.status_code is StatusCode.UNSET
+    assert _verdicts(recorded) == {verdict: 1}
+
+
+async def test_old_delivery_has_a_verdict_of_its_own(recorded: Recorded) -> None:
+    secret = "c2VjcmV0c2VjcmV0c2VjcmV0"
+    headers = sign(secret, BODY, STANDARD_WEBHOOKS, id="a", timestamp=1_000_000_000)
+    await Receiver(WebhookVerifier(secret, scheme=STANDARD_WEBHOOKS), _accept).receive(headers, BODY)
+    assert _verdicts(recorded) == {"signature_too_old": 1}
+
+
+async def test_body_that_does_not_arrive_has_a_verdict(recorded: Recorded) -> None:
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"{"
+        raise ConnectionResetError
+
+    await Receiver(VERIFIER, _accept, body_timeout=0.01).handle("POST", {}, stuck())
+    await Receiver(VERIFIER, _accept).handle("POST", {}, broken())
+    assert _verdicts(recorded) == {"too_slow": 1, "incomplete": 1}
+
+
+def test_chunked_body_that_the_server_cannot_read_is_a_delivery_too(recorded: Recorded) -> None:
+    environ: Any = {"REQUEST_METHOD": "POST", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": BytesIO()}
+    statuses: list[str] = []
+    start: Any = lambda status, _: statuses.append(status)  # noqa: E731
+    list(wsgi_app(Receiver(VERIFIER, _accept))(environ, start))
+    assert statuses == ["411 Length Required"]
+    assert _verdicts(recorded) == {"no_length": 1}
+
+
+def test_threaded_server_has_spans(recorded: Recorded) -> None:
+    events: list[Event] = []
+    receiver = Receiver(VERIFIER, events.append)
+    assert receiver.receive_blocking(signed(BODY), BODY).status == 202
+    span = recorded.one("webhook.delivery")
+    assert span.context is not None
+    (event,) = events
+    assert event.trace_context is not None
+    assert event.trace_context.startswith(f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-")
+
+
+class _Failing(MemorySeenEvents):
+    async def claim(self, event_id: str) -> Any:
+        raise OSError("the store of Anna Berg")
+
+
+def _raise(_: Event) -> None:
+    raise RuntimeError("Anna Berg")
+
+
+@pytest.mark.parametrize(
+    ("hand_off", "more", "verdict"),
+    [
+        (_raise, dict, "handler_failed"),
+        (queue.Queue(1), dict, "queue_full"),
+        (_accept, lambda: {"seen": _Failing()}, "not_deduplicated"),
+    ],
+)
+async def test_delivery_that_must_be_repeated_is_an_error(
+    recorded: Recorded, hand_off: Any, more: Callable[[], dict[str, Any]], verdict: str
+) -> None:
+    if isinstance(hand_off, queue.Queue):
+        hand_off.put(None)
+    receiver = Receiver(VERIFIER, hand_off, **more())
+    assert (await receiver.receive(signed(BODY), BODY)).status == 503
+    span = recorded.one("webhook.delivery")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == "503"
+    assert _verdicts(recorded) == {verdict: 1}
+    assert "Anna" not in recorded.text()
+
+
+async def test_delivery_during_a_drain_or_another_attempt_has_its_verdict(recorded: Recorded) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: Event) -> None:
+        started.set()
+        await go_on.wait()
+
+    receiver = Receiver(VERIFIER, handler)
+    first = asyncio.create_task(receiver.receive(signed(BODY), BODY))
+    await started.wait()
+    await receiver.receive(signed(BODY), BODY)
+    go_on.set()
+    await first
+    await receiver.drain()
+    await receiver.receive(signed(BODY), BODY)
+    assert _verdicts(recorded) == {"in_progress": 1, "accepted": 1, "shutting_down": 1}
+
+
+async def test_cancelled_delivery_ends_its_span(recorded: Recorded) -> None:
+    started = asyncio.Event()
+
+    async def handler(_: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    receiving = asyncio.create_task(Receiver(VERIFIER, handler).receive(signed(BODY), BODY))
+    await started.wait()
+    receiving.cancel()
+    await asyncio.wait([receiving])
+    span = recorded.one("webhook.delivery")
+    assert attributes(span)["error.type"] == "CancelledError"
+    assert _verdicts(recorded) == {"cancelled": 1}
+
+
+async def test_ids_that_may_name_a_person_are_left_out(recorded: Recorded) -> None:
+    body = event_body("anna@example.com", signing={"id": "Anna Berg"})
+    await Receiver(VERIFIER, _accept).receive(signed(body), body)
+    assert "anna" not in recorded.text().lower()
+
+
+async def test_environment_switches_deliveries_off(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
+    events: list[Event] = []
+    await Receiver(VERIFIER, events.append).receive(signed(BODY), BODY)
+    assert not recorded.spans
+    assert [event.trace_context for event in events] == [None]
+    monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
+    with pytest.raises(ConfigurationError, match="SIGNING_TELEMETRY"):
+        Receiver(VERIFIER, _accept)
+
+
+async def test_receiver_works_without_an_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    with nothing_configured(monkeypatch):
+        assert (await Receiver(VERIFIER, events.append).receive(signed(BODY), BODY)).status == 202
+    assert [event.trace_context for event in events] == [None]
