@@ -43,8 +43,8 @@ _FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError, added
 # Without INDEXED BY, SQLite may read all pending events by their status instead.
 _ADD = (
     "INSERT INTO events (id, type, signing, received_at, status, due, body, trace_context, ready)"
-    " SELECT ?1, ?2, ?3, ?4, 'pending', ?5, ?6, ?7,"
-    " NOT EXISTS (SELECT 1 FROM events INDEXED BY pending_events WHERE signing = ?3 AND status = 'pending')"
+    " SELECT ?, ?, ?, ?, 'pending', ?, ?, ?,"
+    " NOT EXISTS (SELECT 1 FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending')"
     " WHERE true ON CONFLICT (id) DO NOTHING"
 )
 _COLUMNS = (
@@ -255,8 +255,8 @@ def _key(claim: EventClaim) -> tuple[str, int]:
 
 
 def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:
-    received_at = event.received_at.timestamp()
-    values = (event.id, event.type, event.signing_id, received_at, time.time(), body, event.trace_context)
+    signing, received_at = event.signing_id, event.received_at.timestamp()
+    values = (event.id, event.type, signing, received_at, time.time(), body, event.trace_context, signing)
     return connection.execute(_ADD, values).rowcount == 1
 
 
