@@ -131,12 +131,16 @@ class Talkative(MemoryTokenStore):
         return f"Talkative({self._token.refresh_token})" if self._token else "Talkative()"
 
 class Jammed(MemoryTokenStore):
+    def __init__(self):
+        super().__init__()
+        self._free = asyncio.Semaphore()
+
     @contextlib.asynccontextmanager
     async def lock(self):
         async with asyncio.timeout(1):
-            await self._lock.acquire()
+            await self._free.acquire()
         yield
-        self._lock.release()
+        self._free.release()
 
 class Sound(MemoryTokenStore):
     pass
