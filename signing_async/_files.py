@@ -49,11 +49,11 @@ _READ_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
 _LOCKED_BYTE = 1 << 40
 _PAUSE = 0.02
 _ATTEMPTS = 50
-# The path is unusable, the access is denied, or the file system does not support the operation.
+# The path or descriptor is unusable, the access is denied, or the file system does not support the operation.
 _PERMANENT = frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ),
-        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EBADF, errno.ENXIO),
         *(errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS),
     }
 )

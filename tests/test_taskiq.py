@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -426,6 +427,36 @@ async def test_package_is_retried_after_a_transient_failure_and_after_a_rejected
         fault.remove()
         assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
         await place.emptied()
+    assert sendings(sandbox) == ["Lease 0"]
+
+
+@pytest.mark.parametrize("code", ["EMFILE", "EIO", "ESTALE"])
+async def test_package_is_retried_after_its_document_could_not_be_opened_for_now(
+    code: str,
+    place: Workplace,
+    sandbox: Sandbox,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (package,) = packages(tmp_path, 1)
+    path, number, real = str(tmp_path / "inventory-0.pdf"), getattr(errno, code), os.open
+
+    def fail(target: Any, *arguments: Any, **named: Any) -> int:
+        if target == path:
+            raise OSError(number, os.strerror(number))
+        return real(target, *arguments, **named)
+
+    async with enqueuing(place.streams()) as enqueue:
+        enqueued = await enqueue(package)
+        monkeypatch.setattr(os, "open", fail)
+        async with working(place.worker()):
+            while caplog.text.count(f"package 'lease-0' is retried later: documents[1]: cannot open {path!r}") < 2:
+                await asyncio.sleep(0.02)
+            assert await enqueued.outcome() is None
+            monkeypatch.undo()
+            assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
+            await place.emptied()
     assert sendings(sandbox) == ["Lease 0"]
 
 
