@@ -557,6 +557,40 @@ async def test_workers_survive_an_outage_of_redis(
     assert sendings(sandbox) == ["Lease 0", "Lease 1"]
 
 
+async def test_worker_that_redis_refuses_logs_one_error_and_continues_when_it_is_permitted(
+    redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "signing_async")
+    tries, worker = 0, place.worker()
+    declare = worker._declare_consumer_group
+
+    async def counted() -> None:
+        nonlocal tries
+        tries += 1
+        await declare()
+
+    worker._declare_consumer_group = counted
+    (package,) = packages(tmp_path, 1)
+    async with Redis.from_url(place.url) as direct, enqueuing(place.streams()) as enqueue, working(worker):
+        await place.emptied()
+        await direct.execute_command("ACL", "SETUSER", "default", "-xreadgroup", "-xautoclaim")
+        async with asyncio.timeout(60):
+            while "the broker is unavailable" not in caplog.text:  # a read that began before is permitted
+                await asyncio.sleep(0.02)
+            enqueued = await enqueue(package)
+            before = tries
+            while tries < before + 4:
+                await asyncio.sleep(0.02)
+        await direct.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert (await enqueued.wait(0.02, timeout=60)).error is None
+    logged = [(record.levelname, record.message) for record in caplog.records if "broker" in record.message]
+    assert logged == [
+        ("WARNING", "the broker is unavailable, retrying: NoPermissionError"),
+        ("ERROR", "the broker refuses this worker (NoPermissionError): check its login and permissions; retrying"),
+        ("INFO", "the broker is available again"),
+    ]
+
+
 async def test_dispatch_works_with_slow_redis(
     redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
