@@ -49,19 +49,26 @@ _READ_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
 _LOCKED_BYTE = 1 << 40
 _PAUSE = 0.02
 _ATTEMPTS = 50
-# The path is unusable, the access is denied, or the file system does not support the operation.
+# The path or descriptor is unusable, the access is denied, or the file system does not support the operation.
 _PERMANENT = frozenset(
     {
         *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EILSEQ),
-        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EBADF, errno.ENXIO),
         *(errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS),
     }
 )
 
+# Their errors have numbers of their own: 1 of an `SSLError` is not EPERM.
+_NETWORK_MODULES = ("ssl", "socket")
+
 
 def is_transient(error: OSError) -> bool:
     """Return whether the operation on a file may succeed later, as after a full disk or an I/O error."""
-    return error.errno not in _PERMANENT
+    if isinstance(error, ValueError):  # an untrusted certificate, or a file object that cannot be read or written
+        return False
+    # By name, because importing these modules is slow.
+    is_of_network = any(base.__module__ in _NETWORK_MODULES for base in type(error).__mro__)
+    return is_of_network or error.errno not in _PERMANENT
 
 
 def open_regular(path: str | os.PathLike[str]) -> int | None:

@@ -32,7 +32,7 @@
     │   ├── InboxError           the inbox
     │   └── ArchiveError         the archive
     │       └── ArchiveConflict  another writer was first, or a name holds another file
-    ├── DraftChanged             a dispatch's draft was changed by somebody else; nothing was sent
+    ├── DraftChanged             a dispatch's draft was changed by somebody else; this run did not send it
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              a signing was not completed in time (also a TimeoutError)
     └── WebhookError             a delivery that must not be acted on
@@ -454,7 +454,7 @@ class ArchiveConflict(ArchiveError):
 
 
 class DraftChanged(SigningError):
-    """A draft does not hold just the documents and recipients of its package; the package was not sent.
+    """A draft does not hold exactly its package; this run did not send it. An earlier run may have: see ``effect``.
 
     ``signing`` is the draft; None if it was abandoned, and the next run begins with a new one.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import copy
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, overload
@@ -21,6 +20,7 @@ from .transport import wire
 from .transport.call import Operation, Transport
 from .transport.error_response import record_decoder
 from .transport.retry import Repeat
+from .worker_pool import copy_unsent
 
 __all__ = ["Recipients", "RemindResult", "check_recipient"]
 
@@ -135,8 +135,7 @@ class Recipients:
         results = []
         fatal: SigningError | None = None
         for recipient in await self.pending(signing_id) if pending is None else pending:
-            # One copy per result: a shared exception would collect the tracebacks of all that raise it.
-            error = copy.copy(fatal)
+            error = None if fatal is None else copy_unsent(fatal)
             if error is None:
                 try:
                     await self.remind(signing_id, recipient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -12,17 +13,26 @@ from typing import Any, Generic, Self, TypeVar
 import attrs
 
 from . import _checks
-from .errors import InvalidRequest
+from .errors import InvalidRequest, SigningError
 
-__all__ = ["Deferrals", "Deferred", "FileProgress", "Progress", "ProgressReporter", "Results", "Several"]
+__all__ = ["Deferrals", "Deferred", "FileProgress", "Progress", "ProgressReporter", "Results", "Several", "copy_unsent"]
 
 S = TypeVar("S")
 R = TypeVar("R")
+E = TypeVar("E", bound=SigningError)
 
 log: logging.Logger = logging.getLogger("signing_async")
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
 _TRIES_BEFORE_LOG = 4
+
+
+def copy_unsent(error: E) -> E:
+    """Return the error that ended a bulk operation, for an item of it for which nothing was sent."""
+    # One copy per result: a shared exception would collect the tracebacks of all that raise it.
+    copied = copy.copy(error)
+    copied.effect = "none"
+    return copied
 
 
 @attrs.frozen

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from signing_async import InvalidRequest, NewRecipient, SigningClient
+from signing_async import InvalidRequest, NewRecipient, SigningClient, Unauthorized
 from signing_async.sandbox import Sandbox
+from tests.pdfs import make_pdf
 
 
 async def test_add_takes_a_new_recipient(client: SigningClient) -> None:
@@ -40,3 +41,20 @@ async def test_add_refuses_a_positional_address(sandbox: Sandbox, client: Signin
     with pytest.raises(InvalidRequest, match=r"^recipient: must be a NewRecipient, got str$"):
         await add("s1", "anna@example.com")
     assert sandbox.requests == []
+
+
+async def test_recipients_after_a_fatal_error_are_not_reminded_and_their_errors_say_so(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    """The first reminder may have been sent: a 503 came before the rejected token."""
+    signing = await client.signings.create(name="Lease", language="EN")
+    await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    for number in range(3):
+        await client.recipients.add(signing, email=f"r{number}@example.com")
+    await client.signings.send(signing)
+    sandbox.faults.add("recipients.remind", "503")
+    sandbox.faults.add("recipients.remind", "expired-token")
+    errors = [result.error for result in await client.recipients.remind_pending(signing)]
+    assert [type(error) for error in errors] == [Unauthorized] * 3
+    assert [(error.effect, error.exit_code) for error in errors if error] == [("unknown", 3), ("none", 4), ("none", 4)]
+    assert len(sandbox.requests_of("recipients.remind")) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -429,6 +430,36 @@ async def test_package_is_retried_after_a_transient_failure_and_after_a_rejected
     assert sendings(sandbox) == ["Lease 0"]
 
 
+@pytest.mark.parametrize("code", ["EMFILE", "EIO", "ESTALE"])
+async def test_package_is_retried_after_its_document_could_not_be_opened_for_now(
+    code: str,
+    place: Workplace,
+    sandbox: Sandbox,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (package,) = packages(tmp_path, 1)
+    path, number, real = str(tmp_path / "inventory-0.pdf"), getattr(errno, code), os.open
+
+    def fail(target: Any, *arguments: Any, **named: Any) -> int:
+        if target == path:
+            raise OSError(number, os.strerror(number))
+        return real(target, *arguments, **named)
+
+    async with enqueuing(place.streams()) as enqueue:
+        enqueued = await enqueue(package)
+        monkeypatch.setattr(os, "open", fail)
+        async with working(place.worker()):
+            while caplog.text.count(f"package 'lease-0' is retried later: documents[1]: cannot open {path!r}") < 2:
+                await asyncio.sleep(0.02)
+            assert await enqueued.outcome() is None
+            monkeypatch.undo()
+            assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
+            await place.emptied()
+    assert sendings(sandbox) == ["Lease 0"]
+
+
 async def test_ambiguous_send_is_reconciled_later_and_not_repeated(
     place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -524,6 +555,40 @@ async def test_workers_survive_an_outage_of_redis(
         "the broker is available again",
     ]
     assert sendings(sandbox) == ["Lease 0", "Lease 1"]
+
+
+async def test_worker_that_redis_refuses_logs_one_error_and_continues_when_it_is_permitted(
+    redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "signing_async")
+    tries, worker = 0, place.worker()
+    declare = worker._declare_consumer_group
+
+    async def counted() -> None:
+        nonlocal tries
+        tries += 1
+        await declare()
+
+    worker._declare_consumer_group = counted
+    (package,) = packages(tmp_path, 1)
+    async with Redis.from_url(place.url) as direct, enqueuing(place.streams()) as enqueue, working(worker):
+        await place.emptied()
+        await direct.execute_command("ACL", "SETUSER", "default", "-xreadgroup", "-xautoclaim")
+        async with asyncio.timeout(60):
+            while "the broker is unavailable" not in caplog.text:  # a read that began before is permitted
+                await asyncio.sleep(0.02)
+            enqueued = await enqueue(package)
+            before = tries
+            while tries < before + 4:
+                await asyncio.sleep(0.02)
+        await direct.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert (await enqueued.wait(0.02, timeout=60)).error is None
+    logged = [(record.levelname, record.message) for record in caplog.records if "broker" in record.message]
+    assert logged == [
+        ("WARNING", "the broker is unavailable, retrying: NoPermissionError"),
+        ("ERROR", "the broker refuses this worker (NoPermissionError): check its login and permissions; retrying"),
+        ("INFO", "the broker is available again"),
+    ]
 
 
 async def test_dispatch_works_with_slow_redis(

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .._files import is_transient
 from ..errors import ArchiveError, ConfigurationError
 from ..worker_pool import log
 
@@ -29,6 +30,7 @@ try:
         CredentialRetrievalError,
         HTTPClientError,
         IncompleteReadError,
+        MetadataRetrievalError,
     )
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
@@ -41,7 +43,8 @@ T = TypeVar("T")
 
 _UPLOAD_PART = 8 * 2**20  # as in the AWS SDKs; S3 requires 5 MiB
 _BLOCK = 2**20
-_LOST = (ConnectionError, HTTPClientError, IncompleteReadError, aiohttp.ClientError, OSError, TimeoutError)
+_LOST = (ConnectionError, HTTPClientError, IncompleteReadError, aiohttp.ClientError)
+_NO_CREDENTIALS = (CredentialRetrievalError, MetadataRetrievalError)
 _CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
 _CONFLICT_PAUSES = (0.1, 0.3, 1.0)
 _TRANSIENT_CODES = (
@@ -102,7 +105,7 @@ class Bucket:
             async with response["Body"] as body:
                 while chunk := await body.read(_BLOCK):
                     yield chunk
-        except (BotoCoreError, *_LOST) as error:
+        except (BotoCoreError, aiohttp.ClientError, OSError) as error:
             failure = self._failure("get_object", error)
         if failure is not None:
             raise failure
@@ -170,7 +173,7 @@ class Bucket:
         await self._open()
         try:
             return await getattr(self._client, operation)(Bucket=self.name, **arguments)
-        except (ClientError, BotoCoreError, *_LOST) as error:
+        except (ClientError, BotoCoreError, aiohttp.ClientError, OSError) as error:
             code = _code(error)
             failure: Exception = self._failure(operation, error)
         if code in refusals:
@@ -192,18 +195,15 @@ class Bucket:
                 self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
                 return
             except ValueError:
-                problem = "invalid endpoint URL"  # it may hold a password
+                problem, transient = "invalid endpoint URL", False  # it may hold a password
             except BotoCoreError as error:
-                problem = _describe(error)
-        raise ConfigurationError(f"s3://{self.name}: {problem}")
+                problem, transient = _describe(error), _is_transient(error)
+        message = f"s3://{self.name}: {problem}"
+        raise ArchiveError(message) if transient else ConfigurationError(message)
 
     def _failure(self, operation: str, error: Exception) -> ArchiveError:
-        transient = isinstance(error, _LOST)
-        if isinstance(error, ClientError):
-            status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-            transient = status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
         kind = _Conflict if _code(error) in _CONFLICTS else ArchiveError
-        return kind(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=transient)
+        return kind(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=_is_transient(error))
 
 
 class _Conflict(ArchiveError):
@@ -219,6 +219,16 @@ async def _repeated(create: Callable[[], Awaitable[T]]) -> T:
     return await create()
 
 
+def _is_transient(error: Exception) -> bool:
+    if isinstance(error, ClientError):
+        status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+        return status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
+    # Some of these are an `OSError`, whose number is not the system's.
+    if isinstance(error, (*_LOST, *_NO_CREDENTIALS)):
+        return True
+    return isinstance(error, OSError) and is_transient(error)
+
+
 def _code(error: Exception) -> str | None:
     return error.response["Error"].get("Code") if isinstance(error, ClientError) else None
 
@@ -227,7 +237,7 @@ def _describe(error: Exception) -> str:
     if isinstance(error, ClientError):
         fields = error.response["Error"]
         return f"{fields.get('Code')}: {fields.get('Message') or 'no message'}"
-    if isinstance(error, CredentialRetrievalError):
+    if isinstance(error, _NO_CREDENTIALS):
         return "the credentials could not be retrieved"  # its message holds the output of a program
     return str(error) or type(error).__name__
 

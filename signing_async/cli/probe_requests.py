@@ -42,7 +42,7 @@ class ProbeResponse:
     @property
     def refuses_token(self) -> bool:
         """Whether a response to ``GET /me`` refuses the request for its token."""
-        return 400 <= self.status <= 499 and self.status != 404 and not self.transient
+        return self.status in (400, 401, 403)
 
     @property
     def data(self) -> Any:

@@ -130,11 +130,14 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
     if package.key is not None:
         problems += _problems_of("", lambda: check_text("key", package.key))
     recipients = _check_recipients(package, problems)
+    transient: list[str] = []
     buffer = _Buffer()
     try:
-        documents = await _check_documents(package.documents, max_pdf_bytes, buffer, problems)
-        if problems:
-            raise InvalidRequest("; ".join(problems), problems=problems)
+        documents = await _check_documents(package.documents, max_pdf_bytes, buffer, problems, transient)
+        if found := problems + transient:
+            error = InvalidRequest("; ".join(found), problems=found)
+            error.transient = not problems
+            raise error
     except BaseException:
         buffer.close()
         raise
@@ -210,7 +213,11 @@ def _assign_order(recipients: list[dict[str, Any]], problems: list[str]) -> None
 
 
 async def _check_documents(
-    sources: tuple[Source | PdfSource, ...], max_pdf_bytes: int, buffer: _Buffer, problems: list[str]
+    sources: tuple[Source | PdfSource, ...],
+    max_pdf_bytes: int,
+    buffer: _Buffer,
+    problems: list[str],
+    transient: list[str],
 ) -> tuple[CheckedPdf, ...]:
     checked = []
     if _check_list("documents", sources, problems):
@@ -218,7 +225,8 @@ async def _check_documents(
             try:
                 checked.append(await _check_document(source, max_pdf_bytes, buffer))
             except InvalidRequest as error:
-                problems += [f"documents[{number}]: {problem.removeprefix('source: ')}" for problem in error.problems]
+                found = [f"documents[{number}]: {problem.removeprefix('source: ')}" for problem in error.problems]
+                (transient if error.transient else problems).extend(found)
     return tuple(checked)
 
 

@@ -9,7 +9,6 @@ signing once. The sending is saved first, which the journal refuses unless this 
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from ..reconcile import Tracker
 from ..telemetry import switch
 from ..telemetry.names import DISPATCH_SPAN
 from ..transport.call import Transport, log
-from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressReporter, Results
+from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressReporter, Results, copy_unsent
 from .entry import JournalEntry, NoJournal, journaled, open_journal, release
 from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
@@ -165,8 +164,7 @@ class _Run:
         if self._fatal is not None:
             if job.prepared is None:
                 self._totals.add([])
-            # One copy per result: a shared exception would collect the tracebacks of all that raise it.
-            return DispatchResult(job.package, None, copy.copy(self._fatal))
+            return DispatchResult(job.package, None, copy_unsent(self._fatal))
         try:
             prepared = await self._prepare(job)
         except Exception as error:

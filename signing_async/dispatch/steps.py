@@ -177,12 +177,21 @@ class Sending:
         signing = await self._resources.signings.find_sent(self._draft.id)
         if signing is not None:
             return await self._note_sent(signing)
+        try:
+            await self._check_resumed()
+        except SigningError as error:
+            # The journal entry stays as it is: the request of the earlier run may send the draft even now.
+            error.effect = "unknown"
+            raise
+        return await self._send()
+
+    async def _check_resumed(self) -> None:
+        """Raise `DraftChanged` if the draft that is to be sent again does not hold exactly the package."""
         current = await self._resources.signings.get(self._draft.id)
         if current.is_draft and not await self._draft.is_exact(current):
             raise DraftChanged(
-                f"draft {current.id} holds more or less than this package; it was not sent", signing=current
+                f"draft {current.id} holds more or less than this package; it was not sent by this run", signing=current
             )
-        return await self._send()
 
     async def _send(self) -> Signing:
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .._files import place_new, sync_folder
+from .._files import is_transient, place_new, sync_folder
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
 from ..telemetry import switch
 from ..transport import wire
@@ -200,7 +200,7 @@ class Download:
                 if sync:
                     os.fsync(file.fileno())
         except OSError as error:
-            if self._mode == "xb":
+            if self._mode == "xb" and not is_transient(error):
                 raise InvalidRequest(f"path: cannot write {str(self._target)!r}: {error.strerror}") from None
             raise OSError(error.errno, error.strerror, str(self._target)) from None
         finally:

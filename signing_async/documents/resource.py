@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import reprlib
 import threading
@@ -24,7 +23,7 @@ from ..transport.call import Operation, Transport
 from ..transport.decode import decode_record
 from ..transport.error_response import record, record_decoder
 from ..transport.retry import Repeat
-from ..worker_pool import FileProgress, Progress, ProgressReporter, Results
+from ..worker_pool import FileProgress, Progress, ProgressReporter, Results, copy_unsent
 from .download import DOWNLOAD, Download, SealedFile, check_target, checked_chunks, load_verifier, stream, target_exists
 from .source import OpenPdf, PdfSource, Source
 
@@ -298,12 +297,13 @@ class _BulkUpload:
         self._signing_id = signing_id
         self._reporter = reporter
         self._preflight = preflight
-        self._fatal: Exception | None = None
+        self._fatal: SigningError | None = None
 
     async def upload(self, item: Any) -> UploadResult[Any]:
         progress = FileProgress(self._reporter)
-        document, error = None, self._fatal
-        if error is None:
+        document: Document | None = None
+        error: Exception | None = None
+        if self._fatal is None:
             try:
                 signing_id, source = self._split(item)
                 document = await self._documents.upload(
@@ -314,8 +314,7 @@ class _BulkUpload:
                 if isinstance(raised, SigningError) and raised.fatal:
                     self._fatal = raised
         else:
-            # One copy per result: a shared exception would collect the tracebacks of all that raise it.
-            error = copy.copy(error)
+            error = copy_unsent(self._fatal)
         progress.finish(self._size(item) if progress.size is None else progress.size)
         return UploadResult(item, document, error)
 

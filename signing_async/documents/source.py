@@ -18,7 +18,7 @@ from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
 
-from .._files import open_regular
+from .._files import is_transient, open_regular
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
 from .files import OpenFile, read_cached, read_fully
@@ -460,7 +460,15 @@ def _source_errors(problem: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidRequest(f"source: {problem}: {reason}") from None
+        failure = InvalidRequest(f"source: {problem}: {reason}")
+        failure.transient = isinstance(error, OSError) and _is_transient(error)
+        raise failure from None
+
+
+def _is_transient(error: OSError) -> bool:
+    if error.errno is None:  # not the system's: a socket's file ends like this too, but so does a corrupt gzip file
+        return isinstance(error, ConnectionError | TimeoutError)
+    return is_transient(error)
 
 
 def _take_buffer() -> memoryview:

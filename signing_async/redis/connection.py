@@ -51,14 +51,21 @@ class Script:
 _TRANSIENT = frozenset(
     {
         *("ConnectionError", "TimeoutError", "MaxConnectionsError", "BusyLoadingError"),
-        *("ClusterDownError", "MasterDownError", "ReadOnlyError", "TryAgainError"),
+        *("ClusterDownError", "MasterDownError", "OutOfMemoryError", "ReadOnlyError", "TryAgainError"),
     }
 )
+# Subclasses of redis-py's `ConnectionError`.
+_PERMANENT = frozenset({"AuthenticationError", "AuthorizationError", "ExternalAuthProviderError"})
+# The codes of replies that have no class in redis-py.
+_TRANSIENT_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether an error of a Redis client may pass: Redis cannot be reached, or not be used for now."""
-    return isinstance(error, OSError) or type(error).__name__ in _TRANSIENT
+    names = {base.__name__ for base in type(error).__mro__}
+    if names & _PERMANENT:
+        return False
+    return isinstance(error, OSError) or bool(names & _TRANSIENT) or str(error).partition(" ")[0] in _TRANSIENT_CODES
 
 
 @attrs.frozen

@@ -160,14 +160,12 @@ class _StreamBroker(RedisStreamBroker):
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         consumer = self._consumer
         next_scan = next_cleanup = 0.0
-        is_unavailable = False
+        logged = logging.NOTSET  # the level of the latest message about an error that lasts
         while True:
             try:
-                if is_unavailable:
+                if logged:
                     # Redis may have lost its data.
                     await self._declare_consumer_group()
-                    is_unavailable = False
-                    log.info("the broker is available again")
                 async with Redis(connection_pool=self.connection_pool) as redis:
                     if time.monotonic() >= next_cleanup:
                         arguments = (self.consumer_group_name, str(self.idle_timeout))
@@ -180,11 +178,22 @@ class _StreamBroker(RedisStreamBroker):
                         next_scan = 0.0 if found else time.monotonic() + _BLOCK
                     found = found or await self._read_new(redis, consumer)
             except (RedisError, OSError) as error:
-                if not is_unavailable:
-                    log.warning("the broker is unavailable, retrying: %s", type(error).__name__)
-                is_unavailable = True
+                kind = type(error).__name__
+                if not logged:
+                    log.warning("the broker is unavailable, retrying: %s", kind)
+                    logged = logging.WARNING
+                # Redis refuses the first read after it lost its data, too.
+                elif logged < logging.ERROR and not is_transient(error):
+                    logged = logging.ERROR
+                    # Without a traceback, which may show the URL with its password.
+                    log.log(
+                        logged, "the broker refuses this worker (%s): check its login and permissions; retrying", kind
+                    )
                 await asyncio.sleep(_BLOCK)
                 continue
+            if logged:
+                log.info("the broker is available again")
+                logged = logging.NOTSET
             for entry, fields in found:
                 yield AckableMessage(
                     data=self._add_entry_label(entry, fields), ack=self._ack_generator(entry, self.queue_name)

@@ -29,6 +29,7 @@ from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
 from ..models import Token
 from . import custom_records
+from .redaction import redact
 from .retry import Outcome
 
 __all__ = [
@@ -52,8 +53,7 @@ __all__ = [
 log: logging.Logger = logging.getLogger("signing_async")
 
 JSON = "application/json"
-_START_BYTES = 64 * 1024
-_START_SECONDS = 2.0
+_START_BYTES, _START_SECONDS = 64 * 1024, 2.0
 _MAX_CONNECTIONS = 100
 # Seconds. The slack is for an event loop that is busy when a connection is closed.
 _MAX_ROUND_TRIP, _ROUND_TRIP_SLACK = 0.1, 0.02
@@ -346,11 +346,8 @@ class Sessions:
         except Exception as error:
             if not self._pool_is_hidden:
                 self._pool_is_hidden = True
-                log.warning(
-                    "cannot check the connection pool of aiohttp %s (%s): connections are not reused",
-                    aiohttp.__version__,
-                    type(error).__name__,
-                )
+                text = "cannot check the connection pool of aiohttp %s (%s): connections are not reused"
+                log.warning(text, aiohttp.__version__, type(error).__name__)
         return _headers(accept, close=self._pool_is_hidden), idle
 
     def drop_desynchronized(self, session: aiohttp.ClientSession, url: URL) -> Collection[object]:
@@ -402,12 +399,7 @@ def _drop_desynchronized(connections: Iterable[tuple[Any, float]]) -> list[objec
 
 
 async def send(
-    sessions: Sessions,
-    request: Request,
-    token: Token | None,
-    *,
-    connect: float,
-    silence: float | None = None,
+    sessions: Sessions, request: Request, token: Token | None, *, connect: float, silence: float | None = None
 ) -> Response | Failure:
     """Send one request, and return the response as soon as its head is there. Redirects are not followed.
 
@@ -450,8 +442,16 @@ async def send(
         if body is not None and body.started and _was_cut(error, body, sessions.fastest_response):
             outcome = Outcome.CUT
         failure = Failure(outcome, _describe(error, "the connection was closed before a response came"))
-    except (RuntimeError, ValueError) as error:
-        refused = ClientClosed("the session was closed") if session.closed else ConfigurationError(f"session: {error}")
+    except Exception as error:
+        # The session's own, such as what the caller's trace hook raises: the service may have the request already.
+        if body is not None and body.started:
+            message = _describe(error, "the session failed after the request was sent")
+            failure = Failure(Outcome.LOST, message, transient=False)
+        elif session.closed:
+            refused = ClientClosed("the session was closed")
+        else:
+            secrets = () if token is None else (token.access_token,)
+            refused = ConfigurationError(redact(f"session: {error!r}", secrets))
     else:
         sessions.note_response(asyncio.get_running_loop().time() - began)
         return Response(response)

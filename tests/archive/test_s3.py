@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import json
 import logging
 import subprocess
 import sys
@@ -13,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiobotocore.client import AioBaseClient
 from aiohttp import web
+from botocore.exceptions import (
+    CredentialRetrievalError,
+    MetadataRetrievalError,
+    NoCredentialsError,
+    ReadTimeoutError,
+    SSLError,
+)
 
 from signing_async import SigningClient
 from signing_async.archive import Archive, S3Store, verify_archive
@@ -449,6 +459,50 @@ async def test_archive_in_a_bucket_is_swept_resumed_and_verified(s3: S3Server, b
         s3.request("DELETE", f"{bucket}/archive/{name.replace(' ', '%20')}")
         s3.request("PUT", f"{bucket}/archive/extra.pdf", PDF)
         assert [finding.kind for finding in (await verify_archive(store)).findings] == ["missing_file", "extra_file"]
+
+
+async def test_failed_retrieval_of_credentials_is_transient(
+    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store works as soon as the program that prints the credentials does."""
+    printed = {"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b"}
+    (tmp_path / "printed.json").write_text(json.dumps(printed))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path / 'mounted'}\n")
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    async with S3Store(f"s3://{bucket}/archive", endpoint_url=s3.url, region="us-east-1") as store:
+        with pytest.raises(ArchiveError, match="the credentials could not be retrieved") as failed:
+            await content_of(store, "manifest.jsonl")
+        assert (failed.value.transient, failed.value.fatal) == (True, False)
+        (tmp_path / "printed.json").rename(tmp_path / "mounted")
+        await store.append("manifest.jsonl", 0, b"x\n")
+        assert await content_of(store, "manifest.jsonl") == b"x\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (CredentialRetrievalError(provider="iam-role", error_msg="timeout"), True),
+        (MetadataRetrievalError(error_msg="timeout"), True),
+        (SSLError(endpoint_url="https://s3.example", error="record layer failure"), True),
+        (ReadTimeoutError(endpoint_url="https://s3.example"), True),
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (NoCredentialsError(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_error_of_the_aws_library_is_judged_by_its_cause(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch, error: Exception, transient: bool
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(AioBaseClient, "_make_api_call", fail)
+    with pytest.raises(ArchiveError) as failed:
+        await content_of(store, "lease.pdf")
+    assert failed.value.transient is transient
 
 
 async def test_error_of_a_program_that_prints_credentials_does_not_hold_its_output(

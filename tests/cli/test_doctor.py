@@ -450,8 +450,13 @@ async def test_accepted_wrong_token_teaches_nothing() -> None:
     assert "expired_token_statuses" not in learned(probe)
 
 
-@pytest.mark.parametrize(("status", "learns"), [(401, True), (403, True), (404, False), (429, False), (503, False)])
-async def test_wrong_token_teaches_a_rejection_and_neither_404_nor_a_failure(status: int, learns: bool) -> None:
+OTHER_STATUSES = (404, 405, 408, 409, 413, 421, 425, 429, 431, 503)
+
+
+@pytest.mark.parametrize(
+    ("status", "learns"), [(400, True), (401, True), (403, True), *((other, False) for other in OTHER_STATUSES)]
+)
+async def test_wrong_token_teaches_a_rejection_and_no_other_status(status: int, learns: bool) -> None:
     def me(request: web.Request) -> web.Response:
         status_of_token = 200 if request.headers.get("Authorization") == "Bearer t" else status
         return web.json_response({}, status=status_of_token, headers={"Retry-After": "0"})
@@ -476,8 +481,9 @@ async def test_status_without_token_suggests_the_wrong_token_check_unless_401(st
         assert words in found["no token"].message
 
 
-async def test_404_on_me_is_not_learned_as_a_rejected_token() -> None:
-    async with probed({"/me": lambda _: web.Response(status=404)}) as (found, probe):
+@pytest.mark.parametrize("status", [404, 405, 431])
+async def test_other_refusal_of_me_is_not_learned_as_a_rejected_token(status: int) -> None:
+    async with probed({"/me": lambda _: web.Response(status=status)}) as (found, probe):
         assert (found["token"].state, learned(probe)) == ("failed", {})
 
 

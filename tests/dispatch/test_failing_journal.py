@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
+import ssl
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,11 @@ async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningCl
     [
         (PermissionError(13, "Permission denied"), False),
         (OSError(28, "No space left on device"), True),
+        # The numbers of these are not the system's: it names 1 EPERM, and 2 ENOENT.
+        (ssl.SSLError(1, "record layer failure"), True),
+        (socket.gaierror(2, "temporary failure in name resolution"), True),
+        (socket.herror(1, "host not found"), True),
+        (ssl.SSLCertVerificationError(1, "certificate verify failed"), False),
         (sqlite3.DatabaseError("file is not a database"), False),
         (ZeroDivisionError("by a replica"), True),
         (TransportError("the store of the journal is unavailable"), True),

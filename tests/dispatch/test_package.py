@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import hashlib
 import io
@@ -218,6 +219,27 @@ async def test_partial_writes_to_the_buffer_are_completed(monkeypatch: pytest.Mo
 async def test_path_with_a_null_character_is_a_problem_of_its_document() -> None:
     (problem,) = await problems_of(package(["a\0b.pdf"]))
     assert problem.startswith("documents[0]: ")
+
+
+@pytest.mark.parametrize("other", ["good", "bad"])
+async def test_package_is_transient_if_only_the_system_prevents_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf())
+    real = os.open
+
+    def no_descriptor_left(target: Any, *arguments: Any, **named: Any) -> int:
+        if target == path:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(target, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", no_descriptor_left)
+    with pytest.raises(InvalidRequest) as caught:
+        await prepare(package([path, make_pdf() if other == "good" else b"no PDF"]), 10**6)
+    assert f"documents[0]: cannot open {str(path)!r}: Too many open files" in caught.value.problems
+    assert len(caught.value.problems) == (1 if other == "good" else 2)
+    assert caught.value.transient is (other == "good")
 
 
 async def test_error_of_the_callers_iterator_is_raised_unchanged() -> None:

@@ -69,6 +69,19 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
     sent_well(sandbox, *parcels)
 
 
+async def test_packages_after_a_fatal_error_are_not_sent_and_their_errors_say_so(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """The first package may have been sent: a 502 came before the rejected token."""
+    sandbox.faults.add("signings.send", "502-html")
+    sandbox.faults.add("signings.send", "expired-token")
+    packages = [parcel_of(1, 1, name=f"Lease {number}").package for number in range(3)]
+    results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 1))
+    errors = [result.error for result in results if isinstance(result.error, Unauthorized)]
+    assert [(error.effect, error.exit_code) for error in errors] == [("unknown", 3), ("none", 4), ("none", 4)]
+    assert len(sandbox.signings) == 1
+
+
 @pytest.mark.parametrize("kind", ["list", "generator", "async generator"])
 async def test_packages_come_from_any_iterable_and_each_has_a_result(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str

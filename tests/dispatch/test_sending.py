@@ -23,6 +23,7 @@ from signing_async import (
     Progress,
     Recipient,
     RetryPolicy,
+    ServerError,
     Signing,
     SigningClient,
     SigningPackage,
@@ -180,11 +181,27 @@ async def test_unknown_sending_whose_draft_was_changed_is_not_repeated(
     parcel, path = parcel_of(), tmp_path / "journal"
     await _leave_in_doubt(sandbox, client, parcel.package, path)
     await client.documents.upload(sandbox.signings[0].id, make_pdf(), "other.pdf")
-    with pytest.raises(DraftChanged, match="holds more or less than this package; it was not sent") as caught:
+    words = "holds more or less than this package; it was not sent by this run"
+    with pytest.raises(DraftChanged, match=words) as caught:
         await client.dispatch(parcel.package, path)
     assert caught.value.signing.id == sandbox.signings[0].id
-    assert caught.value.effect == "none"
     assert [signing.state for signing in sandbox.signings] == ["draft"]
+    # The request of the run before may still send it.
+    assert (caught.value.effect, state_of(path)["status"]) == ("unknown", "sending")
+
+
+async def test_unknown_sending_whose_draft_cannot_be_checked_stays_unknown(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    sandbox.faults.add("recipients.list", "503", times=None)
+    with pytest.raises(ServerError) as caught:
+        await client.dispatch(parcel.package, path)
+    assert (caught.value.effect, caught.value.transient, state_of(path)["status"]) == ("unknown", True, "sending")
+    sandbox.faults.clear()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
 
 
 async def test_unknown_sending_of_a_cancelled_signing_is_an_unknown_outcome(

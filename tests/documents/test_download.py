@@ -473,14 +473,16 @@ async def test_error_of_an_unwritable_folder_names_the_target_and_not_the_tempor
 
 
 @pytest.mark.parametrize("size", [1000, 3 * 2**20])
-@pytest.mark.parametrize("where", ["fsync", "write"])
+@pytest.mark.parametrize("where", ["create", "fsync", "write"])
 async def test_full_disk_raises_the_error_of_the_system_and_keeps_the_target(
     target: Path, monkeypatch: pytest.MonkeyPatch, size: int, where: str
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    if where == "fsync":
+    if where == "create":
+        monkeypatch.setattr(Path, "open", full)
+    elif where == "fsync":
         monkeypatch.setattr(os, "fsync", full)
     else:
         real = Path.open

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import gzip
 import hashlib
 import io
 import os
+import socket
 import stat
 import tempfile
 import threading
@@ -273,6 +275,71 @@ async def test_error_of_a_path_names_it_and_the_reason(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(InvalidRequest, match=r"^source: cannot open 'a.pdf': Permission denied$"):
         await PdfSource("a.pdf").open()
+
+
+@pytest.mark.parametrize("code", ["EMFILE", "ENFILE", "EIO", "ESTALE", "ENOMEM"])
+@pytest.mark.parametrize("where", ["open", "fstat", "preadv"])
+async def test_failing_system_is_a_transient_error_of_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, where: str
+) -> None:
+    number = getattr(errno, code)
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf())
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, where, fail)
+    with pytest.raises(InvalidRequest, match=f": {os.strerror(number)}$") as caught:
+        await PdfSource(path).open()
+    monkeypatch.undo()
+    assert (caught.value.transient, caught.value.exit_code) == (True, 1)
+    assert await content(PdfSource(path)) == make_pdf()
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError("closed")])
+async def test_lost_connection_of_a_file_object_is_transient(error: OSError) -> None:
+    """A socket's file raises them without a number."""
+
+    class Remote(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise error
+
+    with pytest.raises(InvalidRequest, match=f"^source: cannot read document.pdf: {error}$") as caught:
+        await PdfSource(Remote()).open()
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("kind", ["no file", "denied", "write-only", "not readable", "closed", "corrupt", "socket"])
+async def test_source_that_no_repeat_can_read_is_a_permanent_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = tmp_path / "a.pdf"
+    path.write_bytes(gzip.compress(make_pdf())[:-8] + bytes(8))
+    with contextlib.ExitStack() as stack:
+        source: Any = path
+        if kind == "no file":
+            path.unlink()
+        elif kind == "denied":
+            monkeypatch.setattr(os, "open", refuse)
+        elif kind == "write-only":
+            source = stack.enter_context(io.FileIO(os.open(path, os.O_WRONLY), "w"))
+        elif kind == "not readable":
+            source = stack.enter_context(path.open("ab"))
+        elif kind == "closed":
+            with path.open("rb") as source:
+                pass
+        elif kind == "corrupt":
+            source = stack.enter_context(gzip.open(path))
+        else:
+            path.unlink()
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+        with pytest.raises(InvalidRequest, match=r"^source: cannot (open|read) ") as caught:
+            await PdfSource(source).open()
+    assert (caught.value.transient, caught.value.exit_code) == (False, 2)
 
 
 async def test_unreadable_file_objects_are_invalid_requests(tmp_path: Path) -> None:

@@ -882,10 +882,15 @@ async def test_closing_with_an_unsaved_token_logs_an_error(
 
 @pytest.mark.parametrize(
     ("command", "transient"),
-    [(["REPLICAOF", "127.0.0.1", "1"], True), (["ACL", "SETUSER", "default", "-evalsha", "-eval"], False)],
-    ids=["replica", "not permitted"],
+    [
+        (["REPLICAOF", "127.0.0.1", "1"], True),
+        (["CONFIG", "SET", "min-replicas-to-write", "1"], True),
+        (["CONFIG", "SET", "maxmemory", "1"], True),
+        (["ACL", "SETUSER", "default", "-evalsha", "-eval"], False),
+    ],
+    ids=["replica", "no replicas", "out of memory", "not permitted"],
 )
-async def test_refused_script_is_permanent_unless_redis_is_a_replica_for_now(
+async def test_refused_script_is_permanent_unless_redis_cannot_be_written_for_now(
     redis: RedisServer, command: list[str], transient: bool
 ) -> None:
     async with RedisTokenStore(redis.url, "a") as store:
@@ -893,6 +898,58 @@ async def test_refused_script_is_permanent_unless_redis_is_a_replica_for_now(
         with pytest.raises(AuthError) as caught:
             await store.save(NEW)
     assert caught.value.transient is transient
+
+
+async def test_redis_that_runs_a_long_script_is_a_transient_failure(redis: RedisServer) -> None:
+    async def load_forever() -> None:
+        while True:
+            await store.load()
+
+    async with RedisTokenStore(redis.url, "a") as store:
+        await ask(redis, "CONFIG", "SET", "lua-time-limit", "1")
+        endless = asyncio.create_task(ask(redis, "EVAL", "while true do end", 0))
+        async with asyncio.timeout(30):
+            with pytest.raises(AuthError, match="BUSY") as caught:
+                await load_forever()
+        assert caught.value.transient
+        await ask(redis, "SCRIPT", "KILL")
+        with pytest.raises(Exception, match="killed"):
+            await endless
+        assert await store.load() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "transient"),
+    [
+        ("MasterNotFoundError", "No master found for 'mymaster'", True),
+        ("ResponseError", "MISCONF Redis is configured to save RDB snapshots, but is unable to persist to disk", True),
+        ("AuthenticationError", "invalid username-password pair", False),
+        ("AuthorizationError", "not authorized", False),
+        ("ExternalAuthProviderError", "problem with LDAP service", False),
+        ("ResponseError", "BUSYKEY Target key name already exists.", False),
+    ],
+)
+async def test_error_of_a_given_client_is_judged_by_its_base_classes_and_its_code(
+    name: str, message: str, transient: bool
+) -> None:
+    """A client of Sentinel raises errors of its own."""
+    from redis import exceptions
+    from redis.asyncio import sentinel
+
+    known = {**vars(exceptions), **vars(sentinel)}
+    error = known.get(name) or type(name, (exceptions.ConnectionError,), {})  # older versions lack one
+
+    class Failing:
+        async def execute_command(self, *args: Any, **options: Any) -> Any:
+            raise error(message)
+
+        def pubsub(self, **settings: Any) -> Any:
+            raise error(message)
+
+    async with RedisTokenStore(Failing(), "a") as store:
+        with pytest.raises(AuthError, match="the token store is unavailable") as caught:
+            await store.load()
+    assert (caught.value.transient, caught.value.fatal) == (transient, not transient)
 
 
 async def eventually_loaded(store: RedisTokenStore) -> Token | None:

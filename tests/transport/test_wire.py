@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from signing_async import InvalidRequest, RetryPolicy, SigningClient
+from signing_async import ClientClosed, ConfigurationError, InvalidRequest, OutcomeUnknown, RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
 from signing_async.transport import wire
 from signing_async.transport.retry import Outcome
@@ -111,6 +111,69 @@ async def test_exception_of_the_sessions_trace_hook_is_raised_and_nothing_is_sen
                 await client.documents.upload(signing, make_pdf(), "a.pdf")
         assert (await other.signings.get(signing)).documents == ()
     assert len(sandbox.requests_of("documents.upload")) <= 1
+
+
+def _failing_session(signal: str, fault: Exception) -> aiohttp.ClientSession:
+    """Return a session whose trace hook fails for a request that changes a sent or ready signing."""
+
+    async def fail(session: object, context: object, params: Any) -> None:
+        if params.url.path.endswith(("/send", "/remind")):
+            raise fault
+
+    trace = aiohttp.TraceConfig()
+    getattr(trace, signal).append(fail)
+    return aiohttp.ClientSession(trace_configs=[trace])
+
+
+FAULTS = [ValueError("bug"), RuntimeError("bug"), KeyError("bug")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda e: type(e).__name__)
+async def test_session_that_fails_after_a_request_was_sent_leaves_a_lost_response(
+    sandbox: Sandbox, client: SigningClient, fault: Exception
+) -> None:
+    signing = await client.signings.create(name="x", language="EN")
+    await client.documents.upload(signing, make_pdf(), "a.pdf")
+    recipient = await client.recipients.add(signing, email="anna@example.com")
+    async with _failing_session("on_request_end", fault) as session:
+        failing = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
+        await failing.signings.send(signing)
+        with pytest.raises(OutcomeUnknown, match=rf"the session failed after .* was sent \({type(fault).__name__}\)"):
+            await failing.recipients.remind(signing, recipient)
+    assert sandbox.signing(signing.id).times_sent == 1
+    assert len(sandbox.requests_of("recipients.remind")) == 1
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda e: type(e).__name__)
+async def test_session_that_fails_before_a_request_is_a_configuration_error(
+    sandbox: Sandbox, client: SigningClient, fault: Exception
+) -> None:
+    async with _failing_session("on_request_start", fault) as session:
+        failing = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
+        with pytest.raises(ConfigurationError, match=rf"^session: {type(fault).__name__}\('bug'\)$") as caught:
+            await failing.signings.send("s1")
+    assert caught.value.effect == "none"
+    assert caught.value.__context__ is None
+    assert sandbox.requests == []
+
+
+async def test_error_of_a_session_hides_the_token(sandbox: Sandbox) -> None:
+    token = sandbox.access_token()
+    async with _failing_session("on_request_start", LookupError(f"no span for {token}")) as session:
+        with pytest.raises(ConfigurationError, match=r"no span for \[redacted\]"):
+            await SigningClient(sandbox.base_url, token, session=session).signings.send("s1")
+
+
+async def test_session_that_is_closed_under_a_request_is_client_closed(sandbox: Sandbox) -> None:
+    async def close(session: aiohttp.ClientSession, context: object, params: object) -> None:
+        await session.close()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(close)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        with pytest.raises(ClientClosed, match="the session was closed"):
+            await SigningClient(sandbox.base_url, sandbox.access_token(), session=session).signings.send("s1")
+    assert sandbox.requests == []
 
 
 # aiohttp's pool
