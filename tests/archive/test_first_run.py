@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.archive.first_run import run
 
 
+@pytest.mark.timeout(600)
 async def test_killed_first_run_is_resumed_in_constant_memory_without_fetching_a_document_again() -> None:
     outcome = await run(250)
     assert (outcome.documents, outcome.findings) == (500, ())

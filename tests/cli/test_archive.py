@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
+from signing_async import archive
 from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
@@ -415,6 +416,7 @@ def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
     for name in ("signing_async.archive.s3", "signing_async.archive.s3_bucket"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(vars(archive), "S3Store", raising=False)
     ran = run("archive", "verify", "s3://bucket")
     assert (ran.code, "pip install 'signing-async[s3]'" in ran.err) == (2, True)
 
