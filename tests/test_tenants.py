@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
+    AuthError,
     ClientClosed,
     ConfigurationError,
     InvalidRequest,
@@ -452,7 +453,7 @@ async def test_token_that_cannot_be_saved_on_close_is_logged(
     async with tenants.client("b") as other:
         await other.me()
     async with tenants.oauth("a") as oauth:
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await oauth.refresh()
     await tenants.aclose()
     assert other.closed

@@ -8,11 +8,13 @@ import copy
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 import attrs
 
+from .._files import is_transient
 from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry import switch
@@ -22,10 +24,45 @@ from .token_stores import TokenStore
 
 __all__ = ["CurrentToken"]
 
+T = TypeVar("T")
+
 log: logging.Logger = logging.getLogger("signing_async")
 
 _EARLY_REFRESH_TIMEOUT = 5.0
 _MAX_MARGIN_SHARE = 0.1
+
+
+async def _stored(operation: Awaitable[T]) -> T:
+    """Await an operation of any token store; raise its unexpected errors as `AuthError`."""
+    try:
+        return await operation
+    except SigningError:
+        raise
+    except Exception as error:
+        name = type(error).__name__
+        # Nothing is known of the errors of other libraries.
+        transient = is_transient(error) if isinstance(error, OSError) else True
+    # Raised here, the error does not have the store's as its context, whose text may contain secrets.
+    raise AuthError(f"the token store failed: {name}", transient=transient)
+
+
+class _StoreLock:
+    """The lock of any token store, whose unexpected errors are raised as `AuthError`."""
+
+    _lock: AbstractAsyncContextManager[None]
+
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
+
+    async def __aenter__(self) -> None:
+        await _stored(self._acquire())
+
+    async def _acquire(self) -> None:
+        self._lock = self._store.lock()
+        await self._lock.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        return await _stored(self._lock.__aexit__(*raised))
 
 
 class CurrentToken:
@@ -191,7 +228,7 @@ class CurrentToken:
             locked = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await stack.enter_async_context(self._store.lock())
+                    await stack.enter_async_context(_StoreLock(self._store))
                     locked = True
             if not locked:
                 message = f"could not acquire the token store's lock within {timeout:g} s: its holder may hang"
@@ -210,7 +247,7 @@ class CurrentToken:
 
     async def _load(self) -> Token | None:
         """Load the token from the store; raise an `AuthError` if another tenant issued it."""
-        token = await self._store.load()
+        token = await _stored(self._store.load())
         if token is not None and token.origin not in (None, self._endpoint.origin):
             raise AuthError(
                 f"the stored token is for {token.origin}, not for {self._endpoint.origin}:"
@@ -223,7 +260,7 @@ class CurrentToken:
         # If the save fails, the next refresh or `settle` repeats it: the refresh token may already be used up.
         self._unsaved = (None if replaces is None else replaces.access_token, token)
         try:
-            await self._store.save(token)
+            await _stored(self._store.save(token))
         except TokenSuperseded:
             self._unsaved = None
             raise

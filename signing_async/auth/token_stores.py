@@ -35,7 +35,11 @@ _LEFTOVER_AGE = 600.0
 
 @runtime_checkable
 class TokenStore(Protocol):
-    """A store for one token. A refresh acquires the lock, loads, and saves before the new token is used."""
+    """A store for one token. A refresh acquires the lock, loads, and saves before the new token is used.
+
+    An exception of a store is raised as an `AuthError` that names only its type. It is transient, unless it is an
+    `OSError` that would come again, such as a missing permission. Raise an `AuthError` to say more.
+    """
 
     async def load(self) -> Token | None:
         """Return the saved token, or None if no token is saved: an `OAuth` treats that as a logout."""

@@ -332,7 +332,7 @@ class _Call(Generic[T]):
             text = f"{cause}the service could not be read: {error}"
             unknown = _unknown(self, text, known=known, may_clear=error.transient)
         except Exception as error:
-            # A token store may raise anything.
+            # A rate limiter of the caller's own may raise anything.
             unknown = _unknown(self, f"{cause}the service could not be read ({type(error).__name__})", known=known)
         if self.only_reads:
             unknown.allow_repeat()

@@ -174,7 +174,7 @@ class Exchange(Generic[T]):
         error = errors.TransportError(
             f"{name}: {failure.message}", operation=name, status=self.status, request_id=self.request_id
         )
-        error.transient = failure.transient
+        error.transient, error.client_wide = failure.transient, failure.client_wide
         return error
 
     def decode_error(self, problem: str) -> errors.DecodeError:

@@ -211,6 +211,7 @@ class Failure:
     outcome: Outcome
     message: str
     transient: bool = True
+    client_wide: bool = False
 
 
 class BrokenResponse(Exception):  # stays inside the package
@@ -250,9 +251,8 @@ class Response:
             parts.append(chunk)
             size += len(chunk)
             if size > limit:
-                raise BrokenResponse(
-                    Failure(Outcome.LOST, f"the response is larger than {limit} bytes", transient=False)
-                )
+                text = f"the response is larger than {limit} bytes"
+                raise BrokenResponse(Failure(Outcome.LOST, text, transient=False))
             if self._response.content.at_eof():
                 break
         return b"".join(parts)
@@ -382,9 +382,8 @@ class Sessions:
     def warn_if_open(self, owner: object) -> None:
         """Warn that the owner was not closed; for its ``__del__``, so without I/O."""
         if self._made is not None and not self._made.closed:
-            warnings.warn(
-                f"{owner!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
-            )
+            text = f"{owner!r} was not closed: use `async with`, or await aclose()"
+            warnings.warn(text, ResourceWarning, stacklevel=3)
 
 
 def _drop_desynchronized(connections: Iterable[tuple[Any, float]]) -> list[object]:
@@ -433,7 +432,8 @@ async def send(
             timeout=_timeout(connect, silence),
         )
     except aiohttp.ClientConnectorCertificateError as error:
-        return Failure(Outcome.UNSENT, _describe(error, "the server's certificate is not trusted"), transient=False)
+        message = _describe(error, "the server's certificate is not trusted")
+        return Failure(Outcome.UNSENT, message, transient=False, client_wide=True)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         return Failure(Outcome.UNSENT, _describe(error, "could not connect"))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

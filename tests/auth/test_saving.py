@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -18,6 +21,7 @@ from signing_async import (
     AuthError,
     FileTokenStore,
     MemoryTokenStore,
+    RefreshRejected,
     SigningClient,
     Token,
 )
@@ -112,7 +116,7 @@ async def test_failed_save_is_repeated_by_the_next_refresh_without_a_request() -
     store.fail_saves = 2
     async with Scripted(grants("1"), grants("2")) as server, oauth_for(server.base_url, store=store) as oauth:
         for _ in range(2):
-            with pytest.raises(OSError, match="no space left"):
+            with pytest.raises(AuthError, match="the token store failed: OSError"):
                 await oauth.access_token()
         kept = await MemoryTokenStore.load(store)
         assert kept is not None
@@ -127,7 +131,7 @@ async def test_unsaved_token_is_dropped_when_another_process_has_refreshed() -> 
     store = WatchedStore(expired())
     store.fail_saves = 1
     async with Scripted(grants("1"), grants("2")) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await oauth.access_token()
         await store.save(Token("access-theirs", "refresh-theirs", in_seconds(-1)))
         assert await oauth.access_token() == "access-2"
@@ -138,7 +142,7 @@ async def test_exchanged_token_that_cannot_be_saved_is_not_used() -> None:
     store = WatchedStore(Token("access-old", "refresh-old", in_seconds(3600)))
     store.fail_saves = 1
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await oauth.exchange("code")
         assert await oauth.access_token() == "access-old"
         assert store.done == ["lock", "save", "unlock", "load"]
@@ -209,7 +213,7 @@ async def test_failed_save_is_repeated_on_close(after: str, who: str) -> None:
     async with Scripted(grants()) as server:
         oauth = oauth_for(server.base_url, store=store)
         client = SigningClient(server.base_url, oauth)
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await (oauth.access_token() if after == "refresh" else oauth.exchange("code"))
         await (client if who == "client" else oauth).aclose()
         kept = await store.load()
@@ -225,9 +229,9 @@ async def test_exchanged_token_whose_save_failed_is_saved_by_the_next_refresh_ov
     store = WatchedStore(expired())
     store.fail_saves = 2
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await oauth.exchange("code")
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await oauth.access_token()
         assert await oauth.access_token() == "access-new"
         assert len(server.requests) == 1
@@ -240,9 +244,9 @@ async def test_lost_token_is_raised_and_logged_on_close(who: str, caplog: pytest
     async with Scripted(grants()) as server:
         oauth = oauth_for(server.base_url, store=store)
         client = SigningClient(server.base_url, oauth)
-        with pytest.raises(OSError, match="no space left"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await oauth.access_token()
-        words = r"^a new token could not be saved and is lost .* may have to authorize again: OSError$"
+        words = r"^a new token could not be saved and is lost .* to authorize again: the token store failed: OSError$"
         with pytest.raises(AuthError, match=words) as caught:
             await (client if who == "client" else oauth).aclose()
         assert caught.value.__context__ is None
@@ -276,7 +280,7 @@ async def test_lost_token_is_a_note_of_the_error_that_the_block_raised() -> None
     store = WatchedStore(expired())
     store.fail_saves = 3
     async with Scripted(grants()) as server:
-        with pytest.raises(OSError, match="no space left") as caught:
+        with pytest.raises(AuthError, match="the token store failed: OSError") as caught:
             async with oauth_for(server.base_url, store=store) as oauth:
                 await oauth.access_token()
         assert "could not be saved and is lost" in caught.value.__notes__[0]
@@ -291,7 +295,7 @@ async def test_unsaved_token_does_not_overwrite_a_changed_store_on_close(stored:
     store.fail_saves = 1
     async with Scripted(grants()) as server:
         async with oauth_for(server.base_url, store=store) as oauth:
-            with pytest.raises(OSError, match="no space left"):
+            with pytest.raises(AuthError, match="the token store failed: OSError"):
                 await oauth.access_token()
             store._token = None if stored is None else expired(stored)
         kept = await store.load()
@@ -306,7 +310,7 @@ async def test_save_that_raised_after_saving_is_not_repeated() -> None:
 
     store = Late(expired())
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(OSError, match="the answer was lost"):
+        with pytest.raises(AuthError, match="the token store failed: OSError"):
             await oauth.access_token()
         assert await oauth.access_token() == "access-new"
         assert (store.done.count("save"), len(server.requests)) == (1, 1)
@@ -323,6 +327,76 @@ async def test_superseded_token_is_not_saved_on_close() -> None:
         with pytest.raises(TokenSuperseded):
             await oauth.exchange("code")
     assert store.done.count("save") == 1
+
+
+FOREIGN = [(ConnectionError("S3CR3T"), True), (PermissionError(13, "S3CR3T"), False), (LookupError("S3CR3T"), True)]
+
+
+@pytest.mark.parametrize("where", ["load", "save", "lock", "acquire", "release"])
+@pytest.mark.parametrize(("fault", "transient"), FOREIGN, ids=lambda one: type(one).__name__)
+async def test_foreign_error_of_a_token_store_is_an_auth_error_that_hides_it(
+    where: str, fault: Exception, transient: bool
+) -> None:
+    class Foreign(MemoryTokenStore):
+        failing = True
+
+        def fail_in(self, step: str) -> None:
+            if step == where and self.failing:
+                raise fault
+
+        async def load(self) -> Token | None:
+            self.fail_in("load")
+            return await super().load()
+
+        async def save(self, token: Token) -> None:
+            self.fail_in("save")
+            await super().save(token)
+
+        def lock(self) -> AbstractAsyncContextManager[None]:
+            self.fail_in("lock")
+            return self._lock_that_fails()
+
+        @contextlib.asynccontextmanager
+        async def _lock_that_fails(self) -> AsyncIterator[None]:
+            self.fail_in("acquire")
+            async with super().lock():
+                yield
+            self.fail_in("release")
+
+    store = Foreign(expired())
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(AuthError, match=rf"^the token store failed: {type(fault).__name__}$") as caught:
+            await oauth.access_token()
+        assert (caught.value.transient, caught.value.client_wide) == (transient, True)
+        assert "S3CR3T" not in "".join(traceback.format_exception(caught.value))
+        assert caught.value.__cause__ is caught.value.__context__ is None
+        store.failing = False
+        assert await oauth.access_token() == "access-new"
+        assert len(server.requests) == 1
+
+
+async def test_lock_of_a_token_store_is_told_of_an_error() -> None:
+    """A lock in a database may have to roll back."""
+
+    class Told(MemoryTokenStore):
+        seen: type[BaseException] | None = None
+
+        @contextlib.asynccontextmanager
+        async def lock(self) -> AsyncIterator[None]:
+            try:
+                yield
+            except BaseException as error:
+                self.seen = type(error)
+                raise
+
+    store = Told(expired())
+    async with (
+        Scripted(says({"error": "invalid_grant"}, 400)) as server,
+        oauth_for(server.base_url, store=store) as oauth,
+    ):
+        with pytest.raises(RefreshRejected):
+            await oauth.access_token()
+    assert store.seen is RefreshRejected
 
 
 async def test_lock_that_is_never_released_is_auth_error() -> None:

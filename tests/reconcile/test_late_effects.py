@@ -18,6 +18,7 @@ from signing_async import (
     ClientClosed,
     DecodeError,
     Forbidden,
+    LocalRateLimiter,
     MemoryTokenStore,
     NewRecipient,
     OAuth,
@@ -181,6 +182,27 @@ async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outco
             service.scripts[key] += script("504")
             error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outcome_unknown(write: str) -> None:
+    """Whatever it raises."""
+
+    class Fickle(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            if service.held[key].requests:
+                raise LookupError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    async with (
+        LateService().running() as service,
+        SigningClient(service.origin, "token", retry=POLICY, rate_limiter=Fickle()) as client,
+    ):
+        key, call = _call(client, write)
+        service.scripts[key] += script("504")
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert "the service could not be read (LookupError)" in str(error)
 
 
 @pytest.mark.parametrize("write", WRITES)

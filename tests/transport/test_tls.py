@@ -151,7 +151,21 @@ async def test_unknown_authority_is_refused_before_any_request(authority: trustm
             with pytest.raises(TransportError, match=r"certificate is not trusted.*local issuer") as caught:
                 await client.me()
         assert caught.value.attempts == 1
+        assert (caught.value.fatal, caught.value.effect) == (True, "none")
         assert server.requests == []
+
+
+async def test_unknown_authority_ends_a_bulk_operation(authority: trustme.CA) -> None:
+    """Every other call would meet the same certificate."""
+    async with (
+        serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server,
+        tapped(server.origin) as line,
+        SigningClient(line.origin, TOKEN, retry=QUICK) as client,
+    ):
+        uploads = client.documents.upload_many("s1", [make_pdf()] * 20, concurrency=1)
+        errors = [result.error async for result in uploads]
+        assert [type(error) for error in errors] == [TransportError] * 20
+        assert line.connections == 1
 
 
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
