@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 
-__all__ = ["OpenFile", "read_cached", "read_fully"]
+from .._files import is_transient
+from ..errors import InvalidRequest
+
+__all__ = ["OpenFile", "read_cached", "read_fully", "source_errors"]
 
 # Missing on macOS and Windows.
 _NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
@@ -87,3 +92,21 @@ def read_fully(file: OpenFile, block: memoryview, at: int) -> bool:
         while block and (count := file.read(block, at)):
             block, at = block[count:], at + count
     return not block
+
+
+@contextlib.contextmanager
+def source_errors(problem: str) -> Iterator[None]:
+    """Turn an error of the operating system into `InvalidRequest`. Closed files and bad paths raise `ValueError`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        failure = InvalidRequest(f"source: {problem}: {reason}")
+        failure.transient = isinstance(error, OSError) and _is_transient(error)
+        raise failure from None
+
+
+def _is_transient(error: OSError) -> bool:
+    if error.errno is None:  # not the system's: a socket's file ends like this too, but so does a corrupt gzip file
+        return isinstance(error, ConnectionError | TimeoutError)
+    return is_transient(error)

@@ -18,10 +18,10 @@ from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
 
-from .._files import is_transient, open_regular
+from .._files import open_regular
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
-from .files import OpenFile, read_cached, read_fully
+from .files import OpenFile, read_cached, read_fully, source_errors
 
 if TYPE_CHECKING:
     from .pdf_syntax import Bytes, Read
@@ -40,6 +40,8 @@ _SINGLE_WRITE = 64 * 1024
 # Reusable buffers, the last one used first: unlike a new one it is in the processor's cache.
 _buffers: deque[memoryview] = deque(maxlen=4)
 _whole_file_lock = threading.Lock()
+# Without `preadv` an upload of a file object moves its position, which other uploads of the object need.
+_position_lock = threading.Lock()
 _REASONS = {
     "not_pdf": "not a PDF",
     "protected": "password protected",
@@ -276,7 +278,7 @@ class OpenPdf:
                 buffer = None
 
     def _read(self, block: memoryview, at: int) -> None:
-        with _source_errors(f"cannot read {self.filename}"):
+        with source_errors(f"cannot read {self.filename}"):
             is_whole = read_fully(self._file, block, self._start + at)
         if not is_whole:
             raise self._changed()
@@ -407,7 +409,7 @@ def _check_kind(source: Any) -> None:
 
 def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
     shown = repr(os.fspath(path))
-    with _source_errors(f"cannot open {shown}"):
+    with source_errors(f"cannot open {shown}"):
         descriptor = open_regular(path)
         if descriptor is not None:
             return OpenPdf(filename, OpenFile(descriptor))
@@ -415,25 +417,32 @@ def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
 
 
 def _open_memory(source: bytes | bytearray | memoryview, filename: str) -> OpenPdf:
-    with _source_errors(f"cannot read {filename}"):
+    with source_errors(f"cannot read {filename}"):
         view = memoryview(source)
         return OpenPdf(filename, view.cast("B") if view.c_contiguous else memoryview(view.tobytes()))
 
 
 def _open_file(source: IO[bytes], filename: str, max_bytes: float | None) -> OpenPdf:
     """Open a file object from its current position, and restore that position if the object was read."""
-    with _source_errors(f"cannot read {filename}"):
+    with source_errors(f"cannot read {filename}"):
         if type(source) is io.BytesIO:
             return OpenPdf(filename, memoryview(source.getvalue())[source.tell() :])
         if _is_plain(source):
             source.flush()
             start = source.tell()
             return OpenPdf(filename, OpenFile(os.dup(source.fileno())), start)
-        position = source.tell() if source.seekable() else None
+        is_seekable = source.seekable()
+    with _position_lock if is_seekable and not hasattr(os, "preadv") else contextlib.nullcontext():
+        return _copy_file(source, filename, max_bytes, is_seekable)
+
+
+def _copy_file(source: IO[bytes], filename: str, max_bytes: float | None, is_seekable: bool) -> OpenPdf:
+    with source_errors(f"cannot read {filename}"):
+        position = source.tell() if is_seekable else None
     spool = _Spool(filename, max_bytes)
     try:
         while True:
-            with _source_errors(f"cannot read {filename}"):
+            with source_errors(f"cannot read {filename}"):
                 chunk = source.read(_BLOCK)
             if spool.add(chunk):
                 spool.flush()
@@ -451,24 +460,6 @@ def _is_plain(source: Any) -> bool:
         return False  # reading a duplicate of the descriptor would move the caller's file
     raw = source.raw if type(source) in (io.BufferedReader, io.BufferedRandom) else source
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
-
-
-@contextlib.contextmanager
-def _source_errors(problem: str) -> Iterator[None]:
-    """Turn an error of the operating system into `InvalidRequest`. Closed files and bad paths raise `ValueError`."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        failure = InvalidRequest(f"source: {problem}: {reason}")
-        failure.transient = isinstance(error, OSError) and _is_transient(error)
-        raise failure from None
-
-
-def _is_transient(error: OSError) -> bool:
-    if error.errno is None:  # not the system's: a socket's file ends like this too, but so does a corrupt gzip file
-        return isinstance(error, ConnectionError | TimeoutError)
-    return is_transient(error)
 
 
 def _take_buffer() -> memoryview:

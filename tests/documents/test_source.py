@@ -621,6 +621,58 @@ async def test_file_is_read_where_the_system_reads_only_from_the_current_positio
             pdf.close()
 
 
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_file_object_is_opened_several_times_at_once_where_its_position_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """As on Windows, where reading its content moves the caller's file."""
+    monkeypatch.delattr(os, "preadv")
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    data = make_pdf(size)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(b"%" + data)
+
+    class Slow(io.FileIO):
+        def read(self, size: int | None = -1, /) -> Any:
+            time.sleep(0.01)  # for another thread to move the position, if it may
+            return super().read(size)
+
+    with Slow(path) as file:
+        file.seek(1)
+        opened = await asyncio.gather(*(PdfSource(file).open(MOST) for _ in range(4)))
+        assert [await sent(pdf) for pdf in opened] == [data] * 4
+        assert file.tell() == 1
+        for pdf in opened:
+            pdf.close()
+
+
+async def test_pipe_without_data_delays_no_file_object_where_positions_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "preadv")
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    data = make_pdf()
+    (tmp_path / "a.pdf").write_bytes(data)
+    reader, writing = os.pipe()
+    begun = threading.Event()
+
+    class Pipe(io.FileIO):
+        def read(self, size: int | None = -1, /) -> Any:
+            begun.set()
+            return super().read(size)
+
+    with Pipe(reader) as pipe, (tmp_path / "a.pdf").open("rb") as file:
+        waiting = asyncio.create_task(content(PdfSource(pipe)))
+        try:
+            assert await asyncio.to_thread(begun.wait, 30)
+            async with asyncio.timeout(30):
+                assert await content(PdfSource(file)) == data
+        finally:
+            os.write(writing, data)
+            os.close(writing)
+        assert await waiting == data
+
+
 async def test_cached_data_is_read_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if files._NO_WAIT is None:
         pytest.skip("this system cannot read only what is in memory")
