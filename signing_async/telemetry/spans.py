@@ -58,16 +58,14 @@ class Telemetry:
         attributes: Attributes | None = None,
         *,
         kind: SpanKind = SpanKind.INTERNAL,
-        parent: Span | None = None,
         links: Iterable[str | None] = (),
     ) -> Span:
-        """Start a span; its parent is the current span by default.
+        """Start a span; its parent is the current span.
 
         ``links`` are the texts of other spans' contexts, of other processes too; an invalid one is left out.
         """
-        around = None if parent is None else trace.set_span_in_context(parent.span)
         linked = [trace.Link(found) for text in links if (found := _parse_context(text)) is not None]
-        return Span(self._tracer.start_span(name, around, kind, attributes, linked))
+        return Span(self._tracer.start_span(name, None, kind, attributes, linked))
 
 
 class Span:

@@ -22,7 +22,7 @@ from .names import (
     REFRESHES,
     SIGNING_ID,
 )
-from .spans import Span, Telemetry, error_type, outcome_of
+from .spans import Telemetry, error_type, outcome_of
 
 __all__ = ["Package", "Refresh", "record_journal"]
 
@@ -65,9 +65,9 @@ class Package:
     The span links to that of the run that worked on the package before, whose context is in the journal's ``text``.
     """
 
-    def __init__(self, telemetry: Telemetry, run: Span, number: int, text: str | None) -> None:
+    def __init__(self, telemetry: Telemetry, number: int, text: str | None) -> None:
         self._telemetry = telemetry
-        self._span = telemetry.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, parent=run, links=[find_context(text)])
+        self._span = telemetry.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=[find_context(text)])
         self._began = time.perf_counter()
         self._error: BaseException | None = None
         self._outcome: str | None = None
