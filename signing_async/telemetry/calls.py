@@ -39,10 +39,14 @@ from .spans import SpanKind, Telemetry, error_type, outcome_of
 __all__ = ["Attempt", "Call", "record_transfer"]
 
 _SIGNING = re.compile(r"/signings/([\w-]+)(?=/|$)", re.ASCII)
-_ID = re.compile(r"(?<=/signings/)[^/]+|(?<=/documents/)[^/]+|(?<=/recipients/)[^/]+")
-_NOT_AN_ID = re.compile(r"(?<=/)(?![\w.{}-]*(?:/|$))[^/]+", re.ASCII)
-_PLACEHOLDER = re.compile(r"\{\w+\}")
 _IDS = {"signings": "{id}", "documents": "{document_id}", "recipients": "{recipient_id}"}
+_ID = re.compile(rf"/({'|'.join(_IDS)})/(?!\{{\w+\}}(?:/|$))[^/]+")
+# What may stand in a path: a word of an endpoint, a version or a placeholder; in a URL also an id of the service.
+_FIXED = r"[a-z][A-Za-z_-]*|\d{1,2}\.\d{1,2}|v\d{1,2}|\{\w+\}"
+_KNOWN_ID = "|".join(rf"(?<=/{collection}/)[\w-]+" for collection in _IDS)
+_NOT_FIXED = re.compile(rf"(?<=/)(?!(?:{_FIXED})(?:/|$))[^/]+", re.ASCII)
+_NOT_FIXED_OR_ID = re.compile(rf"(?<=/)(?!(?:{_FIXED}|{_KNOWN_ID})(?:/|$))[^/]+", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{\w+\}")
 _REDACTED = "REDACTED"
 _SHORTEST_WAIT = 0.001  # a rate limiter that lets a request pass at once takes microseconds
 
@@ -57,7 +61,7 @@ class Call:
     """One call: a context manager that ends its span, and records its outcome."""
 
     def __init__(self, telemetry: Telemetry, name: str, path: str) -> None:
-        name = _without_names(name)
+        name = _without_values(name)
         self._telemetry = telemetry
         self._name = name
         self._attempts = 0
@@ -115,7 +119,7 @@ class Call:
 
     def attempt(self, name: str, method: str, origin: str, path: str, number: int) -> Attempt:
         """Begin an attempt of this call, or of a reading that is a part of it, under the name of its operation."""
-        name = _without_names(name)
+        name = _without_values(name)
         if name == self._name:
             self._attempts = number
         return Attempt(self._telemetry, name, method, origin, path, number)
@@ -172,21 +176,21 @@ class Attempt:
         record_transfer(self._telemetry, "receive", received)
 
 
-def _without_names(name: str) -> str:
-    """Return the name of an operation. That of a request to any other endpoint holds its path, or its template."""
-    return _NOT_AN_ID.sub(_REDACTED, name)
+def _without_values(text: str) -> str:
+    """Return a path with placeholders for ids, and without anything else that may be a value.
+
+    The text may also be the name of an operation: that of a request to any other endpoint holds a path or a template.
+    """
+    return _NOT_FIXED.sub(_REDACTED, _ID.sub(lambda found: f"/{found[1]}/{_IDS[found[1]]}", text))
 
 
 def _describe(name: str, method: str, path: str) -> tuple[str, str]:
-    """Return the template of a path, and the path and query without anything that may name a person or a file.
-
-    The name of a request to any other endpoint holds the caller's template, whose values may be anything.
-    """
+    """Return the template of a path, and the path and query without anything that may name a person or a file."""
     path, _, query = path.partition("?")
     template = name.removeprefix(f"{method} ")
-    if "{" in template:
-        shown = _PLACEHOLDER.sub(_REDACTED, template)
+    if template == name:
+        template, shown = _without_values(path), _NOT_FIXED_OR_ID.sub(_REDACTED, path)
     else:
-        shown = _NOT_AN_ID.sub(_REDACTED, path)
-        template = _ID.sub(lambda found: _IDS[shown[: found.start() - 1].rpartition("/")[2]], shown)
+        # The values of the caller's template may be anything.
+        shown = _PLACEHOLDER.sub(_REDACTED, template)
     return template, f"{shown}?{_REDACTED}" if query else shown

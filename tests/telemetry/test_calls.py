@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from signing_async import (
     LocalRateLimiter,
     MemoryTokenStore,
+    NotFound,
     OutcomeUnknown,
     RateLimited,
     RefreshRejected,
@@ -374,6 +375,40 @@ async def test_request_to_any_endpoint_is_named_by_its_template(recorded: Record
     assert second.name == "GET /api/1.0/users/REDACTED"
     assert attributes(second)["url.full"] == f"{server.origin}/api/1.0/users/REDACTED"
     assert {span.name for span in recorded.spans} == {first.name, second.name}
+
+
+@pytest.mark.parametrize(
+    ("path", "template"),
+    [
+        ("/api/1.0/signings/5f2c-17", "/api/1.0/signings/{id}"),
+        ("/api/1.0/signings/17/recipients/18/cancel", "/api/1.0/signings/{id}/recipients/{recipient_id}/cancel"),
+        ("/api/1.0/signings/Anna/{what}", "/api/1.0/signings/{id}/{what}"),
+        ("/api/v2/users/1234", "/api/v2/users/REDACTED"),
+        ("/api/1.0/exports/lease.pdf", "/api/1.0/exports/REDACTED"),
+        ("/api/1.0/invitations/eyJhbGciOiJIUzI1NiJ9", "/api/1.0/invitations/REDACTED"),
+        ("/api/1.0/people/Anna", "/api/1.0/people/REDACTED"),
+        ("/api/1.0/signingTemplates", "/api/1.0/signingTemplates"),
+    ],
+)
+async def test_value_in_the_path_of_any_endpoint_is_in_no_name_and_no_label(
+    path: str, template: str, recorded: Recorded
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"id": "1"})
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        await client.request("GET", path, path={"what": "x"} if "{" in path else {})
+    assert [span.name for span in recorded.spans] == [f"GET {template}"] * 2
+    for metric in (names.REQUEST_DURATION, names.OPERATION_DURATION, names.OPERATION_ATTEMPTS):
+        (point,) = recorded.points(metric)
+        assert point.attributes.get("url.template", template) == template
+        assert point.attributes.get("signing_async.operation", f"GET {template}") == f"GET {template}"
+
+
+async def test_name_of_a_file_in_the_place_of_an_id_is_not_recorded(client: SigningClient, recorded: Recorded) -> None:
+    with pytest.raises(NotFound):
+        await client.signings.get("lease.pdf")
+    assert "lease" not in recorded.text()
 
 
 async def test_failing_source_of_the_caller_ends_the_attempt(client: SigningClient, recorded: Recorded) -> None:
