@@ -39,7 +39,7 @@ def outcome_of(error: BaseException | None) -> str:
         return "success"
     if getattr(error, "effect", None) == "unknown":
         return "unknown"
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
+    return "cancelled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "error"
 
 
 def _never_raising(record: Callable[P, None]) -> Callable[P, None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import copy_context
 
 import pytest
 from aiohttp import web
@@ -164,11 +165,11 @@ async def test_wait_for_the_rate_limiter_is_an_event(sandbox: Sandbox, recorded:
     async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=limiter) as client:
         await client.me()
     (wait,) = events(recorded.one("me"), "rate_limiter.wait")
-    assert wait["signing_async.wait"] > 0.05
+    assert wait["signing_async.wait.duration"] > 0.05
     assert wait["signing_async.wait.passed"] is True
     (point,) = recorded.points(names.WAIT_DURATION)
     assert point.count == 1
-    assert point.sum == wait["signing_async.wait"]
+    assert point.sum == wait["signing_async.wait.duration"]
 
 
 async def test_refused_wait_for_the_rate_limiter_is_an_event_without_an_attempt(
@@ -267,6 +268,21 @@ async def test_cancelled_call_ends_its_spans_as_errors(
         assert attributes(span)["error.type"] == "CancelledError"
         assert not span.events
     assert attributes(call)["signing_async.outcome"] == "cancelled"
+    assert recorded.total(names.ACTIVE_REQUESTS) == 0
+
+
+async def test_call_whose_coroutine_is_closed_ends_its_spans_as_cancelled(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    await client.me()  # the next call suspends in its request
+    sandbox.faults.add("me", "hang")
+    call = client.me()
+    copy_context().run(call.send, None)
+    recorded.clear()
+    call.close()
+    ended = recorded.one("me")
+    assert attributes(ended)["signing_async.outcome"] == "cancelled"
+    assert len(recorded.attempts(ended)) == 1
     assert recorded.total(names.ACTIVE_REQUESTS) == 0
 
 
