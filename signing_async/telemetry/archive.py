@@ -1,4 +1,4 @@
-"""What is observed of an archive: its sweeps and its documents."""
+"""Spans and metrics of an archive: its sweeps and its documents."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ class SweepWork:
     ) -> None:
         attributes = {OUTCOME: outcome_of(error)}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
         self._telemetry.record(SWEEP_DURATION, time.perf_counter() - self._began, attributes)
+        self._span.end(error)
 
 
 class DocumentWork:
@@ -97,10 +96,9 @@ class DocumentWork:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
         self._telemetry.record(ARCHIVE_DOCUMENTS, 1, attributes)
         if self._size:
             self._telemetry.record(ARCHIVE_SIZE, self._size)
+        self._span.end(error)

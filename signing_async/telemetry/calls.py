@@ -1,4 +1,4 @@
-"""The span of one call of the client, those of its attempts, and what is measured of them."""
+"""Spans and metrics of the calls of a client and their attempts."""
 
 from __future__ import annotations
 
@@ -81,8 +81,6 @@ class Call:
         outcome = outcome_of(error)
         attributes = {OPERATION: self._name, OUTCOME: outcome}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
         self._telemetry.record(OPERATION_DURATION, time.perf_counter() - self._began, attributes)
@@ -90,6 +88,7 @@ class Call:
             self._telemetry.record(OPERATION_ATTEMPTS, self._attempts, {OPERATION: self._name})
         if outcome == "unknown":
             self._telemetry.record(UNKNOWN_OUTCOMES, 1, {OPERATION: self._name})
+        self._span.end(error)
 
     def note_created(self, signing_id: str) -> None:
         """Record the id of the signing that the call created."""
@@ -158,7 +157,6 @@ class Attempt:
         received: int,
     ) -> None:
         """End the attempt with the status of its response, if there was one."""
-        self._span.leave()
         attributes: dict[str, Any] = {**self._where, URL_TEMPLATE: self._template}
         if status is not None:
             self._span.set({STATUS_CODE: status})
@@ -169,11 +167,11 @@ class Attempt:
             kind = str(status) if status is not None and status >= 400 else error_type(error)
             attributes[ERROR_TYPE] = kind
             self._span.fail(kind)
-        self._span.end()
         self._telemetry.record(REQUEST_DURATION, time.perf_counter() - self._began, attributes)
         self._telemetry.record(ACTIVE_REQUESTS, -1, self._where)
         record_transfer(self._telemetry, "transmit", transmitted)
         record_transfer(self._telemetry, "receive", received)
+        self._span.end()
 
 
 def _without_values(text: str) -> str:

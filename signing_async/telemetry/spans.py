@@ -77,7 +77,7 @@ class Telemetry:
         self._record[metric](value, attributes)
 
     def measure(self, metric: Metric, source: Hashable, value: float | None) -> None:
-        """Set the value that a part of this process has measured for a gauge; None if it measures no more."""
+        """Set the value that a part of this process has measured for a gauge; None if it no longer measures one."""
         self._gauges[metric].set(source, value)
 
     def span(
@@ -129,7 +129,11 @@ class Span:
 
     @_never_raising
     def end(self, error: BaseException | None = None) -> None:
-        """End the span, with the class of an error."""
+        """End the span, with the class of an error, and make the span around it the current one again.
+
+        What was recorded before in the same task leads to the span by an exemplar.
+        """
+        context.detach(self._reset)
         if error is not None:
             self.fail(error_type(error))
         self.span.end()
@@ -141,11 +145,8 @@ class Span:
         self.span.set_status(StatusCode.ERROR)
 
     def enter(self) -> None:
-        """Make this the current span until `leave`, in the same task."""
+        """Make this the current span until `end`, in the same task."""
         self._reset = context.attach(trace.set_span_in_context(self.span))
-
-    def leave(self) -> None:
-        context.detach(self._reset)
 
     def __enter__(self) -> Self:
         self.enter()
@@ -154,7 +155,6 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.leave()
         self.end(error)
 
 

@@ -1,4 +1,4 @@
-"""What is observed of long work besides calls: token refreshes, journals and dispatches."""
+"""Spans and metrics of token refreshes, journals and dispatches."""
 
 from __future__ import annotations
 
@@ -54,9 +54,8 @@ class Refresh:
         if error is not None:
             result = "rejected" if isinstance(error, RefreshRejected) else "failed"
         self._span.set({REFRESH_RESULT: result})
-        self._span.leave()
-        self._span.end(error)
         self._telemetry.record(REFRESHES, 1, {REFRESH_RESULT: result})
+        self._span.end(error)
 
 
 class Package:
@@ -98,7 +97,6 @@ class Package:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         self._telemetry.record(DISPATCH_ACTIVE, -1)
         self._telemetry.record(DISPATCH_DURATION, time.perf_counter() - self._began, attributes)
+        self._span.end(error)

@@ -74,6 +74,19 @@ async def test_call_is_a_span_with_a_client_span_by_the_semantic_conventions(
     assert attempt.instrumentation_scope.name == "signing_async"
 
 
+@pytest.mark.parametrize(
+    ("metric", "name"), [(names.OPERATION_DURATION, "me"), (names.REQUEST_DURATION, "GET /api/1.0/me")]
+)
+async def test_duration_leads_to_its_span_by_an_exemplar(
+    metric: names.Metric, name: str, client: SigningClient, recorded: Recorded
+) -> None:
+    await client.me()
+    (point,) = recorded.points(metric)
+    context = recorded.one(name).context
+    assert context is not None
+    assert [exemplar.span_id for exemplar in point.exemplars] == [context.span_id]
+
+
 async def test_created_signing_is_named_by_its_id(client: SigningClient, recorded: Recorded) -> None:
     signing = await client.signings.create(name="Lease", language="EN")
     assert attributes(recorded.one("signings.create"))["signing.id"] == signing.id
