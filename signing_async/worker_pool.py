@@ -159,7 +159,8 @@ class Results(Generic[R]):
     number of unfinished items. To wait for a result with a timeout and go on, keep the ``anext`` in a task and call
     ``asyncio.wait({task}, timeout=1)``.
 
-    ``around`` is entered before the first item is pulled and left when all work has ended.
+    ``around`` is entered before the first item is pulled and left when all work has ended. If ``work`` or ``items``
+    raised, it is left with that exception.
     """
 
     def __init__(
@@ -324,6 +325,8 @@ class _WorkerPool(Generic[S, R]):
         with self._failing():
             async with self._around:
                 await self._run_children()
+                if self._failure is not None:
+                    raise self._failure
 
     def _ended(self, _: object = None) -> None:
         self._items = self._pull = None

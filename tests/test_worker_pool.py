@@ -600,6 +600,9 @@ async def test_around_is_entered_before_the_first_pull_and_left_after_the_last_w
         events.append("entered")
         try:
             yield
+        except (OSError, asyncio.CancelledError) as error:
+            events.append(type(error).__name__)
+            raise
         finally:
             assert workers.running == 0
             events.append("left")
@@ -620,7 +623,8 @@ async def test_around_is_entered_before_the_first_pull_and_left_after_the_last_w
             await consume(results)
     else:
         await consume(results)
-    assert events == ["entered", "pulled", "left"]
+    raised = {"end": [], "leave": ["CancelledError"], "fail": ["OSError"]}
+    assert events == ["entered", "pulled", *raised[way], "left"]
 
 
 @pytest.mark.parametrize("when", ["entered", "left"])

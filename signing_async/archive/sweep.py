@@ -35,7 +35,7 @@ class Sweep:
         self._reporter = reporter
         self._place = _Place(collector.journal, f"archive-sweep:{collector.service}", telemetry=collector.telemetry)
         self._observed: SweepWork | None = None
-        self.jobs: AsyncGenerator[_Job, None] = self._pull_noting_errors()
+        self.jobs: AsyncGenerator[_Job, None] = self._pull()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -60,20 +60,9 @@ class Sweep:
             self._place.context = self._observed.context
             yield
 
-    @contextmanager
-    def _noting_errors(self) -> Iterator[None]:
-        """Note an error that ends the sweep: the tasks of the pool end without it."""
-        try:
-            yield
-        except Exception as error:
-            if self._observed is not None:
-                self._observed.note_error(error)
-            raise
-
     async def work(self, job: _Job) -> Several[ArchiveResult] | Deferred:
         """Archive what is missing of a signing; defer a signing that another run is working on."""
-        with self._noting_errors():
-            results = await self._collector.collect(job.signing)
+        results = await self._collector.collect(job.signing)
         if results is None:
             return job.deferrals.next(f"signing {one_line(job.signing.id)}")
         for result in results:
@@ -81,12 +70,6 @@ class Sweep:
                 self._reporter.add(1, result.entry.size)
         await self._place.leave(job.page)
         return Several(results)
-
-    async def _pull_noting_errors(self) -> AsyncGenerator[_Job, None]:
-        with self._noting_errors():
-            async with aclosing(self._pull()) as jobs:
-                async for job in jobs:
-                    yield job
 
     async def _pull(self) -> AsyncGenerator[_Job, None]:
         await self._collector.manifest.refresh()

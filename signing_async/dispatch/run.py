@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,7 +29,7 @@ from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
 from .steps import Draft, Resources, Sending, Uploads
 
 if TYPE_CHECKING:
-    from ..telemetry.spans import Span, Telemetry
+    from ..telemetry.spans import Telemetry
 
 __all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
 
@@ -67,8 +67,8 @@ class Dispatcher:
             job = await anext(run.jobs)
             while isinstance(result := await run.work(job), Deferred):
                 await asyncio.sleep(result.delay)
-        if result.error is not None:
-            raise result.error
+            if result.error is not None:
+                raise result.error
         assert result.signing is not None
         return result.signing
 
@@ -93,8 +93,7 @@ class _Run:
     """One run over packages, with one journal."""
 
     _uploads: Uploads
-    _observed: tuple[Telemetry, Span] | None = None
-    """The telemetry, and the span of the run."""
+    _observed: Telemetry | None = None
 
     def __init__(
         self,
@@ -124,26 +123,20 @@ class _Run:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         self._uploads = Uploads(self._concurrency, ordered=self._ordered)
-        telemetry = switch.active() if self._resources.telemetry else None
-        if telemetry is not None:
-            self._observed = telemetry, telemetry.span(DISPATCH_SPAN)
         try:
-            yield
-        except BaseException as error:
-            self._end_span(error)
-            raise
+            with self._span():
+                yield
         finally:
-            self._end_span(None)
             for job in self._prepared:
                 job.close()
             await self.jobs.aclose()
             if self._is_own_journal:
                 await self._journal.aclose()
 
-    def _end_span(self, error: BaseException | None) -> None:
-        if self._observed is not None:
-            self._observed[1].end(error)
-            self._observed = None
+    def _span(self) -> AbstractContextManager[object]:
+        """Make the span of the run the current one; the tasks of the workers inherit it."""
+        self._observed = switch.active() if self._resources.telemetry else None
+        return nullcontext() if self._observed is None else self._observed.span(DISPATCH_SPAN)
 
     async def _pull(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[_Job, None]:
         number = 0
@@ -213,7 +206,7 @@ class _Run:
             return await self._send(job, prepared, claim, None)
         from ..telemetry.work import Package
 
-        with Package(*self._observed, job.number, claim.state) as package:
+        with Package(self._observed, job.number, claim.state) as package:
             result = await self._send(job, prepared, claim, package.context)
             if result is None:
                 package.defer()

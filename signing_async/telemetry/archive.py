@@ -1,4 +1,4 @@
-"""What is observed of an archive: its sweeps and its documents."""
+"""Spans and metrics of an archive: its sweeps and its documents."""
 
 from __future__ import annotations
 
@@ -30,17 +30,12 @@ class SweepWork:
     def __init__(self, telemetry: Telemetry, earlier: str | None) -> None:
         self._telemetry = telemetry
         self._began = time.perf_counter()
-        self._failure: tuple[str, str] | None = None
         self._span = telemetry.span(SWEEP_SPAN, links=[earlier])
 
     @property
     def context(self) -> str | None:
         """The context to keep in the journal."""
         return self._span.context
-
-    def note_error(self, error: BaseException) -> None:
-        """Note the error of a task that ends the sweep."""
-        self._failure = self._failure or (outcome_of(error), error_type(error))
 
     def note_page(self, signings: int) -> None:
         """Count the signings of a page of the list."""
@@ -53,16 +48,12 @@ class SweepWork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:
-            self.note_error(error)
-        attributes = {OUTCOME: "success"}
-        if self._failure is not None:
-            attributes[OUTCOME], attributes[ERROR_TYPE] = self._failure
-            self._span.fail(self._failure[1])
+        attributes = {OUTCOME: outcome_of(error)}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end()
+        if error is not None:
+            attributes[ERROR_TYPE] = error_type(error)
         self._telemetry.record(SWEEP_DURATION, time.perf_counter() - self._began, attributes)
+        self._span.end(error)
 
 
 class DocumentWork:
@@ -105,10 +96,9 @@ class DocumentWork:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
         self._telemetry.record(ARCHIVE_DOCUMENTS, 1, attributes)
         if self._size:
             self._telemetry.record(ARCHIVE_SIZE, self._size)
+        self._span.end(error)

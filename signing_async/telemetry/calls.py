@@ -1,4 +1,4 @@
-"""The span of one call of the client, those of its attempts, and what is measured of them."""
+"""Spans and metrics of the calls of a client and their attempts."""
 
 from __future__ import annotations
 
@@ -39,10 +39,14 @@ from .spans import SpanKind, Telemetry, error_type, outcome_of
 __all__ = ["Attempt", "Call", "record_transfer"]
 
 _SIGNING = re.compile(r"/signings/([\w-]+)(?=/|$)", re.ASCII)
-_ID = re.compile(r"(?<=/signings/)[^/]+|(?<=/documents/)[^/]+|(?<=/recipients/)[^/]+")
-_NOT_AN_ID = re.compile(r"(?<=/)(?![\w.{}-]*(?:/|$))[^/]+", re.ASCII)
-_PLACEHOLDER = re.compile(r"\{\w+\}")
 _IDS = {"signings": "{id}", "documents": "{document_id}", "recipients": "{recipient_id}"}
+_ID = re.compile(rf"/({'|'.join(_IDS)})/(?!\{{\w+\}}(?:/|$))[^/]+")
+# What may stand in a path: a word of an endpoint, a version or a placeholder; in a URL also an id of the service.
+_FIXED = r"[a-z][A-Za-z_-]*|\d{1,2}\.\d{1,2}|v\d{1,2}|\{\w+\}"
+_KNOWN_ID = "|".join(rf"(?<=/{collection}/)[\w-]+" for collection in _IDS)
+_NOT_FIXED = re.compile(rf"(?<=/)(?!(?:{_FIXED})(?:/|$))[^/]+", re.ASCII)
+_NOT_FIXED_OR_ID = re.compile(rf"(?<=/)(?!(?:{_FIXED}|{_KNOWN_ID})(?:/|$))[^/]+", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{\w+\}")
 _REDACTED = "REDACTED"
 _SHORTEST_WAIT = 0.001  # a rate limiter that lets a request pass at once takes microseconds
 
@@ -57,7 +61,7 @@ class Call:
     """One call: a context manager that ends its span, and records its outcome."""
 
     def __init__(self, telemetry: Telemetry, name: str, path: str) -> None:
-        name = _without_names(name)
+        name = _without_values(name)
         self._telemetry = telemetry
         self._name = name
         self._attempts = 0
@@ -77,8 +81,6 @@ class Call:
         outcome = outcome_of(error)
         attributes = {OPERATION: self._name, OUTCOME: outcome}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
         self._telemetry.record(OPERATION_DURATION, time.perf_counter() - self._began, attributes)
@@ -86,6 +88,7 @@ class Call:
             self._telemetry.record(OPERATION_ATTEMPTS, self._attempts, {OPERATION: self._name})
         if outcome == "unknown":
             self._telemetry.record(UNKNOWN_OUTCOMES, 1, {OPERATION: self._name})
+        self._span.end(error)
 
     def note_created(self, signing_id: str) -> None:
         """Record the id of the signing that the call created."""
@@ -115,7 +118,7 @@ class Call:
 
     def attempt(self, name: str, method: str, origin: str, path: str, number: int) -> Attempt:
         """Begin an attempt of this call, or of a reading that is a part of it, under the name of its operation."""
-        name = _without_names(name)
+        name = _without_values(name)
         if name == self._name:
             self._attempts = number
         return Attempt(self._telemetry, name, method, origin, path, number)
@@ -154,7 +157,6 @@ class Attempt:
         received: int,
     ) -> None:
         """End the attempt with the status of its response, if there was one."""
-        self._span.leave()
         attributes: dict[str, Any] = {**self._where, URL_TEMPLATE: self._template}
         if status is not None:
             self._span.set({STATUS_CODE: status})
@@ -165,28 +167,28 @@ class Attempt:
             kind = str(status) if status is not None and status >= 400 else error_type(error)
             attributes[ERROR_TYPE] = kind
             self._span.fail(kind)
-        self._span.end()
         self._telemetry.record(REQUEST_DURATION, time.perf_counter() - self._began, attributes)
         self._telemetry.record(ACTIVE_REQUESTS, -1, self._where)
         record_transfer(self._telemetry, "transmit", transmitted)
         record_transfer(self._telemetry, "receive", received)
+        self._span.end()
 
 
-def _without_names(name: str) -> str:
-    """Return the name of an operation. That of a request to any other endpoint holds its path, or its template."""
-    return _NOT_AN_ID.sub(_REDACTED, name)
+def _without_values(text: str) -> str:
+    """Return a path with placeholders for ids, and without anything else that may be a value.
+
+    The text may also be the name of an operation: that of a request to any other endpoint holds a path or a template.
+    """
+    return _NOT_FIXED.sub(_REDACTED, _ID.sub(lambda found: f"/{found[1]}/{_IDS[found[1]]}", text))
 
 
 def _describe(name: str, method: str, path: str) -> tuple[str, str]:
-    """Return the template of a path, and the path and query without anything that may name a person or a file.
-
-    The name of a request to any other endpoint holds the caller's template, whose values may be anything.
-    """
+    """Return the template of a path, and the path and query without anything that may name a person or a file."""
     path, _, query = path.partition("?")
     template = name.removeprefix(f"{method} ")
-    if "{" in template:
-        shown = _PLACEHOLDER.sub(_REDACTED, template)
+    if template == name:
+        template, shown = _without_values(path), _NOT_FIXED_OR_ID.sub(_REDACTED, path)
     else:
-        shown = _NOT_AN_ID.sub(_REDACTED, path)
-        template = _ID.sub(lambda found: _IDS[shown[: found.start() - 1].rpartition("/")[2]], shown)
+        # The values of the caller's template may be anything.
+        shown = _PLACEHOLDER.sub(_REDACTED, template)
     return template, f"{shown}?{_REDACTED}" if query else shown

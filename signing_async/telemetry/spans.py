@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self
 
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanKind, StatusCode
@@ -19,6 +21,11 @@ __all__ = ["Attributes", "Span", "SpanKind", "Telemetry", "error_type", "outcome
 Attributes = Mapping[str, str | bool | int | float]
 _NAME = "signing_async"
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_has_failed = False
+
+P = ParamSpec("P")
+
+log: logging.Logger = logging.getLogger("signing_async")
 
 
 def error_type(error: BaseException) -> str:
@@ -32,7 +39,27 @@ def outcome_of(error: BaseException | None) -> str:
         return "success"
     if getattr(error, "effect", None) == "unknown":
         return "unknown"
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
+    return "cancelled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "error"
+
+
+def _never_raising(record: Callable[P, None]) -> Callable[P, None]:
+    """Log what a sampler, a processor or another part of the SDK raises: the call that is observed goes on."""
+
+    @functools.wraps(record)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            record(*args, **kwargs)
+        except Exception as error:
+            _log_failure(error)
+
+    return guarded
+
+
+def _log_failure(error: Exception) -> None:
+    global _has_failed
+    if not _has_failed:
+        _has_failed = True
+        log.warning("OpenTelemetry failed (%s): spans or metrics are missing; logged once", type(error).__name__)
 
 
 class Telemetry:
@@ -44,12 +71,13 @@ class Telemetry:
         self._record = {metric: _recorder(meter, metric) for metric in METRICS if metric.kind != "gauge"}
         self._gauges = {metric: _Gauge(meter, metric) for metric in METRICS if metric.kind == "gauge"}
 
+    @_never_raising
     def record(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
         """Add to a counter, or record a value of a histogram."""
         self._record[metric](value, attributes)
 
     def measure(self, metric: Metric, source: Hashable, value: float | None) -> None:
-        """Set the value that a part of this process has measured for a gauge; None if it measures no more."""
+        """Set the value that a part of this process has measured for a gauge; None if it no longer measures one."""
         self._gauges[metric].set(source, value)
 
     def span(
@@ -58,16 +86,18 @@ class Telemetry:
         attributes: Attributes | None = None,
         *,
         kind: SpanKind = SpanKind.INTERNAL,
-        parent: Span | None = None,
         links: Iterable[str | None] = (),
     ) -> Span:
-        """Start a span; its parent is the current span by default.
+        """Start a span; its parent is the current span.
 
         ``links`` are the texts of other spans' contexts, of other processes too; an invalid one is left out.
         """
-        around = None if parent is None else trace.set_span_in_context(parent.span)
         linked = [trace.Link(found) for text in links if (found := _parse_context(text)) is not None]
-        return Span(self._tracer.start_span(name, around, kind, attributes, linked))
+        try:
+            return Span(self._tracer.start_span(name, None, kind, attributes, linked))
+        except Exception as error:
+            _log_failure(error)
+            return Span(trace.INVALID_SPAN)
 
 
 class Span:
@@ -87,31 +117,36 @@ class Span:
             return None
         return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
 
+    @_never_raising
     def set(self, attributes: Attributes) -> None:
         """Set attributes."""
         self.span.set_attributes(attributes)
 
+    @_never_raising
     def event(self, name: str, attributes: Attributes | None = None) -> None:
         """Add an event."""
         self.span.add_event(name, attributes)
 
+    @_never_raising
     def end(self, error: BaseException | None = None) -> None:
-        """End the span, with the class of an error."""
+        """End the span, with the class of an error, and make the span around it the current one again.
+
+        What was recorded before in the same task leads to the span by an exemplar.
+        """
+        context.detach(self._reset)
         if error is not None:
             self.fail(error_type(error))
         self.span.end()
 
+    @_never_raising
     def fail(self, error: str) -> None:
         """Mark the span as failed, with the type of the error."""
         self.span.set_attribute(ERROR_TYPE, error)
         self.span.set_status(StatusCode.ERROR)
 
     def enter(self) -> None:
-        """Make this the current span until `leave`, in the same task."""
+        """Make this the current span until `end`, in the same task."""
         self._reset = context.attach(trace.set_span_in_context(self.span))
-
-    def leave(self) -> None:
-        context.detach(self._reset)
 
     def __enter__(self) -> Self:
         self.enter()
@@ -120,7 +155,6 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.leave()
         self.end(error)
 
 
@@ -133,12 +167,13 @@ class _Gauge:
         meter.create_observable_gauge(metric.name, [self._observe], metric.unit, metric.description)
 
     def set(self, source: Hashable, value: float | None) -> None:
-        # Never changed in place: another thread exports it.
-        others = {each: kept for each, kept in self._values.items() if each != source}
-        self._values = others if value is None else {**others, source: value}
+        if value is None:
+            self._values.pop(source, None)
+        else:
+            self._values[source] = value
 
     def _observe(self, _: metrics.CallbackOptions) -> list[metrics.Observation]:
-        values = self._values.values()
+        values = list(self._values.values())  # another thread exports them
         return [metrics.Observation(self._combine(values))] if values else []
 
 

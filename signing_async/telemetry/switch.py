@@ -73,6 +73,9 @@ def _load() -> Telemetry | None:
         # An API package that is older than what the extra requires lacks modules, classes or arguments.
         _is_unusable = True
         log.warning("OpenTelemetry is not used (%s): install signing-async[otel]", error)
+    except Exception as error:
+        _is_unusable = True
+        log.warning("OpenTelemetry is not used: its SDK failed (%s)", type(error).__name__)
     return _telemetry
 
 

@@ -1,4 +1,4 @@
-"""What is observed of webhooks: deliveries, and the handlers of an inbox."""
+"""Spans and metrics of webhooks: deliveries, and the handlers of an inbox."""
 
 from __future__ import annotations
 
@@ -64,10 +64,9 @@ class Delivery:
     ) -> None:
         attributes = {WEBHOOK_VERDICT: self._verdict or outcome_of(error)}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         self._telemetry.record(DELIVERIES, 1, attributes)
         self._telemetry.record(DELIVERY_DURATION, time.perf_counter() - self._began, attributes)
+        self._span.end(error)
 
 
 class HandlerAttempt:
@@ -115,9 +114,8 @@ class HandlerAttempt:
         if self._error_type is not None:
             self._span.fail(self._error_type)
             attributes[ERROR_TYPE] = self._error_type
-        self._span.leave()
-        self._span.end(error)
         self._telemetry.record(HANDLER_DURATION, time.perf_counter() - self._began, attributes)
+        self._span.end(error)
 
 
 def _ids(event_id: str, signing_id: str | None) -> dict[str, str]:

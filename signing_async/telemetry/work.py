@@ -1,4 +1,4 @@
-"""What is observed of long work besides calls: token refreshes, journals and dispatches."""
+"""Spans and metrics of token refreshes, journals and dispatches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .names import (
     REFRESHES,
     SIGNING_ID,
 )
-from .spans import Span, Telemetry, error_type, outcome_of
+from .spans import Telemetry, error_type, outcome_of
 
 __all__ = ["Package", "Refresh", "record_journal"]
 
@@ -54,9 +54,8 @@ class Refresh:
         if error is not None:
             result = "rejected" if isinstance(error, RefreshRejected) else "failed"
         self._span.set({REFRESH_RESULT: result})
-        self._span.leave()
-        self._span.end(error)
         self._telemetry.record(REFRESHES, 1, {REFRESH_RESULT: result})
+        self._span.end(error)
 
 
 class Package:
@@ -65,9 +64,9 @@ class Package:
     The span links to that of the run that worked on the package before, whose context is in the journal's ``text``.
     """
 
-    def __init__(self, telemetry: Telemetry, run: Span, number: int, text: str | None) -> None:
+    def __init__(self, telemetry: Telemetry, number: int, text: str | None) -> None:
         self._telemetry = telemetry
-        self._span = telemetry.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, parent=run, links=[find_context(text)])
+        self._span = telemetry.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=[find_context(text)])
         self._began = time.perf_counter()
         self._error: BaseException | None = None
         self._outcome: str | None = None
@@ -98,7 +97,6 @@ class Package:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
         self._span.set(attributes)
-        self._span.leave()
-        self._span.end(error)
         self._telemetry.record(DISPATCH_ACTIVE, -1)
         self._telemetry.record(DISPATCH_DURATION, time.perf_counter() - self._began, attributes)
+        self._span.end(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import copy_context
 
 import pytest
 from aiohttp import web
@@ -13,6 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from signing_async import (
     LocalRateLimiter,
     MemoryTokenStore,
+    NotFound,
     OutcomeUnknown,
     RateLimited,
     RefreshRejected,
@@ -70,6 +72,19 @@ async def test_call_is_a_span_with_a_client_span_by_the_semantic_conventions(
     }
     assert attempt.instrumentation_scope is not None
     assert attempt.instrumentation_scope.name == "signing_async"
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"), [(names.OPERATION_DURATION, "me"), (names.REQUEST_DURATION, "GET /api/1.0/me")]
+)
+async def test_duration_leads_to_its_span_by_an_exemplar(
+    metric: names.Metric, name: str, client: SigningClient, recorded: Recorded
+) -> None:
+    await client.me()
+    (point,) = recorded.points(metric)
+    context = recorded.one(name).context
+    assert context is not None
+    assert [exemplar.span_id for exemplar in point.exemplars] == [context.span_id]
 
 
 async def test_created_signing_is_named_by_its_id(client: SigningClient, recorded: Recorded) -> None:
@@ -163,11 +178,11 @@ async def test_wait_for_the_rate_limiter_is_an_event(sandbox: Sandbox, recorded:
     async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=limiter) as client:
         await client.me()
     (wait,) = events(recorded.one("me"), "rate_limiter.wait")
-    assert wait["signing_async.wait"] > 0.05
+    assert wait["signing_async.wait.duration"] > 0.05
     assert wait["signing_async.wait.passed"] is True
     (point,) = recorded.points(names.WAIT_DURATION)
     assert point.count == 1
-    assert point.sum == wait["signing_async.wait"]
+    assert point.sum == wait["signing_async.wait.duration"]
 
 
 async def test_refused_wait_for_the_rate_limiter_is_an_event_without_an_attempt(
@@ -266,6 +281,21 @@ async def test_cancelled_call_ends_its_spans_as_errors(
         assert attributes(span)["error.type"] == "CancelledError"
         assert not span.events
     assert attributes(call)["signing_async.outcome"] == "cancelled"
+    assert recorded.total(names.ACTIVE_REQUESTS) == 0
+
+
+async def test_call_whose_coroutine_is_closed_ends_its_spans_as_cancelled(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded
+) -> None:
+    await client.me()  # the next call suspends in its request
+    sandbox.faults.add("me", "hang")
+    call = client.me()
+    copy_context().run(call.send, None)
+    recorded.clear()
+    call.close()
+    ended = recorded.one("me")
+    assert attributes(ended)["signing_async.outcome"] == "cancelled"
+    assert len(recorded.attempts(ended)) == 1
     assert recorded.total(names.ACTIVE_REQUESTS) == 0
 
 
@@ -374,6 +404,40 @@ async def test_request_to_any_endpoint_is_named_by_its_template(recorded: Record
     assert second.name == "GET /api/1.0/users/REDACTED"
     assert attributes(second)["url.full"] == f"{server.origin}/api/1.0/users/REDACTED"
     assert {span.name for span in recorded.spans} == {first.name, second.name}
+
+
+@pytest.mark.parametrize(
+    ("path", "template"),
+    [
+        ("/api/1.0/signings/5f2c-17", "/api/1.0/signings/{id}"),
+        ("/api/1.0/signings/17/recipients/18/cancel", "/api/1.0/signings/{id}/recipients/{recipient_id}/cancel"),
+        ("/api/1.0/signings/Anna/{what}", "/api/1.0/signings/{id}/{what}"),
+        ("/api/v2/users/1234", "/api/v2/users/REDACTED"),
+        ("/api/1.0/exports/lease.pdf", "/api/1.0/exports/REDACTED"),
+        ("/api/1.0/invitations/eyJhbGciOiJIUzI1NiJ9", "/api/1.0/invitations/REDACTED"),
+        ("/api/1.0/people/Anna", "/api/1.0/people/REDACTED"),
+        ("/api/1.0/signingTemplates", "/api/1.0/signingTemplates"),
+    ],
+)
+async def test_value_in_the_path_of_any_endpoint_is_in_no_name_and_no_label(
+    path: str, template: str, recorded: Recorded
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"id": "1"})
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        await client.request("GET", path, path={"what": "x"} if "{" in path else {})
+    assert [span.name for span in recorded.spans] == [f"GET {template}"] * 2
+    for metric in (names.REQUEST_DURATION, names.OPERATION_DURATION, names.OPERATION_ATTEMPTS):
+        (point,) = recorded.points(metric)
+        assert point.attributes.get("url.template", template) == template
+        assert point.attributes.get("signing_async.operation", f"GET {template}") == f"GET {template}"
+
+
+async def test_name_of_a_file_in_the_place_of_an_id_is_not_recorded(client: SigningClient, recorded: Recorded) -> None:
+    with pytest.raises(NotFound):
+        await client.signings.get("lease.pdf")
+    assert "lease" not in recorded.text()
 
 
 async def test_failing_source_of_the_caller_ends_the_attempt(client: SigningClient, recorded: Recorded) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -92,6 +93,45 @@ async def test_failure_of_the_journal_is_timed_with_its_type(
     assert "Anna" not in recorded.text()
 
 
+async def test_run_of_many_that_the_journal_ends_is_an_error(
+    client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    class Failing(SqliteJournal):
+        async def claim(self, key: str) -> Claim | None:
+            raise OSError("the disk of Anna Berg")
+
+    async with Failing(tmp_path / "journal") as journal:
+        with pytest.raises(JournalError):
+            [each async for each in client.dispatch_many(_packages(tmp_path, 2), journal)]
+    run = recorded.one("dispatch")
+    assert run.status.status_code is StatusCode.ERROR
+    assert attributes(run) == {"error.type": "JournalError"}
+    assert "Anna" not in recorded.text()
+
+
+async def test_run_whose_packages_cannot_be_read_is_an_error(
+    client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    def packages() -> Iterator[SigningPackage]:
+        yield from _packages(tmp_path, 1)
+        raise ValueError("the list of Anna Berg")
+
+    with pytest.raises(ValueError, match="Anna"):
+        [each async for each in client.dispatch_many(packages(), tmp_path / "journal")]
+    assert attributes(recorded.one("dispatch")) == {"error.type": "ValueError"}
+    assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="success") == 1
+
+
+async def test_run_of_many_that_is_left_early_is_cancelled(
+    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    sandbox.faults.add("signings.send", "hang", skip=1)
+    async with client.dispatch_many(_packages(tmp_path, 2), tmp_path / "journal", concurrency=1) as results:
+        await anext(results)
+    assert attributes(recorded.one("dispatch")) == {"error.type": "CancelledError"}
+    assert recorded.total(names.DISPATCH_ACTIVE) == 0
+
+
 async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
     sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
 ) -> None:
@@ -104,6 +144,7 @@ async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
     failed, sent = recorded.named("dispatch.package")
     assert failed.status.status_code is StatusCode.ERROR
     assert attributes(failed)["error.type"] == "ServerError"
+    assert [attributes(run).get("error.type") for run in recorded.named("dispatch")] == ["ServerError", None]
     assert attributes(failed)["signing_async.outcome"] == "error"
     assert [link.context.span_id for link in sent.links] == [failed.context.span_id]
     assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="error") == 1

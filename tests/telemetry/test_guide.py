@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from signing_async.telemetry import names
 from tests.guides import ROOT
 
@@ -26,6 +28,12 @@ def test_every_span_event_and_attribute_is_in_the_guide() -> None:
     assert tuple(spans) == names.SPANS
     assert tuple(row[0].strip("`") for row in rows("event")) == names.EVENTS
     assert tuple(row[0].strip("`") for row in rows("attribute")) == names.ATTRIBUTES
+
+
+@pytest.mark.parametrize("taken", [names.ATTRIBUTES, tuple(metric.name for metric in names.METRICS)])
+def test_no_name_is_the_namespace_of_another(taken: tuple[str, ...]) -> None:
+    """A search index refuses a field that is both a number and an object."""
+    assert not [(name, other) for name in taken for other in taken if other.startswith(f"{name}.")]
 
 
 def test_table_of_metrics_has_no_name_twice() -> None:
