@@ -109,7 +109,7 @@ class SigningError(Exception):
     A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
-    """Whether other calls fail too: a closed client, an unusable setting, a rejected token, a store that fails."""
+    """Whether other calls fail too: closed client, unusable setting, rejected token, failing store or broker."""
     _exit_code: int = 1
 
     def __init__(self, message: str) -> None:
