@@ -16,10 +16,12 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError
 from taskiq import InMemoryBroker, TaskiqResult
 
+from signing_async.errors import Unauthorized
 from signing_async.postgres import PostgresInbox
 from signing_async.taskiq import event_task, redis_streams
 from signing_async.testing.event_stores import delivery
 from signing_async.webhooks import Drop, Event, EventStatus, HandlerRetryPolicy, Inbox, RetryLater, StoredEvent
+from signing_async.webhooks import inbox as inbox_module
 from tests.postgres.server import PostgresServer
 from tests.redis.server import RedisServer, running_redis
 from tests.test_taskiq import ROOT, workers, working
@@ -200,6 +202,51 @@ async def test_what_the_handler_raises_is_recorded_as_in_the_process_of_the_inbo
         assert calls.count("fail.now") == 3
 
 
+async def test_handler_whose_client_fails_in_its_worker_uses_up_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inbox's process learns that the event is not to blame."""
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.01)
+    broker, calls = InMemoryBroker(), 0
+    async with opened(tmp_path, broker) as inbox:
+
+        @event_task(broker, inbox, "*")
+        async def handle(event: Event) -> None:
+            nonlocal calls
+            calls += 1
+            if calls <= 5:
+                raise Unauthorized("the token is rejected", status=401)
+
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            stored = await until_settled(inbox)
+    assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, 6)
+
+
+async def test_failure_reported_by_a_worker_of_an_older_version_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its report does not say whether the error is client-wide."""
+    broker = InMemoryBroker()
+    save = broker.result_backend.set_result
+
+    async def save_older(task_id: str, result: TaskiqResult[Any]) -> None:
+        del result.return_value["client_wide"]
+        await save(task_id, result)
+
+    monkeypatch.setattr(broker.result_backend, "set_result", save_older)
+    async with opened(tmp_path, broker) as inbox:
+
+        @event_task(broker, inbox, "*")
+        async def handle(event: Event) -> None:
+            raise Unauthorized("the token is rejected", status=401)
+
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            stored = await until_settled(inbox)
+    assert (stored.status, stored.attempts) == (EventStatus.DEAD, 3)
+
+
 async def test_message_of_an_attempt_that_is_over_is_dropped(redis: RedisServer, tmp_path: Path) -> None:
     """While no worker runs, attempts time out. Their messages do not call the handler later."""
     calls: list[str] = []
@@ -252,15 +299,18 @@ async def test_message_of_an_attempt_that_was_released_by_a_drain_is_dropped(
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"),
-    [
-        (ConnectionError("the broker restarts"), EventStatus.HANDLED),
-        (AuthenticationError("wrong password"), EventStatus.DEAD),
-    ],
+    ("fault", "uncounted"),
+    [(ConnectionError("the broker restarts"), 0), (AuthenticationError("wrong password"), 2)],
 )
 async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_after_a_refused_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: EventStatus
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Exception,
+    uncounted: int,
 ) -> None:
+    """No attempt is counted that fails with the broker."""
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.01)
     broker, faults = InMemoryBroker(), [fault, fault]
     is_ready = broker.result_backend.is_result_ready
 
@@ -270,14 +320,13 @@ async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_afte
         return await is_ready(task_id)
 
     monkeypatch.setattr(broker.result_backend, "is_result_ready", fail_twice)
-    async with opened(tmp_path, broker, retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
-
-        @event_task(broker, inbox, "*")
-        async def handle(event: Event) -> None: ...
-
+    async with opened(tmp_path, broker, retry=HandlerRetryPolicy(max_attempts=1, base_delay=0)) as inbox:
+        event_task(broker, inbox, "*")(lambda event: None)
         await inbox.add(*delivery("e1"))
         async with inbox.running():
-            assert (await until_settled(inbox, "e1")).status is status
+            stored = await until_settled(inbox, "e1")
+    assert (stored.status, stored.attempts) == (EventStatus.HANDLED, 1)
+    assert sum("no attempt is counted: TransportError" in record.message for record in caplog.records) == uncounted
 
 
 async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> None:
@@ -432,6 +481,4 @@ async def test_inbox_waits_for_a_task_during_an_outage_of_the_broker_and_retries
                 (tmp_path / name).touch()
             stored = [await until_settled(inbox, name) for name in ("a", "b")]
         await broker.shutdown()
-    assert [each.status for each in stored] == [EventStatus.HANDLED] * 2
-    assert stored[0].attempts == 1
-    assert stored[1].attempts > 1
+    assert [(each.status, each.attempts) for each in stored] == [(EventStatus.HANDLED, 1)] * 2

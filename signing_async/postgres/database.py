@@ -36,17 +36,19 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(:[0-9]*)?")
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
 _LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
 # The server is starting, stopping, out of connections or disk space, or only reads during a failover; a connection
-# broke, or two transactions conflicted. Every operation may be repeated.
+# broke, a file could not be read, one of the server's timeouts passed, or two transactions conflicted. Every operation
+# may be repeated.
 TRANSIENT = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
     asyncpg.InsufficientResourcesError,
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.LockNotAvailableError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
     asyncpg.TransactionRollbackError,
     asyncpg.InvalidCachedStatementError,
     # The server closed the connection as the operation began.

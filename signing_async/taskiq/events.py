@@ -28,7 +28,11 @@ _CONTEXT: Any = TaskiqDepends()
 
 
 class TaskFailed(Exception):
-    """The handler failed in its worker. The text is that of its error."""
+    """The handler failed in its worker. The text is that of its error, and so is ``client_wide``."""
+
+    def __init__(self, text: str, client_wide: bool) -> None:
+        super().__init__(text)
+        self.client_wide = client_wide
 
 
 def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
@@ -95,7 +99,8 @@ def _raise_end(end: dict[str, Any]) -> None:
         case {"end": "later", "seconds": seconds, "text": text}:
             raise RetryLater(seconds, text)
         case {"end": "failed", "text": text}:
-            raise TaskFailed(text)
+            # A worker of an older version does not say whether the error is client-wide.
+            raise TaskFailed(text, end.get("client_wide", False))
 
 
 # In a worker
@@ -147,4 +152,5 @@ async def _call(handler: EventHandler, stored: StoredEvent, timeout: float) -> d
 
 def _failed(event_id: str, error: Exception) -> dict[str, Any]:
     log.warning("the handler of event %s failed", event_id, exc_info=error)
-    return {"end": "failed", "text": f"{type(error).__name__}: {error}"}
+    text, client_wide = f"{type(error).__name__}: {error}", bool(getattr(error, "client_wide", False))
+    return {"end": "failed", "text": text, "client_wide": client_wide}

@@ -55,7 +55,7 @@ async def call_broker(call: Awaitable[Any]) -> Any:
         # Nothing is known of the errors of other brokers.
         transient = not isinstance(failure, RedisError) or is_transient(failure)
     unavailable = TransportError(f"the broker is unavailable ({type(cause).__name__})")
-    unavailable.transient = transient
+    unavailable.transient, unavailable.client_wide = transient, True
     raise unavailable
 
 

@@ -35,8 +35,8 @@ H = TypeVar("H", bound=EventHandler)
 
 _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
-_KEY_PAUSE = 5.0
-"""Seconds after which an event that cannot be decrypted is due again, for a worker that has the key."""
+_UNCOUNTED_PAUSE = 5.0
+"""Seconds, at least, after which an event whose attempt did not count is due again: behind the other due events."""
 _MAX_TEXT = 1000
 _LONGEST = 1e9
 """Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
@@ -102,7 +102,7 @@ class Inbox:
     and dropped events are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a
     duplicate is recognized forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried
     again. A plain function runs in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until
-    it returns.
+    it returns. If a handler raises an error that is ``client_wide``, such as `Unauthorized`, no attempt is counted.
 
     ``wakeups`` gets every event when its handling begins, in the process that handles it, whichever handler it has.
     """
@@ -260,7 +260,7 @@ class Inbox:
         except InboxError as error:
             # The keys of this worker are wrong, not the event.
             log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
-            return Outcome(error=str(error), retry_in=_KEY_PAUSE, counts=False, error_type=type(error).__name__)
+            return Outcome(error=str(error), retry_in=_UNCOUNTED_PAUSE, counts=False, error_type=type(error).__name__)
         if stored.attempts > self.retry_policy.max_attempts:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:
@@ -286,6 +286,9 @@ class Inbox:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # such as a panic in an extension module
+            # Not the event, but the client, a store or the broker is to blame.
+            if getattr(error, "client_wide", False):
+                return self._postponed(stored, error)
             return self._failed(stored, _text(error), error)
         return Outcome()
 
@@ -315,6 +318,11 @@ class Inbox:
             exc_info=error,
         )
         return Outcome(error=text, retry_in=delay, error_type=kind)
+
+    def _postponed(self, stored: StoredEvent, error: BaseException) -> Outcome:
+        delay, text = max(self.retry_policy.delay(stored.attempts), _UNCOUNTED_PAUSE), _text(error)
+        log.error("event %s is handled in %.1f s, no attempt is counted: %s", stored.id, delay, text, exc_info=error)
+        return Outcome(error=text, retry_in=delay, counts=False, error_type=type(error).__name__)
 
     async def _purge_regularly(self) -> None:
         while self.retention is not None:

@@ -296,6 +296,42 @@ async def test_server_that_only_reads_during_a_failover_is_transient(dsn: str) -
     assert caught.value.transient
 
 
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
+async def test_timeout_of_the_server_while_a_table_is_locked_is_transient(setting: str, dsn: str) -> None:
+    """As during a migration, if the limit is below the journal's."""
+    async with PostgresJournal(dsn) as journal:
+        await journal.create_table()
+    async with PostgresJournal(f"{dsn}&{setting}=100", timeout=1) as journal:
+        migration = await asyncpg.connect(dsn)
+        try:
+            await migration.execute("BEGIN; LOCK TABLE signing_packages IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(JournalError, match=r"(no response|due to \w+ timeout .*), for 1 s$") as caught:
+                await journal.claim("lease")
+        finally:
+            await migration.close()
+        assert caught.value.transient
+        assert await journal.claim("lease") is not None
+
+
+@pytest.mark.parametrize("name", ["IdleSessionTimeoutError", "PostgresIOError", "TransactionTimeoutError"])
+async def test_error_that_ends_a_session_for_now_is_transient(name: str) -> None:
+    class Failing:
+        """A pool whose server sends the error."""
+
+        async def acquire(self, *, timeout: float | None = None) -> Any:
+            raise getattr(asyncpg, name)("it ends")
+
+        def is_closing(self) -> bool:
+            return False
+
+        get_size = get_max_size = get_idle_size = lambda self: 1
+
+    async with PostgresJournal(Failing(), timeout=0.1) as journal:
+        with pytest.raises(JournalError, match=name) as caught:
+            await journal.claim("lease")
+    assert caught.value.transient
+
+
 async def test_error_of_a_closed_journal_is_not_transient(dsn: str) -> None:
     journal = PostgresJournal(dsn)
     await journal.aclose()

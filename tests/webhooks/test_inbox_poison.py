@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from signing_async.errors import AuthError, ClientClosed
 from signing_async.testing.event_stores import delivery
-from signing_async.webhooks import Event, EventFilter, EventStatus, Inbox
+from signing_async.webhooks import Event, EventFilter, EventStatus, HandlerRetryPolicy, Inbox
 from signing_async.webhooks import inbox as inbox_module
-from tests.webhooks.inboxes import AT_ONCE, add, settled
+from tests.webhooks.inboxes import AT_ONCE, add, settled, stored
 
 CONCURRENCY = 2
 POISONED = 6
@@ -73,7 +75,7 @@ async def test_payloads_that_cannot_be_decrypted_block_no_other_signing(
     open_inbox: OpenInbox, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They arrived first, and stay due. The next events of their signings wait."""
-    monkeypatch.setattr(inbox_module, "_KEY_PAUSE", pause)
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", pause)
     old, new = b"o" * 32, b"n" * 32
     handled: list[str] = []
     async with open_inbox(key=old) as inbox:
@@ -99,6 +101,60 @@ async def test_payloads_that_cannot_be_decrypted_block_no_other_signing(
     assert {(event.status, event.attempts) for event in events} == {(EventStatus.HANDLED, 1)}
     for number in range(POISONED):
         assert handled.index(f"sealed{number}") < handled.index(f"next{number}")
+
+
+@pytest.mark.parametrize("transient", [False, True])
+async def test_handlers_whose_client_fails_use_up_no_attempts_and_block_no_other_signing(
+    open_inbox: OpenInbox, transient: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The policy retries at once, but these events wait behind those that are due."""
+    pause, fails = 0.2, True
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", pause)
+    calls: Counter[str] = Counter()
+    handled: list[str] = []
+
+    async with open_inbox(retry=AT_ONCE) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            calls[event.id] += 1
+            if fails and event.id.startswith("poison"):
+                raise AuthError("cannot refresh the token", transient=transient)
+            handled.append(event.id)
+
+        for number in range(POISONED):
+            await add(inbox, f"poison{number}", f"poisoned{number}")
+            await add(inbox, f"next{number}", f"poisoned{number}")
+        for number in range(20):
+            await add(inbox, f"good{number}", f"sound{number % 5}")
+        async with inbox.running(concurrency=CONCURRENCY), asyncio.timeout(60):
+            while len(handled) < 20 or any(calls[f"poison{number}"] <= 4 for number in range(POISONED)):
+                await asyncio.sleep(0.005)
+            assert all(name.startswith("good") for name in handled)
+            waiting = await stored(inbox, "poison0")
+            fails = False
+            events = await settled(inbox)
+    assert waiting.error == "AuthError: cannot refresh the token"
+    assert {(event.status, event.attempts) for event in events} == {(EventStatus.HANDLED, 1)}
+    [record] = [each for each in caplog.records if "event poison0 is handled in 0.2 s" in each.message][:1]
+    assert (record.levelname, bool(record.exc_info)) == ("ERROR", True)
+
+
+async def test_event_that_waits_for_its_handlers_client_waits_as_long_as_after_another_failure(
+    open_inbox: OpenInbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_inbox(retry=HandlerRetryPolicy(base_delay=3600)) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            raise ClientClosed("the client is closed")
+
+        await add(inbox, "e1")
+        async with inbox.running(), asyncio.timeout(60):
+            while (waiting := await stored(inbox, "e1")).error is None:
+                await asyncio.sleep(0.005)
+    assert waiting.attempts == 0
+    assert re.search(r"event e1 is handled in [1-3]\d{3}\.\d s, no attempt is counted: ClientClosed: ", caplog.text)
 
 
 async def test_stored_bytes_that_are_no_event_block_no_other_signing(open_inbox: OpenInbox) -> None:
