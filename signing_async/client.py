@@ -193,11 +193,7 @@ class SigningClient:
     stream: Final = endpoints.stream
 
     async def dispatch(
-        self,
-        package: SigningPackage,
-        journal: Journal | str | os.PathLike[str] | None = None,
-        *,
-        ordered: bool = True,
+        self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None, *, ordered: bool = True
     ) -> Signing:
         """Create a signing, upload its documents, add its recipients and send it; return the signing as sent.
 
@@ -224,13 +220,12 @@ class SigningClient:
     ) -> Results[DispatchResult]:
         """Send packages, ``concurrency`` at a time; return an async iterator of results in completion order.
 
-        Packages are pulled as workers become free, from any iterable or async iterable. A package that fails is a
-        result with an error, and the others go on, unless no package can be sent any more (the client is closed, the
-        token is rejected for good): then every remaining package gets that error, and nothing is sent. Repeat the call
-        with the same journal after a crash, or for the packages that failed: each package is sent once, with exactly
-        its documents and recipients. If the outcome of a sending cannot be determined, the error is `OutcomeUnknown`.
-        Any number of runs may share a journal. If the journal fails, the run stops with a `JournalError`. ``ordered``
-        is as for `dispatch`. ::
+        Packages are pulled as workers become free. A package that fails is a result with an error, and the others go
+        on. An `error.fatal` (the client is closed, the token is rejected for good) is the result of every remaining
+        package, and nothing more is sent. Repeat the call with the same journal after a crash, or for the packages that
+        failed: each is sent once, with exactly its documents and recipients. If the outcome of a sending cannot be
+        determined, the error is `OutcomeUnknown`. Any number of runs may share a journal. If the journal fails, the run
+        stops with a `JournalError`. ``ordered`` is as for `dispatch`. ::
 
             async for result in client.dispatch_many(packages, journal="leases.journal"):
                 print(result.package.name, result.error or result.signing.id)
@@ -262,8 +257,7 @@ class SigningClient:
         return await archive_one(self, signing, to, journal, template=template, verify=verify, trust=trust)
 
     def _dispatcher(self) -> Dispatcher:
-        # Imported on first use: the import takes a tenth of the package's import time, and needs SQLite.
-        from .dispatch.run import Dispatcher
+        from .dispatch.run import Dispatcher  # takes a tenth of the package's import time, and needs SQLite
 
         return Dispatcher(self._transport, self._tracker)
 

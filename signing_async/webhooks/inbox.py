@@ -226,7 +226,7 @@ class Inbox:
     async def events(self, selection: EventFilter | None = None) -> AsyncIterator[StoredEvent]:
         """Yield the selected events, or all, in order of arrival. Raises `InboxError` if one cannot be decrypted."""
         async for stored in self.store.select(selection or EventFilter()):
-            yield self._unsealed(stored)
+            yield _unsealed(stored, self._sealer)
 
     async def get(self, event_id: str) -> StoredEvent | None:
         """Return an event by its id; None if it is not known."""
@@ -256,7 +256,7 @@ class Inbox:
     async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
         """Call the handler and return how it ended."""
         try:
-            stored = self._unsealed(stored)
+            stored = _unsealed(stored, self._sealer)
         except InboxError as error:
             # The keys of this worker are wrong, not the event.
             log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
@@ -288,7 +288,7 @@ class Inbox:
         except BaseException as error:  # such as a panic in an extension module
             # Not the event, but the client, a store or the broker is to blame.
             if getattr(error, "client_wide", False):
-                return self._postponed(stored, error)
+                return _postponed(stored, error, self.retry_policy)
             return self._failed(stored, _text(error), error)
         return Outcome()
 
@@ -319,11 +319,6 @@ class Inbox:
         )
         return Outcome(error=text, retry_in=delay, error_type=kind)
 
-    def _postponed(self, stored: StoredEvent, error: BaseException) -> Outcome:
-        delay, text = max(self.retry_policy.delay(stored.attempts), _UNCOUNTED_PAUSE), _text(error)
-        log.error("event %s is handled in %.1f s, no attempt is counted: %s", stored.id, delay, text, exc_info=error)
-        return Outcome(error=text, retry_in=delay, counts=False, error_type=type(error).__name__)
-
     async def _purge_regularly(self) -> None:
         while self.retention is not None:
             try:
@@ -332,13 +327,20 @@ class Inbox:
                 log.warning("cannot purge events now: %s", error)
             await asyncio.sleep(_PURGE_EVERY)
 
-    def _unsealed(self, stored: StoredEvent) -> StoredEvent:
-        if not stored.body:
-            return stored
-        try:
-            return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
-        except ValueError as error:
-            raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}", transient=False) from None
+
+def _unsealed(stored: StoredEvent, sealer: Sealer) -> StoredEvent:
+    if not stored.body:
+        return stored
+    try:
+        return replace(stored, body=sealer.unseal(stored.body, _place(stored.id)))
+    except ValueError as error:
+        raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}", transient=False) from None
+
+
+def _postponed(stored: StoredEvent, error: BaseException, policy: HandlerRetryPolicy) -> Outcome:
+    delay, text = max(policy.delay(stored.attempts), _UNCOUNTED_PAUSE), _text(error)
+    log.error("event %s is handled in %.1f s, no attempt is counted: %s", stored.id, delay, text, exc_info=error)
+    return Outcome(error=text, retry_in=delay, counts=False, error_type=type(error).__name__)
 
 
 async def _call(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> None:
