@@ -87,8 +87,7 @@ class SigningClient:
         self._owns = True
 
     def _set_up(self, shared: Shared, tracker: Tracker, options: Options) -> None:
-        self._shared = shared
-        self._tracker = tracker
+        self._shared, self._tracker = shared, tracker
         self._transport = Transport(shared, options)
         self._signings = Signings(self._transport, tracker)
         self._documents = Documents(self._transport, tracker)
