@@ -12,6 +12,7 @@ import pytest
 from opentelemetry import metrics, trace
 
 from signing_async import ConfigurationError, NewRecipient, SigningClient, SigningPackage, SqliteJournal
+from signing_async.archive import Archive
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings
 from signing_async.telemetry import names, switch
@@ -88,12 +89,19 @@ async def test_metrics_alone_are_recorded(
     assert recorded.total(names.DISPATCH_DURATION) == 1
 
 
-async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, recorded: Recorded) -> None:
+async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, recorded: Recorded, tmp_path: Path) -> None:
+    package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key="1")
     async with SigningClient(sandbox.base_url, sandbox.access_token(), telemetry=False) as client:
         await client.me()
         await client.with_options(timeout=5).me()
+        (sent,) = [each async for each in client.dispatch_many([package], tmp_path / "journal")]
+        assert sent.signing is not None
+        await client.signings.find_sent(sent.signing.id)
+        await sandbox.complete(sent.signing.id)
+        async with Archive(client, tmp_path / "archive", journal=tmp_path / "journal") as archive:
+            assert [result.error async for result in archive.sweep()] == [None]
     assert not recorded.spans
-    assert not recorded.points(names.OPERATION_DURATION)
+    assert not any(recorded.points(metric) for metric in names.METRICS)
 
 
 async def test_refresh_for_a_client_without_telemetry_records_nothing(recorded: Recorded) -> None:
