@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from signing_async.telemetry.kept import find_context
 from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
-from tests.telemetry.recorded import Recorded, nothing_configured, recording
+from tests.telemetry.recorded import Recorded, configurable, nothing_configured, recording
 
 CALL = """
 import asyncio, sys
@@ -37,10 +38,11 @@ asyncio.run(main())
 """
 
 
-def _run(before: str = "", after: str = "") -> None:
+def _run(before: str = "", after: str = "", **environment: str) -> None:
     code = CALL.format(before=before, after=after)
     command = [sys.executable, "-W", "error", "-c", code]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    given = {**os.environ, **environment}
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=given)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -50,6 +52,25 @@ def test_process_that_does_not_use_opentelemetry_does_not_import_it() -> None:
 
 def test_client_works_without_the_api_package() -> None:
     _run(before="sys.modules['opentelemetry'] = None", after="assert 'opentelemetry.trace' not in sys.modules")
+
+
+def test_provider_that_the_environment_names_is_used() -> None:
+    """The API loads it when it is first asked for a provider."""
+    after = """
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry import trace
+from signing_async.telemetry import switch
+assert switch.active() is not None
+assert isinstance(trace.get_tracer_provider(), TracerProvider)
+"""
+    _run(before="import opentelemetry.trace", after=after, OTEL_PYTHON_TRACER_PROVIDER="sdk_tracer_provider")
+
+
+def test_api_is_asked_if_the_environment_names_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    with configurable(monkeypatch):
+        monkeypatch.setattr(switch, "_IS_NAMED", True)
+        monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
+        assert switch.active() is not None
 
 
 async def test_nothing_is_recorded_without_an_sdk(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
