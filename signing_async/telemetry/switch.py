@@ -19,6 +19,8 @@ VARIABLE = "SIGNING_TELEMETRY"
 _API = "opentelemetry.trace"
 _METRICS_API = "opentelemetry.metrics._internal"
 _MISSING = object()
+_IS_NAMED = not os.environ.keys().isdisjoint({"OTEL_PYTHON_TRACER_PROVIDER", "OTEL_PYTHON_METER_PROVIDER"})
+"""Whether the environment names a provider, which the API loads when it is first asked for one."""
 _telemetry: Telemetry | None = None
 _is_unusable = False
 _loading = threading.Lock()
@@ -50,7 +52,9 @@ def active() -> Telemetry | None:
 
 
 def _is_unset() -> bool:
-    """Return whether no provider is set. The API's functions also search the environment, which costs 2 % of a call."""
+    """Return whether no provider is set. The API's functions search the environment each time: 2 % of a call."""
+    if _IS_NAMED:
+        return False
     meters = sys.modules.get(_METRICS_API)
     # If a later release stores its providers elsewhere, `_load` asks the API.
     is_unset = getattr(sys.modules[_API], "_TRACER_PROVIDER", _MISSING) is None

@@ -89,6 +89,7 @@ class Worker:
         finally:
             reporting.cancel()
             await self._drain()
+            await asyncio.wait([reporting])
 
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
@@ -245,7 +246,7 @@ async def _measure(store: EventStore) -> tuple[int, int, float] | tuple[()]:
         else:
             stats = await store.stats()
             backlog = Backlog(stats.counts[EventStatus.PENDING], stats.counts[EventStatus.DEAD], stats.oldest_pending)
-    except InboxError as error:
+    except Exception as error:  # also a mistake in the store
         log.warning("cannot count the pending events now: %s", error)
         return ()
     age = 0.0 if backlog.oldest_pending is None else (datetime.now(UTC) - backlog.oldest_pending).total_seconds()

@@ -311,8 +311,9 @@ async def _wait(_: Event) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.parametrize("error", [InboxError("the disk is full"), ZeroDivisionError("a mistake in the store")])
 async def test_nothing_is_reported_while_the_store_fails(
-    path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+    error: Exception, path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
     store = SqliteEventStore(path)
@@ -320,10 +321,38 @@ async def test_nothing_is_reported_while_the_store_fails(
         await _until(lambda: _gauges(recorded)[0] == [0])
 
         async def fail() -> InboxStats:
-            raise InboxError("the disk is full")
+            raise error
 
-        monkeypatch.setattr(store, "backlog", fail)
-        await _until(lambda: _gauges(recorded) == [[], [], []])
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "backlog", fail)
+            await _until(lambda: _gauges(recorded) == [[], [], []])
+        await _until(lambda: _gauges(recorded)[0] == [0])
+
+
+async def test_measurement_has_ended_when_the_worker_has(
+    path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> InboxStats:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            ended.set()
+        raise AssertionError
+
+    store = SqliteEventStore(path)
+    monkeypatch.setattr(store, "backlog", hang)
+    async with Inbox(store) as inbox:
+        worker = asyncio.create_task(inbox.run())
+        await asyncio.wait_for(begun.wait(), 30)
+        worker.cancel()
+        await asyncio.wait([worker])
+        assert ended.is_set()
+    assert _gauges(recorded) == [[], [], []]
 
 
 async def test_worker_without_an_sdk_measures_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

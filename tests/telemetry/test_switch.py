@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from opentelemetry import metrics, trace
 
 from signing_async import ConfigurationError, NewRecipient, SigningClient, SigningPackage, SqliteJournal
+from signing_async.archive import Archive
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings
 from signing_async.telemetry import names, switch
@@ -19,7 +21,7 @@ from signing_async.telemetry.kept import find_context
 from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
-from tests.telemetry.recorded import Recorded, nothing_configured, recording
+from tests.telemetry.recorded import Recorded, configurable, nothing_configured, recording
 
 CALL = """
 import asyncio, sys
@@ -36,10 +38,11 @@ asyncio.run(main())
 """
 
 
-def _run(before: str = "", after: str = "") -> None:
+def _run(before: str = "", after: str = "", **environment: str) -> None:
     code = CALL.format(before=before, after=after)
     command = [sys.executable, "-W", "error", "-c", code]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    given = {**os.environ, **environment}
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=given)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -49,6 +52,25 @@ def test_process_that_does_not_use_opentelemetry_does_not_import_it() -> None:
 
 def test_client_works_without_the_api_package() -> None:
     _run(before="sys.modules['opentelemetry'] = None", after="assert 'opentelemetry.trace' not in sys.modules")
+
+
+def test_provider_that_the_environment_names_is_used() -> None:
+    """The API loads it when it is first asked for a provider."""
+    after = """
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry import trace
+from signing_async.telemetry import switch
+assert switch.active() is not None
+assert isinstance(trace.get_tracer_provider(), TracerProvider)
+"""
+    _run(before="import opentelemetry.trace", after=after, OTEL_PYTHON_TRACER_PROVIDER="sdk_tracer_provider")
+
+
+def test_api_is_asked_if_the_environment_names_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    with configurable(monkeypatch):
+        monkeypatch.setattr(switch, "_IS_NAMED", True)
+        monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
+        assert switch.active() is not None
 
 
 async def test_nothing_is_recorded_without_an_sdk(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +110,19 @@ async def test_metrics_alone_are_recorded(
     assert recorded.total(names.DISPATCH_DURATION) == 1
 
 
-async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, recorded: Recorded) -> None:
+async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, recorded: Recorded, tmp_path: Path) -> None:
+    package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key="1")
     async with SigningClient(sandbox.base_url, sandbox.access_token(), telemetry=False) as client:
         await client.me()
         await client.with_options(timeout=5).me()
+        (sent,) = [each async for each in client.dispatch_many([package], tmp_path / "journal")]
+        assert sent.signing is not None
+        await client.signings.find_sent(sent.signing.id)
+        await sandbox.complete(sent.signing.id)
+        async with Archive(client, tmp_path / "archive", journal=tmp_path / "journal") as archive:
+            assert [result.error async for result in archive.sweep()] == [None]
     assert not recorded.spans
-    assert not recorded.points(names.OPERATION_DURATION)
+    assert not any(recorded.points(metric) for metric in names.METRICS)
 
 
 async def test_refresh_for_a_client_without_telemetry_records_nothing(recorded: Recorded) -> None:
