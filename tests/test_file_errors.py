@@ -45,6 +45,6 @@ def test_full_or_failing_disk_is_transient(code: str) -> None:
     assert is_transient(OSError(getattr(errno, code), code))
 
 
-@pytest.mark.parametrize("code", ["EACCES", "EROFS", "EILSEQ", "EINVAL", "ENOTSUP"])
+@pytest.mark.parametrize("code", ["EACCES", "EROFS", "EILSEQ", "EINVAL", "ENOTSUP", "EBADF", "ENXIO"])
 def test_refusal_of_the_file_system_is_permanent(code: str) -> None:
     assert not is_transient(OSError(getattr(errno, code), code))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -336,6 +337,25 @@ async def test_download_that_cannot_be_written_stops_the_sweep(
     with pytest.raises(ArchiveError, match=r"cannot keep a download: File exists: .*\.incoming"):
         await sweep(archive)
     (folder / ".incoming").unlink()
+    assert len(await archived(archive)) == 2
+
+
+async def test_download_whose_file_cannot_be_created_for_now_stops_the_sweep(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await completed(sandbox, client)
+    real = Path.open
+
+    def full(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.suffix == ".part":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(ArchiveError, match="cannot keep a download: No space left on device: ") as failed:
+        await sweep(archive)
+    assert (failed.value.transient, failed.value.client_wide) == (True, True)
+    monkeypatch.undo()
     assert len(await archived(archive)) == 2
 
 
