@@ -149,7 +149,7 @@ async def test_event_that_cannot_be_decrypted_stays_pending_until_a_worker_has_t
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its attempts are not used up: a wrong key is a fault of the worker."""
-    monkeypatch.setattr(inbox_module, "_KEY_PAUSE", 0.001)
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.001)
     path = tmp_path / "inbox.db"
     handled: list[str] = []
     key = b"o" * 32
