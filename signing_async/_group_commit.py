@@ -179,7 +179,7 @@ class GroupCommit:
         except self._failure as error:
             failure = error
         except Exception as error:  # waiting callers must get an error
-            failure = self._failure(f"{self._title}: {_describe(error)}", transient=is_transient(error))
+            failure = self._failure(f"{self._title}: {_describe(error)}", transient=is_transient(error, self.path))
         if not failure.transient and len(operations) > 1:
             # One of them may have failed the others.
             for operation in operations:

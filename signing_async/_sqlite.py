@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,14 +17,35 @@ from . import _files
 __all__ = ["SharedDatabase", "is_transient"]
 
 _PAUSE = 0.02
-_TRANSIENT = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_TRANSIENT = frozenset(
+    {
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT),
+        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM),
+    }
+)
 
 
-def is_transient(error: Exception) -> bool:
-    """Return whether a failed operation on a database may succeed later: it is locked, or the disk is full or fails."""
+def is_transient(error: Exception, path: Path | None = None) -> bool:
+    """Return whether a failed operation on a database may succeed later: it is locked, or the disk is full or fails.
+
+    ``path`` is that of the database: without it, a file that SQLite cannot open is taken for unusable.
+    """
     if isinstance(error, OSError):
         return _files.is_transient(error)
-    return _primary_code(error) in _TRANSIENT
+    code = _primary_code(error)
+    if code == sqlite3.SQLITE_CANTOPEN and path is not None:
+        return _may_open(path)
+    return code in _TRANSIENT
+
+
+def _may_open(path: Path) -> bool:
+    """Return whether SQLite may open the file later: nothing is wrong with it, so descriptors or memory ran out."""
+    # Not opened: to close the descriptor would release this process's locks on the file.
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return _files.is_transient(error)
+    return stat.S_ISREG(mode) and os.access(path, os.R_OK) and os.access(path.parent, os.W_OK)
 
 
 def _primary_code(error: Exception) -> int:

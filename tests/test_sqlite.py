@@ -119,6 +119,60 @@ def test_waiting_for_a_lock_ends_at_the_timeout(tmp_path: Path) -> None:
     assert numbers(database) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "transient"),
+    [
+        *((name, True) for name in ("BUSY", "LOCKED", "NOMEM", "IOERR", "FULL", "PROTOCOL", "INTERRUPT")),
+        *((name, False) for name in ("CORRUPT", "READONLY", "NOTADB", "CANTOPEN")),
+    ],
+)
+def test_error_says_whether_the_operation_may_succeed_later(name: str, transient: bool) -> None:
+    error = sqlite3.OperationalError("it failed")
+    error.sqlite_errorcode = getattr(sqlite3, f"SQLITE_{name}")
+    assert _sqlite.is_transient(error) is transient
+
+
+@pytest.mark.parametrize("problem", ["missing", "folder"])
+def test_path_that_cannot_be_a_database_is_not_transient(problem: str, tmp_path: Path) -> None:
+    path = tmp_path if problem == "folder" else tmp_path / "nowhere" / "numbers.db"
+    with pytest.raises(sqlite3.OperationalError, match="unable to open") as caught:
+        numbers(SharedDatabase(path, make_table, timeout=10))
+    assert not _sqlite.is_transient(caught.value, path)
+
+
+FEW_DESCRIPTORS = """
+import os, resource, sqlite3, sys
+from pathlib import Path
+from signing_async import _sqlite
+
+path = Path(sys.argv[1])
+database = _sqlite.SharedDatabase(path, lambda connection: connection.execute("CREATE TABLE t (n)"), timeout=10)
+free = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    for _ in range(free):
+        os.close(held.pop())
+try:
+    with database.connected():
+        print("opened")
+except (sqlite3.OperationalError, OSError) as error:
+    print(type(error).__name__, _sqlite.is_transient(error, path))
+"""
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_database_that_cannot_be_opened_for_lack_of_descriptors_is_transient(free: int, tmp_path: Path) -> None:
+    """SQLite doesn't say why. With one descriptor the file can be opened, but not its log."""
+    sqlite3.connect(tmp_path / "numbers.db").close()
+    command = [sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path / "numbers.db"), f"{free}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "OperationalError True\n", done.stderr
+
+
 def test_error_rolls_back_the_transaction(database: SharedDatabase) -> None:
     """What the block did not commit is undone, and the next use goes on."""
     with contextlib.suppress(KeyError), database.connected() as connection:

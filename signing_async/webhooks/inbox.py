@@ -22,7 +22,7 @@ from ..errors import ConfigurationError, InboxError
 from ..telemetry import switch
 from .event import Event
 from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern
-from .inbox_worker import Outcome, Worker
+from .inbox_worker import MAX_TEXT, Outcome, Worker
 from .sqlite_inbox import SqliteEventStore
 from .wakeups import Wakeups
 
@@ -37,7 +37,6 @@ _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
 _UNCOUNTED_PAUSE = 5.0
 """Seconds, at least, after which an event whose attempt did not count is due again: behind the other due events."""
-_MAX_TEXT = 1000
 _LONGEST = 1e9
 """Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
 
@@ -399,4 +398,4 @@ def _text(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    return text[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    return text[:MAX_TEXT].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:MAX_TEXT]

@@ -17,10 +17,12 @@ from .event_store import Backlog, EventClaim, EventStatus, EventStore, MeasuredS
 if TYPE_CHECKING:
     from ..telemetry.spans import Telemetry
 
-__all__ = ["Outcome", "Worker"]
+__all__ = ["MAX_TEXT", "Outcome", "Worker"]
 
 log: logging.Logger = logging.getLogger("signing_async.webhooks")
 
+MAX_TEXT = 1000
+"""Characters of an outcome's error."""
 _IDLE = 1.0
 """Seconds after which to look for the claims of dead processes."""
 _PAUSE = 1.0
@@ -70,8 +72,6 @@ class Worker:
         self._recording: set[asyncio.Task[None]] = set()
         """The tasks whose attempts have ended, and whose ends are not recorded yet."""
         self._changed = asyncio.Event()
-        self._failure: InboxError | None = None
-        """The error with which no end of an attempt can be recorded any more."""
 
     async def run(self) -> None:
         """Work until cancelled. If the store fails for now, log it and try again; if for good, raise its error."""
@@ -93,8 +93,6 @@ class Worker:
 
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
-        if self._failure is not None:
-            raise self._failure
         if self._free and not self._unrecorded:
             # These attempts left room for the claims. If the process dies, no more handlers run again than ran at once.
             earlier = frozenset(self._recording)
@@ -192,15 +190,20 @@ class Worker:
                     return await self._store.postpone(claim, outcome.retry_in, outcome.error, **counted)
                 return await self._store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
-                log.warning("cannot record the end of event %s: %s", claim.stored.id, error)
                 if not error.transient:
                     if outcome is None or outcome.error is None or outcome.error.isascii():
-                        self._failure = error
-                        return True  # the store forgets the claim
+                        # If the store can do nothing any more, the next claim fails too, and ends the run.
+                        log.error(  # noqa: TRY400  # a traceback says nothing more
+                            "cannot record the end of event %s: %s; it is handled again when its claim has ended",
+                            claim.stored.id,
+                            error,
+                        )
+                        return True
                     # The store may refuse the text.
                     text = outcome.error.encode("ascii", "backslashreplace").decode()
-                    outcome = replace(outcome, error=text)
-                elif outcome is None:
+                    outcome = replace(outcome, error=text[:MAX_TEXT])
+                log.warning("cannot record the end of event %s: %s", claim.stored.id, error)
+                if outcome is None:
                     return True
                 # Until the end is recorded, no other event is claimed.
                 self._unrecorded.add(claim.stored.id)

@@ -147,9 +147,15 @@ class SqliteEventStore:
 
     async def _finish(self, claim: EventClaim, work: Work[bool]) -> bool:
         try:
-            return await self._commits.run(work, durable=False)
-        finally:
-            self._held.discard(_key(claim))
+            ended = await self._commits.run(work, durable=False)
+        except BaseException as error:
+            # If the file refuses the end for good, the handler must not run again at once: the claim is held until the
+            # file is closed.
+            if not isinstance(error, InboxError) or error.transient:
+                self._held.discard(_key(claim))
+            raise
+        self._held.discard(_key(claim))
+        return ended
 
     async def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

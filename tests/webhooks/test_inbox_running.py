@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from signing_async.webhooks import (
     Event,
     EventClaim,
     EventStatus,
+    HandlerRetryPolicy,
     Inbox,
     inbox_worker,
 )
@@ -257,6 +259,61 @@ async def test_event_whose_end_cannot_be_recorded_for_a_mistake_in_the_store_is_
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert {record.getMessage() for record in errors} == {"cannot record the end of event e1: it is handled again"}
     assert all(record.exc_info for record in errors)
+
+
+REFUSE = "CREATE TRIGGER refuse BEFORE UPDATE ON events WHEN OLD.id = 'e0' AND {} BEGIN SELECT RAISE(ABORT, 'no'); END"
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+async def test_end_that_the_store_refuses_for_good_ends_no_run_and_its_event_stays_claimed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    """The handler doesn't run again at once, but after the claim has ended."""
+    monkeypatch.setattr(inbox_worker, "_IDLE", 0.01)
+    path, handled = tmp_path / "inbox.db", list[str]()
+    async with Inbox(path) as inbox:
+        inbox.on("*")(lambda event: handled.append(event.id))
+        for number in range(1 + waiting):
+            await add(inbox, f"e{number}", f"s{number}")
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute(REFUSE.format("NEW.owner IS NULL"))
+        async with inbox.running(concurrency=2), asyncio.timeout(60):
+            while "cannot record the end of event e0" not in caplog.text:
+                await asyncio.sleep(0.005)
+            for number in range(10):
+                await add(inbox, f"later{number}")
+            while (await inbox.stats()).counts[EventStatus.HANDLED] < 10 + waiting:
+                await asyncio.sleep(0.005)
+        assert (await stored(inbox, "e0")).fence is not None
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("DROP TRIGGER refuse")
+    assert handled.count("e0") == 1
+    [record] = [record for record in caplog.records if "the end of event e0" in record.message]
+    assert record.levelname == "ERROR"
+    async with Inbox(path) as inbox:
+        inbox.on("*")(lambda event: handled.append(event.id))
+        async with inbox.running():
+            await settled(inbox)
+    assert handled.count("e0") == 2
+
+
+async def test_text_that_the_store_refuses_is_recorded_in_ascii_and_no_longer_than_others(tmp_path: Path) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(path, retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            raise ValueError("\N{GRINNING FACE}" * 300)
+
+        await add(inbox, "e0")
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute(REFUSE.format("(length(NEW.error) > 1000 OR NEW.error GLOB '*[^ -~]*')"))
+        async with inbox.running():
+            [event] = await settled(inbox)
+    assert event.status is EventStatus.DEAD
+    assert event.error is not None
+    assert event.error.startswith(r"ValueError: \U0001f600\U0001f600")
+    assert len(event.error) == 1000
 
 
 class OftenLocked(SqliteEventStore):
