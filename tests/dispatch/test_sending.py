@@ -175,6 +175,21 @@ async def test_send_refused_after_an_ambiguous_attempt_stays_unknown(
     sent_well(sandbox, parcel)
 
 
+@pytest.mark.parametrize("kind", ["500", "drop-before-commit"])
+async def test_changed_package_gets_no_second_draft_after_an_ambiguous_attempt_that_was_refused(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
+) -> None:
+    """If the first draft were given up, it could be sent beside the second one."""
+    path = tmp_path / "journal"
+    sandbox.faults.add("signings.send", kind)
+    sandbox.faults.add("signings.send", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel_of(key="lease").package, path)
+    with pytest.raises(InvalidRequest, match="which may have been sent"):
+        await client.dispatch(parcel_of(name="Other", key="lease").package, path)
+    assert [signing.name for signing in sandbox.signings] == ["Lease"]
+
+
 async def test_unknown_sending_whose_draft_was_changed_is_not_repeated(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
