@@ -214,8 +214,8 @@ class Sent:
 
     @property
     def may_show_late(self) -> bool:
-        # The service's own 500 counts too, unlike in `may_change_late`: a draft that holds too much is found by a
-        # reading before it is sent; a draft that its owner gives up for another one could be sent unseen, beside it.
+        # The service's own 500 counts too, unlike in `may_change_late`. A draft that holds too much is found by a
+        # reading before it is sent. A draft that its owner gives up for another one could be sent beside that one.
         return self._is_own and self.ambiguities.total() > 0
 
     async def find(self, read: Read, since: float) -> Found[Signing | None] | None:
