@@ -325,8 +325,6 @@ class _WorkerPool(Generic[S, R]):
         with self._failing():
             async with self._around:
                 await self._run_children()
-                if self._failure is not None:
-                    raise self._failure
 
     def _ended(self, _: object = None) -> None:
         self._items = self._pull = None
@@ -343,6 +341,8 @@ class _WorkerPool(Generic[S, R]):
                 child.cancel()
             await self._join()
             raise
+        if self._failure is not None:
+            raise self._failure
 
     async def _join(self) -> None:
         while self._children:
