@@ -20,7 +20,7 @@ from .. import _checks
 from .._encryption import Sealer
 from ..errors import ConfigurationError, InboxError
 from .event import Event
-from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern
+from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern, event_error
 from .inbox_worker import MAX_TEXT, Outcome, Worker
 from .sqlite_inbox import SqliteEventStore
 from .wakeups import Wakeups
@@ -325,7 +325,7 @@ class Inbox:
         try:
             return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
         except ValueError as error:
-            raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}", transient=False) from None
+            raise event_error(f"the body of event {stored.id} cannot be decrypted: {error}") from None
 
 
 async def _call(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> None:
