@@ -14,7 +14,7 @@ import attrs
 import click
 
 from ..errors import ConfigurationError, InboxError
-from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent
+from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent, event_error
 from .command import State, command, common_options, refuse_password
 from .output import Output, ago, iso, on_one_line
 from .signings import moment
@@ -304,7 +304,7 @@ def _count(number: int) -> str:
 
 
 def _no_event(ids: list[str]) -> InboxError:
-    return InboxError(f"no such event: {', '.join(on_one_line(name) for name in ids)}", transient=False)
+    return event_error(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
 
 
 @contextlib.asynccontextmanager

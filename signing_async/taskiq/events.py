@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from taskiq import Context, TaskiqDepends, TaskiqEvents, TaskiqState
 from taskiq.exceptions import NoResultError
 
-from ..errors import TransportError
+from ..errors import InboxError, TransportError
 from ..webhooks import Drop, Event, EventStatus, Inbox, RetryLater, StoredEvent
 from ..webhooks.inbox import EventHandler
-from .streams import call_broker, kept, report, should_redeliver
+from .streams import call_broker, kept, report
 
 __all__ = ["event_task"]
 
@@ -112,9 +112,8 @@ async def _work(
     began = time.monotonic()
     try:
         stored = await inbox.get(event_id)
-    except Exception as error:
-        if not should_redeliver(error):
-            raise
+    except InboxError as error:
+        # Another worker may have the key, or reach the inbox.
         log.warning("event %s is handled later: %s", event_id, error)
         # Not acknowledged, so delivered again.
         raise NoResultError from None

@@ -52,7 +52,7 @@ class StoredEvent:
     def event(self) -> Event:
         """The event as handlers get it. Raises `InboxError` if it was purged."""
         if not self.body:
-            raise InboxError(f"event {self.id} has no body: the event was purged", transient=False)
+            raise event_error(f"event {self.id} has no body: the event was purged")
         event = parse_event(self.body, self.received_at, max_body=len(self.body))
         return replace(event, trace_context=self.trace_context)
 
@@ -110,6 +110,13 @@ def check_pattern(name: str, pattern: object, error: type[Exception]) -> str:
     if not isinstance(pattern, str) or not pattern or "*" in pattern[:-1]:
         raise error(f"{name}: must be an event type, or the start of one and '*', got {pattern!r}")
     return pattern
+
+
+def event_error(message: str) -> InboxError:
+    """Return a permanent error that concerns one event: others can be read and written."""
+    error = InboxError(message, transient=False)
+    error.client_wide = False
+    return error
 
 
 class EventStore(Protocol):

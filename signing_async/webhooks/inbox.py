@@ -21,7 +21,7 @@ from .._encryption import Sealer
 from ..errors import ConfigurationError, InboxError
 from ..telemetry import switch
 from .event import Event
-from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern
+from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern, event_error
 from .inbox_worker import MAX_TEXT, Outcome, Worker
 from .sqlite_inbox import SqliteEventStore
 from .wakeups import Wakeups
@@ -333,7 +333,7 @@ def _unsealed(stored: StoredEvent, sealer: Sealer) -> StoredEvent:
     try:
         return replace(stored, body=sealer.unseal(stored.body, _place(stored.id)))
     except ValueError as error:
-        raise InboxError(f"the body of event {stored.id} cannot be decrypted: {error}", transient=False) from None
+        raise event_error(f"the body of event {stored.id} cannot be decrypted: {error}") from None
 
 
 def _postponed(stored: StoredEvent, error: BaseException, policy: HandlerRetryPolicy) -> Outcome:

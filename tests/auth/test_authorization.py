@@ -102,9 +102,10 @@ async def test_pkce_code_works_only_with_its_verifier_which_no_text_shows(sandbo
 @pytest.mark.parametrize("form", ["https://app.example.com/callback?{}", "/callback?{}", "?{}"])
 async def test_wrong_state_is_state_mismatch_and_nothing_is_sent(query: str, form: str) -> None:
     async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        with pytest.raises(StateMismatch, match="may be forged"):
+        with pytest.raises(StateMismatch, match="may be forged") as caught:
             await oauth.exchange(form.format(query), state="state")
         assert not server.requests
+        assert not caught.value.fatal
 
 
 async def test_state_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ async def test_event_that_cannot_be_decrypted_stays_pending_until_a_worker_has_t
             words = f"the body of event {name} cannot be decrypted: {cause}"
             with pytest.raises(InboxError, match=words) as caught:
                 await inbox.get(name)
-            assert not caught.value.transient
+            assert (caught.value.transient, caught.value.client_wide) == (False, False)
             caplog.clear()
             async with inbox.running(), asyncio.timeout(30):
                 while caplog.text.count(f"event {name} is not handled: {words}") < 5:
@@ -189,8 +189,9 @@ async def test_payload_of_a_purged_event_is_an_error_that_says_so(inbox: Inbox) 
         await settled(inbox)
     assert await inbox.purge(older_than=0) == 1
     purged = await stored(inbox, "e1")
-    with pytest.raises(InboxError, match=r"^event e1 has no body: the event was purged$"):
+    with pytest.raises(InboxError, match=r"^event e1 has no body: the event was purged$") as caught:
         _ = purged.event
+    assert not caught.value.client_wide
 
 
 async def test_type_that_a_database_cannot_hold_is_stored_and_reaches_the_handler_as_received(inbox: Inbox) -> None:
