@@ -69,8 +69,8 @@ class Dispatcher:
                 await asyncio.sleep(result.delay)
             if result.error is not None:
                 raise result.error
-        assert result.signing is not None
-        return result.signing
+            assert result.signing is not None
+            return result.signing
 
     def many(
         self,

@@ -148,10 +148,6 @@ class Connection:
             self._client, self._loop = self._connect(), loop
         return self._client
 
-    async def run(self, *command: Any) -> Any:
-        """Return the response to one command."""
-        return await self._bounded(lambda: self.client.execute_command(*command))
-
     async def script(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
         """Run a script and return its result."""
 

@@ -43,14 +43,8 @@ if TYPE_CHECKING:
     from .seen_events import SeenEventsConformance as SeenEventsConformance
     from .token_stores import FencedTokenStoreConformance as FencedTokenStoreConformance
     from .token_stores import TokenStoreConformance as TokenStoreConformance
-
-try:
-    from pytest_asyncio import fixture as async_fixture
-except ModuleNotFoundError:  # without it there are no async fixtures, as pytest reports when one is used
-    async_fixture = pytest.fixture  # type: ignore[assignment]  # used in the one way that both support
-
-# No `__dir__`: pytest reads every name of a plugin that it lists, and few tests use the suites.
-if not TYPE_CHECKING:
+else:
+    # No `__dir__`: pytest reads every name of a plugin that it lists, and few tests use the suites.
     __getattr__ = attach(
         __name__,
         {
@@ -62,6 +56,11 @@ if not TYPE_CHECKING:
             ".token_stores": ("FencedTokenStoreConformance", "TokenStoreConformance"),
         },
     )[0]
+
+try:
+    from pytest_asyncio import fixture as async_fixture
+except ModuleNotFoundError:  # without it there are no async fixtures, as pytest reports when one is used
+    async_fixture = pytest.fixture  # type: ignore[assignment]  # used in the one way that both support
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -333,7 +333,8 @@ class _Call(Generic[T]):
             unknown = _unknown(self, text, known=known, may_clear=error.transient)
         except Exception as error:
             # A rate limiter of the caller's own may raise anything.
-            unknown = _unknown(self, f"{cause}the service could not be read ({type(error).__name__})", known=known)
+            text = f"{cause}the service could not be read ({type(error).__name__})"
+            unknown = _unknown(self, text, known=known, may_clear=True)
         if self.only_reads:
             unknown.allow_repeat()
         self._note_verdict("unknown")

@@ -390,6 +390,16 @@ async def row(postgres: PostgresServer, dsn: str, column: str) -> Any:
     return found[0][column] if found else None
 
 
+async def test_waiting_worker_queues_again_when_the_server_ends_its_wait(dsn: str) -> None:
+    async with PostgresTokenStore(dsn, "anna", timeout=4) as one, PostgresTokenStore(dsn, "anna", timeout=4) as two:
+        async with one.lock():
+            waiting = asyncio.create_task(locked_save(two, NEW))
+            await asyncio.sleep(2.5)  # the server ends a wait after half of the timeout
+            assert not waiting.done()
+        await asyncio.wait_for(waiting, 30)
+        assert await one.load() == NEW
+
+
 async def test_worker_overtaken_before_it_locks_the_row_queues_again(postgres: PostgresServer, dsn: str) -> None:
     async with on_its_way(postgres, dsn) as (slow, saving), PostgresTokenStore(dsn, "anna", grace=1e-6) as quick:
         async with quick.lock():

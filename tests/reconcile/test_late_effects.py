@@ -203,6 +203,7 @@ async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outc
         error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
         assert "the service could not be read (LookupError)" in str(error)
+        assert error.may_clear
 
 
 @pytest.mark.parametrize("write", WRITES)

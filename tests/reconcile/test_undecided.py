@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from signing_async import OutcomeUnknown, RetryPolicy, SigningClient, TransportError
+from signing_async import (
+    LocalRateLimiter,
+    MemoryTokenStore,
+    OAuth,
+    OutcomeUnknown,
+    RequestTimeout,
+    RetryPolicy,
+    SigningClient,
+    Token,
+    TransportError,
+)
 from signing_async.record_matching import normalized
 from tests.pdfs import make_pdf
 from tests.servers import Web, serving
@@ -137,25 +149,32 @@ async def test_recipient_with_another_address_order_or_name_is_not_the_effect(he
         assert _writes(server) == 5
 
 
-async def test_timeout_error_of_a_token_store_is_not_taken_for_the_deadline() -> None:
-    class Slow:
-        async def load(self) -> None:
-            raise TimeoutError("the store's own")
+async def test_timeout_error_of_a_rate_limiter_is_not_taken_for_the_deadline() -> None:
+    class Failing(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            raise TimeoutError("the limiter's own")
 
-        async def save(self, token: object) -> None: ...
-
-        def lock(self) -> Any: ...
-
-    from signing_async import OAuth
-
-    async with (
-        OAuth("http://127.0.0.1:9", client_id="x", client_secret="y", redirect_uri="z", store=Slow()) as oauth,
-        SigningClient("http://127.0.0.1:9", oauth) as client,
-    ):
-        with pytest.raises(TimeoutError, match="the store's own"):
+    async with SigningClient("http://127.0.0.1:9", "token", rate_limiter=Failing()) as client:
+        with pytest.raises(TimeoutError, match="the limiter's own"):
             await client.me()
-        with pytest.raises(TimeoutError, match="the store's own"):
+        with pytest.raises(TimeoutError, match="the limiter's own"):
             await client.signings.wait_until_completed("id", timeout=60)
+
+
+async def test_timeout_of_a_token_request_is_not_taken_for_the_deadline() -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    store = MemoryTokenStore(Token("access", "refresh", datetime(2000, 1, 1, tzinfo=UTC)))
+    settings: Any = {"client_id": "x", "client_secret": "y", "redirect_uri": "z", "store": store, "timeout": 0.3}
+    async with (
+        serving(hang) as server,
+        OAuth(server.origin, **settings) as oauth,
+        SigningClient(server.origin, oauth) as client,
+    ):
+        with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no response within its timeout of 0\.3 s"):
+            await client.me()
 
 
 async def test_upload_body_decodes_to_its_size_alone() -> None:

@@ -23,10 +23,11 @@ from signing_async import (
     SqliteJournal,
 )
 from signing_async.dispatch.entry import PackageState
-from signing_async.dispatch.journal import Claim
+from signing_async.dispatch.journal import Claim, ClaimLost
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
 from signing_async.telemetry.kept import find_context, keep_context
+from tests.dispatch.observing import Failing
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
 from tests.telemetry.recorded import Recorded, attributes
@@ -42,6 +43,17 @@ def _packages(folder: Path, count: int) -> list[SigningPackage]:
         SigningPackage("Lease", "EN", [folder / "lease.pdf"], [recipient], key=f"lease-{number}")
         for number in range(count)
     ]
+
+
+async def test_package_whose_claim_was_lost_is_deferred_and_has_another_span(
+    client: SigningClient, recorded: Recorded, tmp_path: Path
+) -> None:
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        failing = Failing(journal, 1, ClaimLost("lease-0"), only="write", once=True)
+        assert (await client.dispatch(_packages(tmp_path, 1)[0], failing)).is_draft is False
+    first, second = recorded.named("dispatch.package")
+    assert attributes(first)["signing_async.outcome"] == "deferred"
+    assert attributes(second)["signing_async.outcome"] == "success"
 
 
 async def test_run_has_a_span_and_each_package_one_under_it(
