@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, InvalidRequest
 
 # Windows has no flock; other systems have no msvcrt.
 fcntl: Any
@@ -37,6 +37,7 @@ __all__ = [
     "sync_folder",
     "try_lock",
     "unlock",
+    "unusable",
 ]
 
 T = TypeVar("T")
@@ -67,8 +68,18 @@ def is_transient(error: OSError) -> bool:
     if isinstance(error, ValueError):  # an untrusted certificate, or a file object that cannot be read or written
         return False
     # By name, because importing these modules is slow.
-    is_of_network = any(base.__module__ in _NETWORK_MODULES for base in type(error).__mro__)
-    return is_of_network or error.errno not in _PERMANENT
+    if any(base.__module__ in _NETWORK_MODULES for base in type(error).__mro__):
+        return True
+    if error.errno is None:  # not the system's: a socket's file ends like this too, but so does a corrupt gzip file
+        return isinstance(error, ConnectionError | TimeoutError)
+    return error.errno not in _PERMANENT
+
+
+def unusable(message: str, error: Exception) -> InvalidRequest:
+    """Return the error for a file of the caller, which is transient if the failed operation may succeed later."""
+    failure = InvalidRequest(message)
+    failure.transient = isinstance(error, OSError) and is_transient(error)
+    return failure
 
 
 def open_regular(path: str | os.PathLike[str]) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import attrs
 
 from . import _checks
-from ._files import open_regular
+from ._files import open_regular, unusable
 from ._verify.process import run_worker
 from ._verify.roots import Trust, load_roots
 from .assumptions import Assumptions
@@ -175,14 +175,14 @@ def _read(path: str | os.PathLike[str], max_bytes: int) -> bytes:
         number = open_regular(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequest(f"source: cannot open {shown}: {reason}") from None
+        raise unusable(f"source: cannot open {shown}: {reason}", error) from None
     if number is None:
         raise InvalidRequest(f"source: {shown} is not a regular file")
     with os.fdopen(number, "rb") as file:
         try:
             content = file.read(max_bytes + 1)
         except OSError as error:
-            raise InvalidRequest(f"source: cannot read {shown}: {error.strerror}") from None
+            raise unusable(f"source: cannot read {shown}: {error.strerror}", error) from None
     if len(content) > max_bytes:
         raise InvalidRequest(f"source: {shown} is larger than {max_bytes} bytes (max_sealed_bytes)")
     return content

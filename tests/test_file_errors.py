@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from signing_async import AuthError, FileTokenStore, JournalError, SqliteJournal
+from signing_async import AuthError, FileTokenStore, InvalidRequest, JournalError, SqliteJournal
 from signing_async._files import is_transient
 from signing_async.archive import FolderStore
+from signing_async.documents.download import check_target
 from signing_async.errors import ArchiveError
+from signing_async.sealed import inspect_sealed
 
 
 def unusable(folder: Path, kind: str) -> Path:
@@ -48,3 +51,30 @@ def test_full_or_failing_disk_is_transient(code: str) -> None:
 @pytest.mark.parametrize("code", ["EACCES", "EROFS", "EILSEQ", "EINVAL", "ENOTSUP", "EBADF", "ENXIO"])
 def test_refusal_of_the_file_system_is_permanent(code: str) -> None:
     assert not is_transient(OSError(getattr(errno, code), code))
+
+
+@pytest.mark.parametrize(("code", "transient"), [(errno.EMFILE, True), (errno.ESTALE, True), (errno.EACCES, False)])
+async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool
+) -> None:
+    """Of the file to inspect, of the trusted roots, and of the target of a download."""
+    path = tmp_path / "a.pdf"
+    path.touch()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        with pytest.raises(InvalidRequest, match=r"^source: cannot open ") as of_source:
+            await inspect_sealed(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fail)
+        with pytest.raises(InvalidRequest, match=r"^trust: cannot read ") as of_trust:
+            await inspect_sealed(path, trust=path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", fail)
+        with pytest.raises(InvalidRequest, match=r"^path: cannot write ") as of_target:
+            check_target(path)
+    errors = (of_source.value, of_trust.value, of_target.value)
+    assert [error.transient for error in errors] == [transient] * 3

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from .._files import unusable
 from ..errors import InvalidRequest
 
 __all__ = ["Roots", "Trust", "load_roots"]
@@ -84,4 +85,4 @@ def _files(path: Path) -> list[tuple[str, bytes]]:
         return [(repr(str(file)), file.read_bytes()) for file in files]
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequest(f"trust: cannot read {str(path)!r}: {why}") from None
+        raise unusable(f"trust: cannot read {str(path)!r}: {why}", error) from None

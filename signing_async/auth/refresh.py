@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import attrs
 
-from .._files import is_transient
 from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry import switch
@@ -39,9 +38,9 @@ async def _stored(operation: Awaitable[T]) -> T:
     except SigningError:
         raise
     except Exception as error:
-        name = type(error).__name__
-        # Nothing is known of the errors of other libraries.
-        transient = is_transient(error) if isinstance(error, OSError) else True
+        from .._sqlite import is_foreign_transient  # sqlite3 is not imported for every client
+
+        name, transient = type(error).__name__, is_foreign_transient(error)
     # Raised here, the error does not have the store's as its context, whose text may contain secrets.
     raise AuthError(f"the token store failed: {name}", transient=transient)
 

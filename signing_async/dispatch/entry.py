@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -17,8 +16,8 @@ from typing import Any, TypeVar
 import attrs
 from attrs import validators
 
-from .._sqlite import is_transient
-from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError
+from .._sqlite import is_foreign_transient
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown
 from ..telemetry import switch
 from ..telemetry.kept import keep_context
 from ..worker_pool import log
@@ -73,14 +72,7 @@ async def _converting(operation: Awaitable[T]) -> T:
         raise
     except Exception as error:
         message = f"the journal failed: {type(error).__name__}: {error}"
-        raise JournalError(message, transient=_is_transient(error)) from error
-
-
-def _is_transient(error: Exception) -> bool:
-    if isinstance(error, SigningError):
-        return error.transient
-    # Nothing is known of the errors of other libraries.
-    return is_transient(error) if isinstance(error, OSError | sqlite3.Error) else True
+        raise JournalError(message, transient=is_foreign_transient(error)) from error
 
 
 async def release(journal: Journal, claim: Claim, *, telemetry: bool) -> None:

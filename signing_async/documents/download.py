@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .._files import is_transient, place_new, sync_folder
+from .._files import is_transient, place_new, sync_folder, unusable
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
 from ..telemetry import switch
 from ..transport import wire
@@ -127,7 +127,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
         kind = stat.S_IFREG
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"path: cannot write {str(target)!r}: {reason}") from None
+        raise unusable(f"path: cannot write {str(target)!r}: {reason}", error) from None
     if kind != stat.S_IFREG:
         raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if kind == stat.S_IFDIR else 'not a regular file'}")
     if not target.parent.is_dir():

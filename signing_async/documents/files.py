@@ -7,8 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from .._files import is_transient
-from ..errors import InvalidRequest
+from .._files import unusable
 
 __all__ = ["OpenFile", "read_cached", "read_fully", "source_errors"]
 
@@ -101,12 +100,4 @@ def source_errors(problem: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        failure = InvalidRequest(f"source: {problem}: {reason}")
-        failure.transient = isinstance(error, OSError) and _is_transient(error)
-        raise failure from None
-
-
-def _is_transient(error: OSError) -> bool:
-    if error.errno is None:  # not the system's: a socket's file ends like this too, but so does a corrupt gzip file
-        return isinstance(error, ConnectionError | TimeoutError)
-    return is_transient(error)
+        raise unusable(f"source: {problem}: {reason}", error) from None

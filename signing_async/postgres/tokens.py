@@ -109,6 +109,8 @@ class _Hold:
     is_usable: bool = False
     saving: asyncio.Task[bool] | None = None
     unlocking: asyncio.Task[None] | None = None
+    failure: AuthError | None = None
+    """Why the last attempt of that task failed."""
     ended: bool = False
 
     async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -129,12 +131,20 @@ class _Hold:
 _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_postgres_holds", default=())
 
 
-async def _run_until_done(database: Database, work: Callable[[Any], Awaitable[T]]) -> T:
+async def _run_until_done(database: Database, work: Callable[[Any], Awaitable[T]], hold: _Hold) -> T:
     """Retry the work until PostgreSQL has executed it."""
     while True:
-        with contextlib.suppress(AuthError):
+        try:
             return await database.run(work)
+        except AuthError as error:
+            hold.failure = error
         await asyncio.sleep(_POLL)
+
+
+def _pending(store: PostgresTokenStore, failure: AuthError | None, problem: str) -> AuthError:
+    if failure is None or failure.transient:
+        return AuthError(f"{store!r}: no response, and {problem}", transient=True)
+    return AuthError(f"{failure}, and {problem}")
 
 
 class PostgresTokenStore:
@@ -220,10 +230,10 @@ class PostgresTokenStore:
             await self._database.run(partial(self._write, data))
             return
         if hold.saving is not None:
-            await self._wait_for(hold.saving, "a refreshed token is not saved yet")
+            await self._wait_for(hold, hold.saving, "a refreshed token is not saved yet")
         # A separate task: it continues if PostgreSQL is too slow for the caller.
         hold.saving = asyncio.create_task(self._replace(hold, data), name="signing_async token save")
-        if not await self._wait_for(hold.saving, "a refreshed token is not saved yet"):
+        if not await self._wait_for(hold, hold.saving, "a refreshed token is not saved yet"):
             raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
 
     @contextlib.asynccontextmanager
@@ -321,7 +331,7 @@ class PostgresTokenStore:
                     hold.announced = False
         await hold.kept.aclose()
         if hold.saving is None and hold.announced:
-            unlocking = _run_until_done(self._database, partial(self._unlock, hold))
+            unlocking = _run_until_done(self._database, partial(self._unlock, hold), hold)
             hold.unlocking = asyncio.create_task(unlocking, name="signing_async token unlock")
             self._unfinished = hold
 
@@ -330,10 +340,10 @@ class PostgresTokenStore:
         if connection.is_in_transaction():
             await connection.execute("COMMIT")
 
-    async def _wait_for(self, task: asyncio.Task[T], problem: str) -> T:
+    async def _wait_for(self, hold: _Hold, task: asyncio.Task[T], problem: str) -> T:
         await asyncio.wait([task], timeout=self._database.timeout)
         if not task.done():
-            raise AuthError(f"{self!r}: no response, and {problem}", transient=True)
+            raise _pending(self, hold.failure, problem)
         return task.result()
 
     async def _wait_for_unfinished(self) -> None:
@@ -342,10 +352,10 @@ class PostgresTokenStore:
         if hold is None:
             return
         if hold.unlocking is not None:
-            await self._wait_for(hold.unlocking, "the lock is not released yet")
+            await self._wait_for(hold, hold.unlocking, "the lock is not released yet")
         else:
             assert hold.saving is not None
-            await self._wait_for(hold.saving, "a refreshed token is not saved yet")
+            await self._wait_for(hold, hold.saving, "a refreshed token is not saved yet")
             await finish(self._release(hold))
         self._unfinished = None
 
@@ -366,7 +376,7 @@ class PostgresTokenStore:
         except (*TRANSIENT, *PERMANENT) as error:
             problem = self._database.describe(error)
             log.warning("%r: the lock is lost, saving the refreshed token without it: %s", self, problem)
-        return await _run_until_done(self._database, work)
+        return await _run_until_done(self._database, work, hold)
 
     async def _replace_version(self, owner: str, version: int, data: bytes, connection: Any) -> bool:
         arguments = (self.name, data, time.time(), version, owner)

@@ -108,6 +108,8 @@ class _Hold:
         self.ended = False
         """Whether the block that held the lock has ended."""
         self.unsaved: Token | None = None
+        self.failure: AuthError | None = None
+        """Why the last attempt of the background task failed."""
         self._connection = connection
         self._keys = keys
         self._lease = lease
@@ -359,7 +361,8 @@ class RedisTokenStore:
                     await hold.stop_renewing()
                     await self._connection.script(RELEASE, self._keys, hold.owner)
                     return
-                except AuthError:
+                except AuthError as error:
+                    hold.failure = error
                     await asyncio.sleep(_POLL)
         finally:
             await hold.stop()
@@ -367,9 +370,13 @@ class RedisTokenStore:
     async def _wait_for_unfinished(self) -> None:
         if self._finishing is None:
             return
+        assert self._unfinished is not None
         await asyncio.wait([self._finishing], timeout=self._connection.timeout)
         if not self._finishing.done():
             pending = "a refreshed token is not saved" if self._is_save_pending() else "the lock is not released"
+            failure = self._unfinished.failure
+            if failure is not None and not failure.transient:
+                raise AuthError(f"{failure}, and {pending} yet")
             raise _unavailable(f"{self._connection.address}: no response, and {pending} yet")
         self._finishing = self._unfinished = None
 

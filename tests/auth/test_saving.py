@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import subprocess
 import sys
 import time
@@ -329,7 +330,12 @@ async def test_superseded_token_is_not_saved_on_close() -> None:
     assert store.done.count("save") == 1
 
 
-FOREIGN = [(ConnectionError("S3CR3T"), True), (PermissionError(13, "S3CR3T"), False), (LookupError("S3CR3T"), True)]
+FOREIGN = [
+    (ConnectionError("S3CR3T"), True),
+    (PermissionError(13, "S3CR3T"), False),
+    (sqlite3.DatabaseError("S3CR3T"), False),
+    (LookupError("S3CR3T"), True),
+]
 
 
 @pytest.mark.parametrize("where", ["load", "save", "lock", "acquire", "release"])

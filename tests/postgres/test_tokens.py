@@ -400,6 +400,28 @@ async def test_waiting_worker_queues_again_when_the_server_ends_its_wait(dsn: st
         assert await one.load() == NEW
 
 
+async def test_refused_save_stays_a_permanent_failure_until_it_succeeds(postgres: PostgresServer, dsn: str) -> None:
+    table = f"{dsn.rpartition('=')[2]}.signing_tokens"
+    async with PostgresTokenStore(dsn, "anna", timeout=2) as store:
+        await store.save(OLD)
+
+        async def refresh() -> None:
+            async with store.lock():
+                await cut_off(postgres)
+                await postgres.execute(f"ALTER TABLE {table} RENAME COLUMN token TO gone")
+                await store.save(NEW)
+
+        for _ in range(2):
+            with pytest.raises(
+                AuthError, match=r'"token" .* does not exist.*a refreshed token is not saved yet$'
+            ) as caught:
+                await refresh()
+            assert not caught.value.transient
+        await postgres.execute(f"ALTER TABLE {table} RENAME COLUMN gone TO token")
+        async with asyncio.timeout(60), store.lock():
+            assert await store.load() == NEW
+
+
 async def test_worker_overtaken_before_it_locks_the_row_queues_again(postgres: PostgresServer, dsn: str) -> None:
     async with on_its_way(postgres, dsn) as (slow, saving), PostgresTokenStore(dsn, "anna", grace=1e-6) as quick:
         async with quick.lock():

@@ -861,6 +861,28 @@ async def _saved(store: RedisTokenStore, access_token: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def test_refused_save_stays_a_permanent_failure_until_it_succeeds(redis: RedisServer) -> None:
+    async with RedisTokenStore(redis.url, "a", timeout=1) as store:
+        await store.save(OLD)
+
+        async def refresh() -> None:
+            async with store.lock():
+                await store.load()
+                await ask(redis, "ACL", "SETUSER", "default", "-hset", "-set")
+                await store.save(NEW)
+
+        with pytest.raises(AuthError, match="can't run this command") as refused:
+            await refresh()
+        with pytest.raises(AuthError, match=r"can't run .*, and a refreshed token is not saved yet$") as waiting:
+            await refresh()
+        assert not refused.value.transient
+        assert not waiting.value.transient
+        await ask(redis, "ACL", "SETUSER", "default", "+@all")
+        async with asyncio.timeout(60):
+            while await store.load() != NEW:
+                await asyncio.sleep(0.05)
+
+
 async def test_closing_with_an_unsaved_token_logs_an_error(
     redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
