@@ -106,7 +106,7 @@ class Span:
     __slots__ = ("_reset", "span")
 
     def __init__(self, span: trace.Span) -> None:
-        self.span = span
+        self.span: trace.Span = span
         self._reset: Any = None
 
     @property
