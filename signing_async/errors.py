@@ -32,7 +32,7 @@
     │   ├── InboxError           the inbox
     │   └── ArchiveError         the archive
     │       └── ArchiveConflict  another writer was first, or a name holds another file
-    ├── DraftChanged             a dispatch's draft was changed by somebody else; this run did not send it
+    ├── DraftChanged             a dispatch's draft was changed by another client; this run did not send it
     ├── SigningCancelled         waited for a signing that was cancelled
     ├── WaitTimeout              a signing was not completed in time (also a TimeoutError)
     └── WebhookError             a delivery that must not be acted on

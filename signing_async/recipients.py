@@ -129,7 +129,7 @@ class Recipients:
         """Remind all recipients who have not finished, one after another. A failure does not stop the others.
 
         If no reminder can succeed any more (the client is closed, the token is rejected for good), every remaining
-        recipient gets that error and nothing is sent. Nobody is reminded if the recipients cannot be listed. With
+        recipient gets that error and nothing is sent. If the recipients cannot be listed, no reminder is sent. With
         ``pending``, as returned by `pending`, they are not listed again.
         """
         results = []

@@ -38,7 +38,7 @@ class TokenStore(Protocol):
     """A store for one token. A refresh acquires the lock, loads, and saves before the new token is used.
 
     An exception of a store is raised as an `AuthError` that names only its type. It is transient, unless it is an
-    `OSError` that would come again, such as a missing permission. Raise an `AuthError` to say more.
+    `OSError` that a retry cannot mend, such as a missing permission. Raise an `AuthError` to say more.
     """
 
     async def load(self) -> Token | None:
