@@ -91,9 +91,8 @@ async def failing(target: str) -> AsyncIterator[Proxy]:
         if todo in ("ConditionalRequestConflict", "OperationAborted"):
             text = f"<Error><Code>{todo}</Code><Message>Try again</Message></Error>"
             return web.Response(status=409, text=text, content_type="application/xml")
-        assert request.transport is not None
         if todo == "lose request":
-            request.transport.abort()
+            _abort(request)
             return web.Response()
         headers = {name: value for name, value in request.headers.items() if name.lower() != "expect"}
         url = target + request.raw_path
@@ -102,13 +101,13 @@ async def failing(target: str) -> AsyncIterator[Proxy]:
         async with session.request(request.method, _encoded(url), data=BytesIO(body), headers=headers) as response:
             content = await response.read()
         if todo == "lose response":
-            request.transport.abort()
+            _abort(request)
         elif todo == "cut off":
             kept = web.StreamResponse(status=response.status, headers=_plain(response.headers))
             kept.content_length = len(content)
             await kept.prepare(request)
             await kept.write(content[: len(content) // 2])
-            request.transport.abort()
+            _abort(request)
             return kept
         return web.Response(status=response.status, body=content, headers=_plain(response.headers))
 
@@ -121,6 +120,11 @@ def _encoded(url: str) -> Any:
     from yarl import URL
 
     return URL(url, encoded=True)
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:  # None if the client has gone
+        request.transport.abort()
 
 
 def _plain(headers: Any) -> dict[str, str]:

@@ -34,7 +34,7 @@ MODULE = "tests.webhooks.inbox_kill"
 SENDERS = 32
 CONCURRENCY = 8
 OF_ONE_SIGNING = 20
-TIMEOUT = 120.0
+TIMEOUT = 60.0
 LEASE = 6.0
 """In PostgreSQL."""
 
@@ -116,7 +116,7 @@ async def work(directory: Path, number: int) -> None:
 
     @inbox.on("*")
     async def handle(event: Event) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)  # so that a kill interrupts handlers
         os.write(ledger, f"{event.id} {number}\n".encode())
 
     await inbox.run(concurrency=CONCURRENCY)
@@ -128,17 +128,27 @@ class Worker:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._number = 0
+        self._handled_before = 0
 
     def start(self) -> None:
         """Start the process."""
         self._number += 1
+        self._handled_before = self._ledger_size()
         command = [sys.executable, "-m", MODULE, "work", str(self._directory), str(self._number)]
         self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+
+    def has_handled(self) -> bool:
+        """Return whether the process has handled an event."""
+        return self._ledger_size() > self._handled_before
 
     def kill(self) -> None:
         """Send SIGKILL."""
         self._process.kill()
         self._process.wait()
+
+    def _ledger_size(self) -> int:
+        ledger = self._directory / "ledger"
+        return ledger.stat().st_size if ledger.exists() else 0
 
 
 async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
@@ -151,15 +161,23 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
     worker.start()
     started = time.monotonic()
     waiting = iter(range(events))
+    may_send = asyncio.Event()
+    may_send.set()
     try:
         async with (
             aiohttp.ClientSession(f"http://127.0.0.1:{receiver.port}") as session,
             open_inbox(directory) as inbox,
         ):
-            sending = asyncio.gather(*(_send(session, waiting, outcome, chance) for _ in range(SENDERS)))
+            sending = asyncio.gather(*(_send(session, waiting, outcome, chance, may_send) for _ in range(SENDERS)))
             for number in range(1, kills + 1):
                 while len(outcome.acknowledged) < events * number / (kills + 1):
                     await asyncio.sleep(0.001)
+                # A worker takes longer to start than a few hundred events to arrive.
+                may_send.clear()
+                async with asyncio.timeout(TIMEOUT):
+                    while not worker.has_handled() and (await inbox.stats()).oldest_pending is not None:
+                        await asyncio.sleep(0.001)
+                may_send.set()
                 await asyncio.sleep(chance.expovariate(1 / 0.02))
                 victims = [crew[:1], crew[1:], crew][number % 3]
                 for victim in victims:
@@ -182,9 +200,14 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
 
 
 async def _send(
-    session: aiohttp.ClientSession, waiting: Iterator[int], outcome: Outcome, chance: random.Random
+    session: aiohttp.ClientSession,
+    waiting: Iterator[int],
+    outcome: Outcome,
+    chance: random.Random,
+    may_send: asyncio.Event,
 ) -> None:
     for number in waiting:
+        await may_send.wait()
         name = f"evt_{number}"
         body = event_body(name, signing={"id": f"sig_{number // OF_ONE_SIGNING}"})
         headers = signed(body)
