@@ -432,8 +432,8 @@ async def send(
             raise_for_status=False,
             timeout=_timeout(connect, silence),
         )
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        untrusted = is_untrusted(error)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch) as error:
+        untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
         message = _describe(error, "the server's certificate is not trusted" if untrusted else "could not connect")
         return Failure(Outcome.UNSENT, message, transient=not untrusted, client_wide=untrusted)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
