@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from .. import _checks
+from .._connections import is_untrusted
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
@@ -272,7 +273,8 @@ def terminate(connection: Any) -> None:
 def _is_transient(error: BaseException, pool: Any) -> bool:
     # An InterfaceError that is no ValueError means that the connection or the pool is closed.
     is_closed = isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
-    return isinstance(error, TRANSIENT) or (is_closed and not pool.is_closing())
+    is_outage = isinstance(error, TRANSIENT) and not is_untrusted(error)
+    return is_outage or (is_closed and not pool.is_closing())
 
 
 def _is_in_transaction(connection: Any) -> bool:

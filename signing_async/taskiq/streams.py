@@ -186,9 +186,8 @@ class _StreamBroker(RedisStreamBroker):
                 elif logged < logging.ERROR and not is_transient(error):
                     logged = logging.ERROR
                     # Without a traceback, which may show the URL with its password.
-                    log.log(
-                        logged, "the broker refuses this worker (%s): check its login and permissions; retrying", kind
-                    )
+                    text = "the broker refuses this worker (%s): check login, permissions and certificate; retrying"
+                    log.log(logged, text, kind)
                 await asyncio.sleep(_BLOCK)
                 continue
             if logged:
