@@ -15,11 +15,13 @@ import pytest
 import trustme
 
 from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
+from signing_async.archive import S3Store
 from signing_async.cli.probing import Probe
 from signing_async.postgres import PostgresJournal
 from signing_async.redis import RedisSeenEvents, RedisTokenStore
 from signing_async.taskiq import enqueuing, redis_streams
 from signing_async.webhooks.check import check_receiver
+from tests.archive.s3_server import CREDENTIALS
 from tests.servers import talking
 
 
@@ -70,7 +72,12 @@ async def _enqueue(place: str) -> None:
         pass
 
 
-CONNECTIONS = [_call, _refresh, _diagnose, _check_endpoint, _claim, _load_token, _look_up_event, _enqueue]
+async def _append(place: str) -> None:
+    async with S3Store("s3://bucket/archive", endpoint_url=f"https://{place}") as store:
+        await store.append("manifest.jsonl", 0, b"x\n")
+
+
+CONNECTIONS = [_call, _refresh, _diagnose, _check_endpoint, _claim, _load_token, _look_up_event, _enqueue, _append]
 each_connection = pytest.mark.parametrize("connect", CONNECTIONS, ids=lambda connect: connect.__name__.strip("_"))
 
 
@@ -96,9 +103,11 @@ async def _untrusted(connect: Callable[[str], Awaitable[None]]) -> AsyncIterator
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roots for asyncpg."""
+    """Roots for asyncpg; credentials, and a single attempt, for S3."""
     monkeypatch.chdir(tmp_path)
     trustme.CA().cert_pem.write_to_path("roots.pem")
+    for name, value in {**CREDENTIALS, "AWS_MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(name, value)
 
 
 @each_connection
