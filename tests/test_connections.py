@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trustme
+from taskiq import InMemoryBroker
 
 from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
 from signing_async.archive import S3Store
@@ -72,12 +73,27 @@ async def _enqueue(place: str) -> None:
         pass
 
 
+async def _enqueue_elsewhere(place: str) -> None:
+    """With a broker whose errors are those of the system."""
+
+    class Broker(InMemoryBroker):
+        async def startup(self) -> None:
+            host, _, port = place.rpartition(":")
+            await asyncio.open_connection(host, int(port), ssl=True)
+
+    async with enqueuing(Broker()):
+        pass
+
+
 async def _append(place: str) -> None:
     async with S3Store("s3://bucket/archive", endpoint_url=f"https://{place}") as store:
         await store.append("manifest.jsonl", 0, b"x\n")
 
 
-CONNECTIONS = [_call, _refresh, _diagnose, _check_endpoint, _claim, _load_token, _look_up_event, _enqueue, _append]
+CONNECTIONS = [
+    *(_call, _refresh, _diagnose, _check_endpoint, _claim),
+    *(_load_token, _look_up_event, _enqueue, _enqueue_elsewhere, _append),
+]
 each_connection = pytest.mark.parametrize("connect", CONNECTIONS, ids=lambda connect: connect.__name__.strip("_"))
 
 
