@@ -6,7 +6,7 @@ import ssl
 
 from .errors import TransportError
 
-__all__ = ["connection_error", "is_untrusted"]
+__all__ = ["connection_error", "is_untrusted", "roots_problem"]
 
 
 def is_untrusted(error: object) -> bool:
@@ -23,3 +23,14 @@ def connection_error(message: str, cause: BaseException) -> TransportError:
     error.client_wide = is_untrusted(cause)
     error.transient = not error.client_wide
     return error
+
+
+def roots_problem(path: str | None) -> str:
+    """Return why the trusted certificates in a file, if one is named, cannot be loaded; "" if they can."""
+    if not path:
+        return ""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        return f"cannot load the trusted certificates of {path!r}: {error}"
+    return ""

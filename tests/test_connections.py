@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +17,7 @@ import pytest
 import trustme
 from taskiq import InMemoryBroker
 
-from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
+from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
 from signing_async.archive import S3Store
 from signing_async.cli.probing import Probe
 from signing_async.postgres import PostgresJournal
@@ -172,3 +174,36 @@ async def test_missing_socket_of_a_restarting_database_is_a_transient_failure(tm
         with pytest.raises(SigningError, match="No such file") as caught:
             await journal.claim("lease")
     assert caught.value.transient
+
+
+async def _configure_postgresql(roots: str) -> None:
+    PostgresJournal(f"postgresql://127.0.0.1/db?sslmode=verify-ca&sslrootcert={roots}")
+
+
+async def _configure_redis(roots: str) -> None:
+    RedisTokenStore(f"rediss://127.0.0.1?ssl_ca_certs={roots}", "app")
+
+
+async def _configure_s3(roots: str) -> None:
+    os.environ["AWS_CA_BUNDLE"] = roots
+    await _append("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "not PEM"])
+@pytest.mark.parametrize(
+    "configure", [_configure_postgresql, _configure_redis, _configure_s3], ids=lambda configure: configure.__name__[11:]
+)
+async def test_file_of_trusted_certificates_that_cannot_be_loaded_is_a_wrong_setting(
+    configure: Callable[[str], Awaitable[None]], content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every connection would fail."""
+    roots = tmp_path / "ca.pem"
+    if content is not None:
+        roots.write_text(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", "")  # set by one of them, and restored afterwards
+    with pytest.raises(ConfigurationError, match=f"cannot load the trusted certificates of '{re.escape(str(roots))}'"):
+        await configure(str(roots))
+
+
+def test_certificates_that_asyncpg_does_not_load_may_be_missing() -> None:
+    PostgresJournal("postgresql://127.0.0.1/db?sslmode=prefer&sslrootcert=/nowhere/ca.pem")

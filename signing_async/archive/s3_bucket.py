@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .._connections import is_untrusted
+from .._connections import is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveError, ConfigurationError
 from ..worker_pool import log
@@ -195,8 +195,10 @@ class Bucket:
             try:
                 session = aiobotocore.session.get_session()
                 session.register_component("data_loader", _LOADER)
-                self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
-                return
+                problem, transient = roots_problem(session.get_config_variable("ca_bundle")), False
+                if not problem:
+                    self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
+                    return
             except ValueError:
                 problem, transient = "invalid endpoint URL", False  # it may hold a password
             except BotoCoreError as error:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from .. import _checks
-from .._connections import is_untrusted
+from .._connections import is_untrusted, roots_problem
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
@@ -124,16 +124,16 @@ class Connection:
         return address
 
     def _check_settings(self) -> str:
-        """Return redis-py's objection to the URL: it parses the URL only when it connects."""
+        """Return what is wrong with the URL: redis-py parses it, and loads its files, only when it connects."""
         try:
             from redis.asyncio.connection import parse_url
         except ModuleNotFoundError:
             return "redis-py is not installed; pip install 'signing-async[redis]'"
         try:
-            parse_url(self._url)
+            settings: Any = parse_url(self._url)
         except ValueError as error:
             return redact(str(error), self._secrets)
-        return ""
+        return roots_problem(settings.get("ssl_ca_certs"))
 
     @property
     def is_open(self) -> bool:
