@@ -109,7 +109,7 @@ class SigningError(Exception):
     A spare draft of a retried `create` does not count: it notifies nobody.
     """
     client_wide: bool = False
-    """Whether other calls fail too: closed client, bad setting, token or certificate, failing store or broker."""
+    """Whether other calls fail too: closed client, bad setting or certificate, no token, failing store or broker."""
     _exit_code: int = 1
 
     def __init__(self, message: str) -> None:

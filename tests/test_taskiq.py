@@ -586,7 +586,10 @@ async def test_worker_that_redis_refuses_logs_one_error_and_continues_when_it_is
     logged = [(record.levelname, record.message) for record in caplog.records if "broker" in record.message]
     assert logged == [
         ("WARNING", "the broker is unavailable, retrying: NoPermissionError"),
-        ("ERROR", "the broker refuses this worker (NoPermissionError): check its login and permissions; retrying"),
+        (
+            "ERROR",
+            "the broker refuses this worker (NoPermissionError): check login, permissions and certificate; retrying",
+        ),
         ("INFO", "the broker is available again"),
     ]
 

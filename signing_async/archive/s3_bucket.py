@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .._connections import is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveError, ConfigurationError
 from ..worker_pool import log
@@ -31,6 +32,7 @@ try:
         HTTPClientError,
         IncompleteReadError,
         MetadataRetrievalError,
+        SSLError,
     )
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
@@ -53,6 +55,7 @@ _TRANSIENT_CODES = (
 )
 _LOADER = botocore.loaders.create_loader()  # it keeps the models: a second client opens in 0.03 s instead of 0.16 s
 _MISSING = ("NoSuchKey", "404")
+_NOT_SUPPORTED = (501, 505)  # such as a header that a compatible store does not implement
 _SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
 
 
@@ -192,8 +195,10 @@ class Bucket:
             try:
                 session = aiobotocore.session.get_session()
                 session.register_component("data_loader", _LOADER)
-                self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
-                return
+                problem, transient = roots_problem(session.get_config_variable("ca_bundle")), False
+                if not problem:
+                    self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
+                    return
             except ValueError:
                 problem, transient = "invalid endpoint URL", False  # it may hold a password
             except BotoCoreError as error:
@@ -222,7 +227,10 @@ async def _repeated(create: Callable[[], Awaitable[T]]) -> T:
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, ClientError):
         status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-        return status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
+        is_failing = status >= 500 and status not in _NOT_SUPPORTED
+        return is_failing or status == 429 or _code(error) in _TRANSIENT_CODES
+    if isinstance(error, SSLError):
+        return not is_untrusted(error.kwargs["error"])
     # Some of these are an `OSError`, whose number is not the system's.
     if isinstance(error, (*_LOST, *_NO_CREDENTIALS)):
         return True

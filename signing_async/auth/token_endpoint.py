@@ -16,7 +16,7 @@ import aiohttp
 import attrs
 
 from ..assumptions import Assumptions
-from ..errors import APIError, AuthError, ClientClosed, ConfigurationError, RefreshRejected
+from ..errors import APIError, AuthError, ClientClosed, ConfigurationError, RefreshRejected, TransportError
 from ..models import Token
 from ..telemetry.switch import is_enabled
 from ..transport import wire
@@ -91,7 +91,12 @@ class TokenEndpoint:
         shared = Shared(self.origin, Anonymous(request.secrets), self._usable_sessions(), self._pause)
         of_caller = self.caller()
         options = attrs.evolve(self._options, on_attempt=of_caller.on_attempt, telemetry=of_caller.telemetry)
-        return await Transport(shared, options).call(operation)
+        try:
+            return await Transport(shared, options).call(operation)
+        except TransportError as error:
+            # No call gets a token, as after a 503, which is an `AuthError`.
+            error.client_wide = True
+            raise
 
     def caller(self) -> Caller:
         """Return the call that causes a token request; without one, the environment decides about telemetry."""

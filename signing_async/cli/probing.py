@@ -15,8 +15,9 @@ from contextlib import aclosing
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
+from .._connections import connection_error
 from ..client import SigningClient
-from ..errors import NotFound, SigningError, TransportError
+from ..errors import NotFound, SigningError
 from ..transport.call import Anonymous, Bearer
 from ..transport.error_response import error_from, record, request_id
 from .findings import NAME, Finding, Learned
@@ -77,9 +78,7 @@ class Probe:
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
-            failure = TransportError(f"no secure connection to {origin}: {reason}")
-            failure.transient = not isinstance(error, ssl.SSLCertVerificationError)
-            raise failure from None
+            raise connection_error(f"no secure connection to {origin}: {reason}", error) from None
         certificate = writer.get_extra_info("peercert")
         version = writer.get_extra_info("ssl_object").version()
         writer.transport.abort()

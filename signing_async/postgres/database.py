@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from .. import _checks
+from .._connections import is_untrusted, roots_problem
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
@@ -32,6 +33,7 @@ _MAX_CONNECTIONS = 8
 _RETRY_AFTER = 0.05
 _RELEASE_TIMEOUT = 0.5
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
+_MODES_WITH_ROOTS = ("require", "verify-ca", "verify-full")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(:[0-9]*)?")
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
 _LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
@@ -114,10 +116,11 @@ class Database:
     def _check_dsn(self) -> None:
         """Find the address, which messages show, and the password, which they must not show."""
         assert self._dsn is not None
-        problem = None
+        problem = ""
         try:
             parts = urlsplit(self._dsn)
-            passwords = [parts.password or "", *(value for name, value in parse_qsl(parts.query) if name == "password")]
+            parameters = parse_qsl(parts.query)
+            passwords = [parts.password or "", *(value for name, value in parameters if name == "password")]
         except ValueError:
             problem = "not a URL"
         else:
@@ -130,7 +133,9 @@ class Database:
                 problem = "contains a #; write %23 in a password"
             elif not all(_HOST.fullmatch(host) for host in hosts.split(",")):
                 problem = "invalid host or port"
-        if problem is not None:
+            elif dict(parameters).get("sslmode") in _MODES_WITH_ROOTS:
+                problem = roots_problem(dict(parameters).get("sslrootcert"))
+        if problem:
             raise ConfigurationError(f"invalid DSN: {problem}")
 
     def render(self, statement: str, **parts: object) -> str:
@@ -272,7 +277,8 @@ def terminate(connection: Any) -> None:
 def _is_transient(error: BaseException, pool: Any) -> bool:
     # An InterfaceError that is no ValueError means that the connection or the pool is closed.
     is_closed = isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
-    return isinstance(error, TRANSIENT) or (is_closed and not pool.is_closing())
+    is_outage = isinstance(error, TRANSIENT) and not is_untrusted(error)
+    return is_outage or (is_closed and not pool.is_closing())
 
 
 def _is_in_transaction(connection: Any) -> bool:

@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
 from .. import _checks
+from .._connections import is_untrusted, roots_problem
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
@@ -63,7 +64,8 @@ _TRANSIENT_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
 def is_transient(error: BaseException) -> bool:
     """Return whether an error of a Redis client may pass: Redis cannot be reached, or not be used for now."""
     names = {base.__name__ for base in type(error).__mro__}
-    if names & _PERMANENT:
+    # redis-py replaces the error of the socket.
+    if names & _PERMANENT or is_untrusted(error) or is_untrusted(error.__context__):
         return False
     return isinstance(error, OSError) or bool(names & _TRANSIENT) or str(error).partition(" ")[0] in _TRANSIENT_CODES
 
@@ -122,16 +124,16 @@ class Connection:
         return address
 
     def _check_settings(self) -> str:
-        """Return redis-py's objection to the URL: it parses the URL only when it connects."""
+        """Return what is wrong with the URL: redis-py parses it, and loads its files, only when it connects."""
         try:
             from redis.asyncio.connection import parse_url
         except ModuleNotFoundError:
             return "redis-py is not installed; pip install 'signing-async[redis]'"
         try:
-            parse_url(self._url)
+            settings: Any = parse_url(self._url)
         except ValueError as error:
             return redact(str(error), self._secrets)
-        return ""
+        return roots_problem(settings.get("ssl_ca_certs"))
 
     @property
     def is_open(self) -> bool:
@@ -200,11 +202,14 @@ class Connection:
         task = asyncio.ensure_future(work())
         try:
             await asyncio.wait([task], timeout=self.timeout)
-            return task.result() if task.done() else self._describe(TimeoutError())
-        except Exception as error:
-            return self._describe(error)
+            return self._outcome(task)
         finally:
             task.cancel()
+
+    def _outcome(self, attempt: asyncio.Future[T] | Future[T]) -> T | _Failed:
+        # Not raised: the error would lose its context if the caller is handling another one.
+        error = attempt.exception() if attempt.done() else TimeoutError()
+        return self._describe(error) if isinstance(error, Exception) else attempt.result()
 
     def script_blocking(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
         """Run a script in a thread that has no event loop."""
@@ -223,12 +228,16 @@ class Connection:
                     raise
             return client.execute_command("EVAL", script.source, len(keys), *keys, *arguments)
 
-        try:
-            # redis-py's own timeouts are per response, and a script may need several.
-            return _run_in_thread(run).result(self.timeout)
-        except Exception as error:
-            failed = self._describe(error)
-        raise self._make_error(failed)
+        outcome = self._attempt_blocking(run)
+        if isinstance(outcome, _Failed):
+            raise self._make_error(outcome)
+        return outcome
+
+    def _attempt_blocking(self, work: Callable[[], T]) -> T | _Failed:
+        attempt = _run_in_thread(work)
+        # redis-py's own timeouts are per response, and a script may need several.
+        wait([attempt], self.timeout)
+        return self._outcome(attempt)
 
     async def aclose(self) -> None:
         """Close the connections opened here; the next operation opens them again."""

@@ -20,6 +20,7 @@ from taskiq.serializers import JSONSerializer
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from .. import _checks
+from .._connections import is_untrusted
 from ..errors import SigningError, TransportError
 from ..redis.connection import Connection, is_transient
 
@@ -52,8 +53,8 @@ async def call_broker(call: Awaitable[Any]) -> Any:
     except Exception as error:
         cause = error.__cause__ or error
         failure = error if isinstance(error, RedisError) else cause
-        # Nothing is known of the errors of other brokers.
-        transient = not isinstance(failure, RedisError) or is_transient(failure)
+        # Nothing more is known of the errors of other brokers.
+        transient = is_transient(failure) if isinstance(failure, RedisError) else not is_untrusted(failure)
     unavailable = TransportError(f"the broker is unavailable ({type(cause).__name__})")
     unavailable.transient, unavailable.client_wide = transient, True
     raise unavailable
@@ -186,9 +187,8 @@ class _StreamBroker(RedisStreamBroker):
                 elif logged < logging.ERROR and not is_transient(error):
                     logged = logging.ERROR
                     # Without a traceback, which may show the URL with its password.
-                    log.log(
-                        logged, "the broker refuses this worker (%s): check its login and permissions; retrying", kind
-                    )
+                    text = "the broker refuses this worker (%s): check login, permissions and certificate; retrying"
+                    log.log(logged, text, kind)
                 await asyncio.sleep(_BLOCK)
                 continue
             if logged:

@@ -25,6 +25,7 @@ from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 from yarl import URL
 
+from .._connections import is_untrusted
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
 from ..models import Token
@@ -431,11 +432,10 @@ async def send(
             raise_for_status=False,
             timeout=_timeout(connect, silence),
         )
-    except aiohttp.ClientConnectorCertificateError as error:
-        message = _describe(error, "the server's certificate is not trusted")
-        return Failure(Outcome.UNSENT, message, transient=False, client_wide=True)
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        return Failure(Outcome.UNSENT, _describe(error, "could not connect"))
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch) as error:
+        untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
+        message = _describe(error, "the server's certificate is not trusted" if untrusted else "could not connect")
+        return Failure(Outcome.UNSENT, message, transient=not untrusted, client_wide=untrusted)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         # aiohttp sends the headers of a request with a body together with the body's first bytes.
         outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT

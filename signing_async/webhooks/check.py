@@ -15,7 +15,8 @@ import aiohttp
 from yarl import URL
 
 from .. import _checks
-from ..errors import ConfigurationError, TransportError
+from .._connections import connection_error
+from ..errors import ConfigurationError
 from .scheme import Scheme, Secret, sign
 
 RESPONSE_TIMEOUT = 10.0
@@ -161,9 +162,7 @@ class _Sender:
         except TimeoutError:
             outcome = NO_RESPONSE
         except aiohttp.ClientConnectorError as error:
-            failure = TransportError(f"could not connect to {self.url}: {error}")
-            failure.transient = not isinstance(error, aiohttp.ClientConnectorCertificateError)
-            raise failure from None
+            raise connection_error(f"could not connect to {self.url}: {error}", error) from None
         except aiohttp.ClientError:
             pass
         return Response(status, outcome, time.monotonic() - started)

@@ -313,7 +313,8 @@ async def test_cut_off_response_is_a_transient_error(store: S3Store, proxy: Prox
 
 
 @pytest.mark.parametrize(
-    ("status", "transient"), [(500, True), (503, True), (429, True), (409, False), (400, False), (403, False)]
+    ("status", "transient"),
+    [(500, True), (503, True), (429, True), (501, False), (505, False), (409, False), (400, False), (403, False)],
 )
 async def test_error_is_transient_if_the_service_or_its_limit_is_the_cause(
     store: S3Store, proxy: Proxy, tmp_path: Path, status: int, transient: bool

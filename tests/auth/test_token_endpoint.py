@@ -25,6 +25,7 @@ from signing_async import (
     RequestTimeout,
     RetryPolicy,
     SigningClient,
+    SigningError,
     Token,
     TransportError,
 )
@@ -305,6 +306,22 @@ async def test_persistent_5xx_is_auth_error_after_the_attempts_of_the_policy() -
         assert (caught.value.status, caught.value.request_id) == (502, "req-77")
         assert "req-77" in str(caught.value)
         assert len(server.requests) == QUICK.max_attempts
+
+
+@pytest.mark.parametrize("kind", ["503", "lost response", "timeout", "refused connection"])
+async def test_unavailable_endpoint_is_a_transient_failure_of_every_call(unused_port: int, kind: str) -> None:
+    answers = {"503": raw(503), "lost response": drops, "timeout": hangs}
+    async with Scripted(answers.get(kind, drops)) as server:
+        base_url = f"http://127.0.0.1:{unused_port}" if kind == "refused connection" else server.base_url
+        store = MemoryTokenStore(expired())
+        async with (
+            oauth_for(base_url, store=store, timeout=0.2 if kind == "timeout" else 20) as oauth,
+            SigningClient(base_url, oauth) as client,
+        ):
+            with pytest.raises(SigningError, match=r"oauth\.refresh") as caught:
+                await client.me()
+    error = caught.value
+    assert (error.transient, error.client_wide, error.fatal) == (True, True, False)
 
 
 async def test_lost_response_is_retried_once() -> None:

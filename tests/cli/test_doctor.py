@@ -552,7 +552,7 @@ async def test_untrusted_certificate_is_an_error_and_nothing_is_sent(
             SigningError, match=r"no secure connection to https://127\.0\.0\.1:\d+: unable to get"
         ) as caught:
             [finding async for finding in Probe(client).findings()]
-        assert not caught.value.transient
+        assert caught.value.fatal
         assert server.requests == []
 
 

@@ -168,6 +168,23 @@ async def test_unknown_authority_ends_a_bulk_operation(authority: trustme.CA) ->
         assert line.connections == 1
 
 
+@pytest.mark.parametrize("call", ["me", "send"])
+async def test_certificate_that_the_callers_session_does_not_pin_ends_the_call(
+    authority: trustme.CA, tmp_path: Path, call: str
+) -> None:
+    pinned = aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(bytes(32)))
+    async with (
+        serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server,
+        aiohttp.ClientSession(connector=pinned) as session,
+    ):
+        client = SigningClient(server.origin, TOKEN, session=session, retry=QUICK)
+        with pytest.raises(TransportError, match="certificate is not trusted") as caught:
+            await CALLS[call](client, _oauth(server.origin, session), tmp_path)
+        assert caught.value.attempts == 1
+        assert (caught.value.fatal, caught.value.effect) == (True, "none")
+        assert server.requests == []
+
+
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
     """Uploads of several megabytes arrive whole, and no secret is on the wire in clear."""
     async with (

@@ -307,7 +307,7 @@ async def test_untrusted_certificate_is_a_permanent_transport_error() -> None:
         with pytest.raises(TransportError, match=r"could not connect to .*certificate verify failed") as caught:
             await anext(check_receiver(server.origin, SECRET))
         assert server.requests == []
-    assert not caught.value.transient
+    assert caught.value.fatal
 
 
 async def test_https_may_go_to_any_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, Token
 from signing_async.errors import AuthError, ClientClosed
 from signing_async.testing.event_stores import delivery
 from signing_async.webhooks import Event, EventFilter, EventStatus, HandlerRetryPolicy, Inbox
@@ -155,6 +157,26 @@ async def test_event_that_waits_for_its_handlers_client_waits_as_long_as_after_a
                 await asyncio.sleep(0.005)
     assert waiting.attempts == 0
     assert re.search(r"event e1 is handled in [1-3]\d{3}\.\d s, no attempt is counted: ClientClosed: ", caplog.text)
+
+
+async def test_attempt_does_not_count_while_the_token_endpoint_refuses_connections(open_inbox: OpenInbox) -> None:
+    store = MemoryTokenStore(Token("old", "refresh", datetime.now(UTC) - timedelta(seconds=1)))
+    app = {"client_id": "app", "client_secret": "secret", "redirect_uri": "https://app.example.com/"}
+    async with (
+        OAuth("http://127.0.0.1:1", store=store, retry=RetryPolicy.none(), **app) as oauth,
+        SigningClient("http://127.0.0.1:1", oauth) as client,
+        open_inbox(retry=HandlerRetryPolicy(max_attempts=1)) as inbox,
+    ):
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            await client.me()
+
+        await add(inbox, "e1")
+        async with inbox.running(), asyncio.timeout(60):
+            while (waiting := await stored(inbox, "e1")).error is None:
+                await asyncio.sleep(0.005)
+    assert (waiting.status, waiting.attempts) == (EventStatus.PENDING, 0)
 
 
 async def test_stored_bytes_that_are_no_event_block_no_other_signing(open_inbox: OpenInbox) -> None:

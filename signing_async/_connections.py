@@ -1,0 +1,36 @@
+"""What a connection that could not be made means. Standard library only."""
+
+from __future__ import annotations
+
+import ssl
+
+from .errors import TransportError
+
+__all__ = ["connection_error", "is_untrusted", "roots_problem"]
+
+
+def is_untrusted(error: object) -> bool:
+    """Return whether the certificate of the server is not trusted: a retry meets the same certificate.
+
+    Every other failure to connect is transient, such as a refused connection or a name that cannot be resolved.
+    """
+    return isinstance(error, ssl.SSLCertVerificationError)  # aiohttp's and asyncpg's errors are too
+
+
+def connection_error(message: str, cause: BaseException) -> TransportError:
+    """Return the error for a connection that could not be made; `is_untrusted` decides whether it is permanent."""
+    error = TransportError(message)
+    error.client_wide = is_untrusted(cause)
+    error.transient = not error.client_wide
+    return error
+
+
+def roots_problem(path: str | None) -> str:
+    """Return why the trusted certificates in a file, if one is named, cannot be loaded; "" if they can."""
+    if not path:
+        return ""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        return f"cannot load the trusted certificates of {path!r}: {error}"
+    return ""

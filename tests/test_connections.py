@@ -1,0 +1,209 @@
+"""A connection that could not be made: an untrusted certificate is permanent, everything else is transient."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from taskiq import InMemoryBroker
+
+from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
+from signing_async.archive import S3Store
+from signing_async.cli.probing import Probe
+from signing_async.postgres import PostgresJournal
+from signing_async.redis import RedisSeenEvents, RedisTokenStore
+from signing_async.taskiq import enqueuing, redis_streams
+from signing_async.webhooks.check import check_receiver
+from tests.archive.s3_server import CREDENTIALS
+from tests.servers import talking
+
+
+async def _call(place: str) -> None:
+    async with SigningClient(f"https://{place}", "token", retry=RetryPolicy.none()) as client:
+        await client.me()
+
+
+async def _refresh(place: str) -> None:
+    store = MemoryTokenStore(Token("old", "refresh"))
+    settings = {"client_id": "app", "client_secret": "secret", "redirect_uri": "https://app.example.com/"}
+    async with OAuth(f"https://{place}", store=store, retry=RetryPolicy.none(), **settings) as oauth:
+        await oauth.refresh()
+
+
+async def _diagnose(place: str) -> None:
+    async with SigningClient(f"https://{place}", "token") as client, aclosing(Probe(client).findings()) as findings:
+        await anext(findings)
+
+
+async def _check_endpoint(place: str) -> None:
+    await anext(check_receiver(f"https://{place}/hooks", "secret"))
+
+
+async def _claim(place: str) -> None:
+    # asyncpg has no roots of its own.
+    dsn = f"postgresql://user:secret@{place}/db?sslmode=verify-full&sslrootcert=roots.pem"
+    async with PostgresJournal(dsn, timeout=0.2) as journal:
+        await journal.claim("lease")
+
+
+async def _load_token(place: str) -> None:
+    async with RedisTokenStore(f"rediss://{place}", "app") as store:
+        await store.load()
+
+
+async def _look_up_event(place: str) -> None:
+    """Without an event loop, as WSGI receivers do."""
+    seen = RedisSeenEvents(f"rediss://{place}")
+    try:
+        await asyncio.to_thread(seen.claim, "event")
+    finally:
+        await seen.aclose()
+
+
+async def _enqueue(place: str) -> None:
+    async with enqueuing(redis_streams(f"rediss://{place}")):
+        pass
+
+
+async def _enqueue_elsewhere(place: str) -> None:
+    """With a broker whose errors are those of the system."""
+
+    class Broker(InMemoryBroker):
+        async def startup(self) -> None:
+            host, _, port = place.rpartition(":")
+            await asyncio.open_connection(host, int(port), ssl=True)
+
+    async with enqueuing(Broker()):
+        pass
+
+
+async def _append(place: str) -> None:
+    async with S3Store("s3://bucket/archive", endpoint_url=f"https://{place}") as store:
+        await store.append("manifest.jsonl", 0, b"x\n")
+
+
+CONNECTIONS = [
+    *(_call, _refresh, _diagnose, _check_endpoint, _claim),
+    *(_load_token, _look_up_event, _enqueue, _enqueue_elsewhere, _append),
+]
+each_connection = pytest.mark.parametrize("connect", CONNECTIONS, ids=lambda connect: connect.__name__.strip("_"))
+
+
+@asynccontextmanager
+async def _untrusted(connect: Callable[[str], Awaitable[None]]) -> AsyncIterator[str]:
+    """A server whose certificate no client trusts; gives its host and port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            if connect is _claim:
+                await reader.readexactly(8)  # PostgreSQL's request for TLS
+                writer.write(b"S")
+            await writer.start_tls(context)
+            received.append(await reader.read(1))
+
+    received: list[bytes] = []
+    async with talking(talk) as origin:
+        yield origin.rpartition("//")[2]
+    assert not received
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roots for asyncpg; credentials, and a single attempt, for S3."""
+    monkeypatch.chdir(tmp_path)
+    trustme.CA().cert_pem.write_to_path("roots.pem")
+    for name, value in {**CREDENTIALS, "AWS_MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@each_connection
+async def test_untrusted_certificate_is_a_permanent_failure(connect: Callable[[str], Awaitable[None]]) -> None:
+    async with _untrusted(connect) as place:
+        with pytest.raises(SigningError) as caught:
+            await connect(place)
+    assert (caught.value.transient, caught.value.effect) == (False, "none")
+
+
+async def test_untrusted_certificate_is_permanent_while_the_caller_handles_another_error() -> None:
+    """A raised error gets the handled one as its context, in place of that of `ssl`."""
+    async with _untrusted(_load_token) as place:
+        try:
+            raise LookupError
+        except LookupError:
+            with pytest.raises(SigningError) as caught:
+                await _load_token(place)
+    assert not caught.value.transient
+
+
+@each_connection
+async def test_refused_connection_is_a_transient_failure(connect: Callable[[str], Awaitable[None]]) -> None:
+    with pytest.raises(SigningError) as caught:
+        await connect("127.0.0.1:1")
+    assert (caught.value.transient, caught.value.effect) == (True, "none")
+
+
+@each_connection
+async def test_unknown_host_is_a_transient_failure(
+    connect: Callable[[str], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resolver of a host that starts may not know any name yet."""
+
+    def resolve(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with pytest.raises(SigningError) as caught:
+        await connect("service.invalid:443")
+    assert (caught.value.transient, caught.value.effect) == (True, "none")
+
+
+async def test_missing_socket_of_a_restarting_database_is_a_transient_failure(tmp_path: Path) -> None:
+    async with PostgresJournal(f"postgresql:///db?host={tmp_path}", timeout=0.2) as journal:
+        with pytest.raises(SigningError, match="No such file") as caught:
+            await journal.claim("lease")
+    assert caught.value.transient
+
+
+async def _configure_postgresql(roots: str) -> None:
+    PostgresJournal(f"postgresql://127.0.0.1/db?sslmode=verify-ca&sslrootcert={roots}")
+
+
+async def _configure_redis(roots: str) -> None:
+    RedisTokenStore(f"rediss://127.0.0.1?ssl_ca_certs={roots}", "app")
+
+
+async def _configure_s3(roots: str) -> None:
+    os.environ["AWS_CA_BUNDLE"] = roots
+    await _append("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "not PEM"])
+@pytest.mark.parametrize(
+    "configure", [_configure_postgresql, _configure_redis, _configure_s3], ids=lambda configure: configure.__name__[11:]
+)
+async def test_file_of_trusted_certificates_that_cannot_be_loaded_is_a_wrong_setting(
+    configure: Callable[[str], Awaitable[None]], content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every connection would fail."""
+    roots = tmp_path / "ca.pem"
+    if content is not None:
+        roots.write_text(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", "")  # set by one of them, and restored afterwards
+    with pytest.raises(ConfigurationError, match=f"cannot load the trusted certificates of '{re.escape(str(roots))}'"):
+        await configure(str(roots))
+
+
+def test_certificates_that_asyncpg_does_not_load_may_be_missing() -> None:
+    PostgresJournal("postgresql://127.0.0.1/db?sslmode=prefer&sslrootcert=/nowhere/ca.pem")
