@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -310,9 +311,15 @@ async def test_message_of_an_attempt_that_was_released_by_a_drain_is_dropped(
 
 @pytest.mark.parametrize(
     ("fault", "uncounted"),
-    [(ConnectionError("the broker restarts"), 0), (AuthenticationError("wrong password"), 2)],
+    [
+        (ConnectionError("the broker restarts"), 0),
+        (LookupError("of a broker of which nothing is known"), 0),
+        (AuthenticationError("wrong password"), 2),
+        (PermissionError(13, "Permission denied"), 2),
+        (sqlite3.DatabaseError("file is not a database"), 2),
+    ],
 )
-async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_after_a_refused_login(
+async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_after_a_refusal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
