@@ -169,7 +169,12 @@ class CurrentToken:
         # If the lock expired and another worker saved a newer token, the store refuses the save: adopt that token.
         with contextlib.suppress(TokenSuperseded):
             return await self._refresh_once(rejected)
-        return await self._refresh_once(rejected)
+        try:
+            return await self._refresh_once(rejected)
+        except TokenSuperseded as error:
+            # The same save would be refused again, but the next refresh adopts the newer token.
+            error.transient = True
+            raise
 
     async def _refresh_once(self, rejected: Token | None) -> tuple[Token, bool]:
         async with self._locked():
