@@ -13,9 +13,8 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from . import _files
-from .errors import SigningError
 
-__all__ = ["SharedDatabase", "is_foreign_transient", "is_transient"]
+__all__ = ["SharedDatabase", "is_transient"]
 
 _PAUSE = 0.02
 _TRANSIENT = frozenset(
@@ -37,14 +36,6 @@ def is_transient(error: Exception, path: Path | None = None) -> bool:
     if code == sqlite3.SQLITE_CANTOPEN and path is not None:
         return _may_open(path)
     return code in _TRANSIENT
-
-
-def is_foreign_transient(error: Exception) -> bool:
-    """Return whether a failed operation of a caller's own store may succeed later."""
-    if isinstance(error, SigningError):
-        return error.transient
-    # Nothing is known of the errors of other libraries.
-    return is_transient(error) if isinstance(error, OSError | sqlite3.Error) else True
 
 
 def _may_open(path: Path) -> bool:

@@ -76,8 +76,8 @@ class SigningClient:
         bearer = _bearer(auth, origin)
         # Some tracebacks show variables.
         del auth
-        if session is not None and not isinstance(session, aiohttp.ClientSession):
-            raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
+        if session is not None:
+            _check_session(session)
         limiter = _rate_limiter(rate_limiter, gate)
         options = _options(retry, timeout, assumptions, on_attempt, on_response, telemetry)
         sessions = wire.Sessions(session)
@@ -302,6 +302,13 @@ def _bearer(auth: str | OAuth, origin: str) -> Bearer | OAuth:
     if auth.origin != origin:
         raise ConfigurationError(f"auth: its tokens are for {auth.origin}, not for {origin}: use that base_url")
     return auth
+
+
+def _check_session(session: object) -> None:
+    if not isinstance(session, aiohttp.ClientSession):
+        raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
+    if getattr(session, "auth", None) is not None:  # aiohttp 4 has no such parameter
+        raise ConfigurationError("session: must have no credentials of its own: make it without auth=")
 
 
 def _rate_limiter(rate_limiter: RateLimiter | Gate | None, gate: RateLimiter | Gate | None) -> RateLimiter | None:

@@ -430,10 +430,7 @@ class StorageError(SigningError):
 
 
 class JournalError(StorageError):
-    """The journal cannot be read or written. The run stops, since nothing may be done without a journal entry.
-
-    The entries remain valid for the next run. ``transient`` is false if that would fail too: the file is no journal.
-    """
+    """The journal cannot be read or written. The run stops; the entries remain valid for the next run."""
 
 
 class InboxError(StorageError):
@@ -477,7 +474,8 @@ class SigningCancelled(SigningError):
 class WaitTimeout(SigningError, TimeoutError):
     """The signing was not completed within the timeout; ``signing`` is its last known state, or None."""
 
-    _exit_code: int = 5
+    # Also if a worker may still send the package, and ``effect`` is ``"unknown"``: to wait again is safe.
+    exit_code: int = 5
 
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)

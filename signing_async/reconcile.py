@@ -73,7 +73,7 @@ class Effect(Protocol[T]):
     async def verify(self, read: Read, since: float, value: T) -> T:
         """Return the effect of a call that returned ``value``; raise `Undecidable` unless it took effect once."""
 
-    def may_cause(self, error: SigningError) -> bool:
+    def may_cause(self, error: Exception) -> bool:
         """Return whether an unambiguous attempt may end with this refusal although the call took effect."""
 
     def note_unresolved(self) -> None:
@@ -104,9 +104,10 @@ class Reconciler(Generic[T]):
         self._late.append(may_be_late)
         self._effect.ambiguities[may_be_late] += 1
 
-    def may_cause(self, error: SigningError) -> bool:
+    def may_cause(self, error: Exception) -> bool:
         """Return whether the call may have taken effect although it ended with this error."""
-        return error.effect == "none" and (self.was_ambiguous or self._effect.may_cause(error))
+        is_unknown = isinstance(error, SigningError) and error.effect == "unknown"
+        return not is_unknown and (self.was_ambiguous or self._effect.may_cause(error))
 
     def wait(self, settle: float) -> None:
         """Allow ``settle`` seconds from now for an effect to show."""
@@ -232,7 +233,7 @@ class Sent:
     async def _read_signing(self, read: Read, since: float) -> Signing:
         return await self._state.since(since, lambda: self._get(read))
 
-    def may_cause(self, error: SigningError) -> bool:
+    def may_cause(self, error: Exception) -> bool:
         return self._is_own and isinstance(error, CannotBeSent)
 
     def note_unresolved(self) -> None:
@@ -317,7 +318,7 @@ class Creation(Generic[Record]):
             raise Undecidable(text, others)
         return value
 
-    def may_cause(self, error: SigningError) -> bool:
+    def may_cause(self, error: Exception) -> bool:
         return False
 
     async def _read_unknown(self, read: Read, since: float) -> list[Record]:
@@ -398,7 +399,7 @@ class Recognized(Generic[T]):
             raise Undecidable("reconcile finds another record: an earlier attempt took effect late", [found.value])
         return value
 
-    def may_cause(self, error: SigningError) -> bool:
+    def may_cause(self, error: Exception) -> bool:
         return False
 
     def note_unresolved(self) -> None:

@@ -648,8 +648,11 @@ async def test_foreign_stream_entry_is_acknowledged_and_skipped(
 async def test_wait_without_workers_times_out_and_keeps_the_message(place: Workplace, tmp_path: Path) -> None:
     async with enqueuing(place.streams()) as enqueue:
         enqueued = await enqueue(packages(tmp_path, 1)[0])
-        with pytest.raises(WaitTimeout, match=r"^no worker reported on package 'lease-0' within 0\.2 s: it may "):
+        with pytest.raises(
+            WaitTimeout, match=r"^no worker reported on package 'lease-0' within 0\.2 s: it may "
+        ) as caught:
             await enqueued.wait(0.02, timeout=0.2)
+        assert (caught.value.effect, caught.value.exit_code) == ("unknown", 5)
         with pytest.raises(ConfigurationError, match=r"timeout: must be a number above 0, got 0"):
             await enqueued.wait(timeout=0)
         assert await place.left() == (1, 0)

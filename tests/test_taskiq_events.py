@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -20,8 +21,18 @@ from signing_async.errors import Unauthorized
 from signing_async.postgres import PostgresInbox
 from signing_async.taskiq import event_task, redis_streams
 from signing_async.testing.event_stores import delivery
-from signing_async.webhooks import Drop, Event, EventStatus, HandlerRetryPolicy, Inbox, RetryLater, StoredEvent
+from signing_async.webhooks import (
+    Drop,
+    Event,
+    EventFilter,
+    EventStatus,
+    HandlerRetryPolicy,
+    Inbox,
+    RetryLater,
+    StoredEvent,
+)
 from signing_async.webhooks import inbox as inbox_module
+from signing_async.webhooks.event_store import event_error
 from tests.postgres.server import PostgresServer
 from tests.redis.server import RedisServer, running_redis
 from tests.test_taskiq import ROOT, workers, working
@@ -300,9 +311,15 @@ async def test_message_of_an_attempt_that_was_released_by_a_drain_is_dropped(
 
 @pytest.mark.parametrize(
     ("fault", "uncounted"),
-    [(ConnectionError("the broker restarts"), 0), (AuthenticationError("wrong password"), 2)],
+    [
+        (ConnectionError("the broker restarts"), 0),
+        (LookupError("of a broker of which nothing is known"), 0),
+        (AuthenticationError("wrong password"), 2),
+        (PermissionError(13, "Permission denied"), 2),
+        (sqlite3.DatabaseError("file is not a database"), 2),
+    ],
 )
-async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_after_a_refused_login(
+async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_after_a_refusal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -379,6 +396,47 @@ async def test_worker_that_can_never_read_the_inbox_leaves_the_message_to_anothe
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a"])
 
 
+async def test_message_of_an_attempt_that_is_over_is_dropped_by_a_worker_without_the_key(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    broker, worker = (redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4) for _ in range(2))
+    once = HandlerRetryPolicy(max_attempts=1)
+    async with (
+        opened(tmp_path, broker, key=KEY, handler_timeout=0.2, retry=once) as inbox,
+        Inbox(tmp_path / "inbox.db", key=bytes(32)) as of_worker,
+        Redis.from_url(redis.url) as direct,
+    ):
+        event_task(broker, inbox, "*")(lambda event: None)
+        event_task(worker, of_worker, "*")(lambda event: None)
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            assert (await until_settled(inbox)).status is EventStatus.DEAD
+        assert await direct.xlen(tmp_path.name) == 1
+        async with working(worker), asyncio.timeout(60):
+            while await direct.xlen(tmp_path.name):
+                await asyncio.sleep(0.02)
+
+
+async def test_event_that_no_worker_can_ever_read_fails_its_attempt(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, worker = (redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4) for _ in range(2))
+
+    def fail(selection: EventFilter) -> AsyncIterator[StoredEvent]:
+        raise event_error("event a is damaged")
+
+    once = HandlerRetryPolicy(max_attempts=1)
+    async with opened(tmp_path, broker, retry=once) as inbox, Inbox(tmp_path / "inbox.db") as of_worker:
+        event_task(broker, inbox, "*")(lambda event: None)
+        event_task(worker, of_worker, "*")(lambda event: None)
+        monkeypatch.setattr(of_worker.store, "select", fail)
+        await inbox.add(*delivery("a"))
+        async with inbox.running(), working(worker):
+            stored = await until_settled(inbox)
+    assert (stored.status, stored.attempts) == (EventStatus.DEAD, 1)
+    assert stored.error == "TaskFailed: InboxError: event a is damaged"
+
+
 async def test_worker_that_cannot_read_the_inbox_leaves_the_message_for_redelivery(
     environment: dict[str, str], postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -418,14 +476,14 @@ async def test_event_is_handled_when_the_mistake_in_its_workers_store_is_gone(
     async with opened(tmp_path, broker) as inbox, Inbox(tmp_path / "inbox.db") as of_worker:
         event_task(broker, inbox, "*")(lambda event: None)
         event_task(worker, of_worker, "*")(lambda event: calls.append(event.id))
-        get, mistakes = of_worker.get, [ZeroDivisionError("a mistake")]
+        select, mistakes = of_worker.store.select, [ZeroDivisionError("a mistake")]
 
-        async def fail_first(event_id: str) -> StoredEvent | None:
+        def fail_first(selection: EventFilter) -> AsyncIterator[StoredEvent]:
             if mistakes:
                 raise mistakes.pop()
-            return await get(event_id)
+            return select(selection)
 
-        monkeypatch.setattr(of_worker, "get", fail_first)
+        monkeypatch.setattr(of_worker.store, "select", fail_first)
         await inbox.add(*delivery("a"))
         async with inbox.running(), working(worker):
             stored = await until_settled(inbox)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from .._foreign import is_transient
 from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry import switch
@@ -38,9 +39,7 @@ async def _stored(operation: Awaitable[T]) -> T:
     except SigningError:
         raise
     except Exception as error:
-        from .._sqlite import is_foreign_transient  # sqlite3 is not imported for every client
-
-        name, transient = type(error).__name__, is_foreign_transient(error)
+        name, transient = type(error).__name__, is_transient(error)
     # Raised here, the error does not have the store's as its context, whose text may contain secrets.
     raise AuthError(f"the token store failed: {name}", transient=transient)
 
@@ -170,7 +169,12 @@ class CurrentToken:
         # If the lock expired and another worker saved a newer token, the store refuses the save: adopt that token.
         with contextlib.suppress(TokenSuperseded):
             return await self._refresh_once(rejected)
-        return await self._refresh_once(rejected)
+        try:
+            return await self._refresh_once(rejected)
+        except TokenSuperseded as error:
+            # The same save would be refused again, but the next refresh adopts the newer token.
+            error.transient = True
+            raise
 
     async def _refresh_once(self, rejected: Token | None) -> tuple[Token, bool]:
         async with self._locked():

@@ -189,7 +189,7 @@ async def _get(state: State, place: _Place, event: str) -> tuple[StoredEvent, st
         if not found[0].body:
             return found[0], "purged"
         try:
-            return (await inbox.get(event)) or found[0], None
+            return inbox.decrypt(found[0]), None
         except InboxError as error:
             return found[0], f"{error}; set SIGNING_INBOX_KEY"
 

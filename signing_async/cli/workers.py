@@ -104,7 +104,9 @@ class Workers:
             await asyncio.sleep(POLL)
         for package in pending.values():
             message = f"no worker reported on it within {patience.seconds:g} s: it may still be sent"
-            yield DispatchResult(package, None, WaitTimeout(message))
+            timed_out = WaitTimeout(message)
+            timed_out.effect = "unknown"
+            yield DispatchResult(package, None, timed_out)
 
 
 def _result(package: SigningPackage, outcome: Any) -> DispatchResult:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import attrs
 from attrs import validators
 
-from .._sqlite import is_foreign_transient
+from .._foreign import is_transient
 from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown
 from ..telemetry import switch
 from ..telemetry.kept import keep_context
@@ -72,7 +72,7 @@ async def _converting(operation: Awaitable[T]) -> T:
         raise
     except Exception as error:
         message = f"the journal failed: {type(error).__name__}: {error}"
-        raise JournalError(message, transient=is_foreign_transient(error)) from error
+        raise JournalError(message, transient=is_transient(error)) from error
 
 
 async def release(journal: Journal, claim: Claim, *, telemetry: bool) -> None:

@@ -14,6 +14,7 @@ from typing import IO, Any, TypeVar, cast
 
 import attrs
 
+from ..documents.files import buffer_errors
 from ..documents.source import OpenPdf, PdfSource, Source
 from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
@@ -239,7 +240,7 @@ async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffer:
         if _is_single_use(source):
             start = buffer.size
             digest = await asyncio.to_thread(_hash, pdf, buffer)
-            source = _BufferedPdf(buffer, start, pdf.size)
+            source = _BufferedPdf(buffer, name, start, pdf.size)
         elif pdf.size <= _BLOCK:
             digest = _hash(pdf, None)
         else:
@@ -255,7 +256,8 @@ def _hash(pdf: OpenPdf, buffer: _Buffer | None) -> str:
     for block in pdf.blocks():
         digest.update(block)
         if buffer is not None:
-            buffer.append(block)
+            with buffer_errors(pdf.filename):
+                buffer.append(block)
     return digest.hexdigest()
 
 
@@ -307,14 +309,17 @@ class _Buffer:
 class _BufferedPdf:
     """One source's content in the buffer: an async iterable that can be read any number of times."""
 
-    def __init__(self, buffer: _Buffer, start: int, size: int) -> None:
+    def __init__(self, buffer: _Buffer, filename: str, start: int, size: int) -> None:
         self._buffer = buffer
+        self._filename = filename
         self._start = start
         self._end = start + size
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for offset in range(self._start, self._end, _BLOCK):
-            yield await asyncio.to_thread(self._buffer.read, min(_BLOCK, self._end - offset), offset)
+            with buffer_errors(self._filename):
+                block = await asyncio.to_thread(self._buffer.read, min(_BLOCK, self._end - offset), offset)
+            yield block
 
 
 def _hash_content(

@@ -6,10 +6,11 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from .._files import unusable
 
-__all__ = ["OpenFile", "read_cached", "read_fully", "source_errors"]
+__all__ = ["OpenFile", "buffer_errors", "read_cached", "read_fully", "source_errors"]
 
 # Missing on macOS and Windows.
 _NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
@@ -101,3 +102,8 @@ def source_errors(problem: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise unusable(f"source: {problem}: {reason}", error) from None
+
+
+def buffer_errors(filename: str) -> AbstractContextManager[None]:
+    """Turn an error of the temporary file that holds a stream into `InvalidRequest`."""
+    return source_errors(f"cannot buffer {filename} in a temporary file (TMPDIR sets its folder)")

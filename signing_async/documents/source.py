@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 from .._files import open_regular
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
-from .files import OpenFile, read_cached, read_fully, source_errors
+from .files import OpenFile, buffer_errors, read_cached, read_fully, source_errors
 
 if TYPE_CHECKING:
     from .pdf_syntax import Bytes, Read
@@ -354,20 +354,21 @@ class _Spool:
 
     def flush(self) -> None:
         """Move the buffer to the file."""
-        if self._file is None:
-            with tempfile.TemporaryFile(buffering=0) as made:
-                self._file = OpenFile(os.dup(made.fileno()))
-        with self._file as descriptor:
-            view = memoryview(self._buffer)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            self._buffer = bytearray()
+        with buffer_errors(self._filename):
+            if self._file is None:
+                with tempfile.TemporaryFile(buffering=0) as made:
+                    self._file = OpenFile(os.dup(made.fileno()))
+            with self._file as descriptor:
+                view = memoryview(self._buffer)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                self._buffer = bytearray()
 
     def open(self) -> OpenPdf:
         if self._file is None:
             return OpenPdf(self._filename, memoryview(self._buffer))
         self.flush()
-        with self._file as descriptor:
+        with buffer_errors(self._filename), self._file as descriptor:
             return OpenPdf(self._filename, OpenFile(os.dup(descriptor)))
 
     def close(self) -> None:

@@ -13,11 +13,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from .. import _checks
-from .._connections import is_untrusted, roots_problem
+from .._connections import roots_problem
+from .._foreign import is_transient
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
-__all__ = ["Connection", "RedisClient", "RedisUnavailable", "Script", "cancel_and_wait", "decoded", "is_transient"]
+__all__ = ["Connection", "RedisClient", "RedisUnavailable", "Script", "cancel_and_wait", "decoded"]
 
 T = TypeVar("T")
 
@@ -46,28 +47,6 @@ class Script:
     def __init__(self, source: str) -> None:
         self.source = source
         self.digest: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-
-
-# By name: the module of a client that the caller gives may be a fork's. A server is a replica during a failover.
-_TRANSIENT = frozenset(
-    {
-        *("ConnectionError", "TimeoutError", "MaxConnectionsError", "BusyLoadingError"),
-        *("ClusterDownError", "MasterDownError", "OutOfMemoryError", "ReadOnlyError", "TryAgainError"),
-    }
-)
-# Subclasses of redis-py's `ConnectionError`.
-_PERMANENT = frozenset({"AuthenticationError", "AuthorizationError", "ExternalAuthProviderError"})
-# The codes of replies that have no class in redis-py.
-_TRANSIENT_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return whether an error of a Redis client may pass: Redis cannot be reached, or not be used for now."""
-    names = {base.__name__ for base in type(error).__mro__}
-    # redis-py replaces the error of the socket.
-    if names & _PERMANENT or is_untrusted(error) or is_untrusted(error.__context__):
-        return False
-    return isinstance(error, OSError) or bool(names & _TRANSIENT) or str(error).partition(" ")[0] in _TRANSIENT_CODES
 
 
 @attrs.frozen
@@ -254,11 +233,11 @@ class Connection:
             client.close()
 
     def _describe(self, error: Exception) -> _Failed:
-        if isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutError":
-            return _Failed(f"{self.address}: no response within {self.timeout:g} s", transient=True)
         text = str(error).rstrip(".")[:200]
-        message = f"{self.address}: {type(error).__name__}" + (f": {text}" if text else "")
-        return _Failed(redact(message, self._secrets), transient=is_transient(error))
+        message = type(error).__name__ + (f": {text}" if text else "")
+        if isinstance(error, TimeoutError) or type(error).__name__ == "TimeoutError":
+            message = f"no response within {self.timeout:g} s"
+        return _Failed(redact(f"{self.address}: {message}", self._secrets), transient=is_transient(error))
 
     def _settings(self, retry: Any) -> dict[str, Any]:
         # By default redis-py retries, which turns a timeout of one second into many.

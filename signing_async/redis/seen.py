@@ -107,7 +107,9 @@ class RedisSeenEvents:
 
 
 def _unavailable(message: str) -> WebhookError:
-    return WebhookError(f"the seen events are unavailable: {message}")
+    error = WebhookError(f"the seen events are unavailable: {message}")
+    error.client_wide = True
+    return error
 
 
 def _milliseconds(seconds: float) -> int:

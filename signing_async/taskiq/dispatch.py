@@ -102,7 +102,9 @@ class Enqueued:
                 return outcome
         except TimeoutError:
             message = f"no worker reported on package {self.key!r} within {timeout:g} s: it may still be sent"
-        raise WaitTimeout(message)
+        timed_out = WaitTimeout(message)
+        timed_out.effect = "unknown"
+        raise timed_out
 
 
 # Enqueuing

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from taskiq import Context, TaskiqDepends, TaskiqEvents, TaskiqState
 from taskiq.exceptions import NoResultError
 
-from ..errors import InboxError, TransportError
-from ..webhooks import Drop, Event, EventStatus, Inbox, RetryLater, StoredEvent
+from ..errors import SigningError, TransportError
+from ..webhooks import Drop, Event, EventFilter, EventStatus, Inbox, RetryLater, StoredEvent
 from ..webhooks.inbox import EventHandler
-from .streams import call_broker, kept, report
+from .streams import call_broker, kept, report, should_redeliver
 
 __all__ = ["event_task"]
 
@@ -111,25 +111,31 @@ async def _work(
 ) -> dict[str, Any]:
     began = time.monotonic()
     try:
-        stored = await inbox.get(event_id)
-    except InboxError as error:
-        # Another worker may have the key, or reach the inbox.
-        log.warning("event %s is handled later: %s", event_id, error)
-        # Not acknowledged, so delivered again.
-        raise NoResultError from None
-    if stored is None or not _is_under_way(stored, fence):
-        log.info("an attempt of event %s is over: its message is dropped", event_id)
-        end = {"end": "stale"}
+        stored = await _find_attempt(inbox, event_id, fence)
+    except SigningError as error:
+        if should_redeliver(error):
+            log.warning("event %s is handled later: %s", event_id, error)
+            # Not acknowledged, so delivered again.
+            raise NoResultError from None
+        end = _failed(event_id, error)
     else:
-        end = await _call(handler, stored, inbox.handler_timeout)
+        if stored is None:
+            log.info("an attempt of event %s is over: its message is dropped", event_id)
+            end = {"end": "stale"}
+        else:
+            end = await _call(handler, stored, inbox.handler_timeout)
     if context.is_ackable and not await report(end, time.monotonic() - began, context):
         log.warning("the end of event %s could not be reported: it is handled again", event_id)
         raise NoResultError
     return end
 
 
-def _is_under_way(stored: StoredEvent, fence: int | None) -> bool:
-    return stored.status is EventStatus.PENDING and stored.fence == fence
+async def _find_attempt(inbox: Inbox, event_id: str, fence: int | None) -> StoredEvent | None:
+    """Return the event; None if the attempt with this fencing token is over."""
+    async for stored in inbox.store.select(EventFilter(ids=[event_id], status=EventStatus.PENDING)):
+        # Decrypted only here: a message whose attempt is over is dropped even if this worker lacks the key.
+        return inbox.decrypt(stored) if stored.fence == fence else None
+    return None
 
 
 async def _call(handler: EventHandler, stored: StoredEvent, timeout: float) -> dict[str, Any]:

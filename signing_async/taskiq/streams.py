@@ -16,13 +16,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from taskiq import AckableMessage, Context, TaskiqResult
+from taskiq.exceptions import TaskiqError
 from taskiq.serializers import JSONSerializer
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from .. import _checks
-from .._connections import is_untrusted
+from .._foreign import is_transient
 from ..errors import SigningError, TransportError
-from ..redis.connection import Connection, is_transient
+from ..redis.connection import Connection
 
 __all__ = ["call_broker", "kept", "redis_streams", "report", "should_redeliver"]
 
@@ -51,11 +52,10 @@ async def call_broker(call: Awaitable[Any]) -> Any:
         async with asyncio.timeout(_TIMEOUT):
             return await call
     except Exception as error:
-        cause = error.__cause__ or error
-        failure = error if isinstance(error, RedisError) else cause
-        # Nothing more is known of the errors of other brokers.
-        transient = is_transient(failure) if isinstance(failure, RedisError) else not is_untrusted(failure)
-    unavailable = TransportError(f"the broker is unavailable ({type(cause).__name__})")
+        cause = error.__cause__ if isinstance(error, TaskiqError) else None
+        failure = cause if isinstance(cause, Exception) else error
+        name, transient = type(failure).__name__, is_transient(failure)
+    unavailable = TransportError(f"the broker is unavailable ({name})")
     unavailable.transient, unavailable.client_wide = transient, True
     raise unavailable
 

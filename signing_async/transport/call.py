@@ -150,8 +150,8 @@ class _Call(Generic[T]):
         began = time.perf_counter()
         try:
             result = await (self._send() if self.observed is None else self._send_observed())
-        except errors.SigningError as error:
-            report_attempt(self.exchange, self.retries.attempts, began, str(error))
+        except Exception as error:  # also what the caller's own rate limiter, token or file raises
+            report_attempt(self.exchange, self.retries.attempts, began, _text(error))
             if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
                 if self.exchange.status is not None:
                     # It may be a refusal because an earlier attempt took effect late: give that time to show.
@@ -207,19 +207,18 @@ class _Call(Generic[T]):
 
     def abandon(self, error: BaseException) -> None:
         """The call ends with an exception: note that its effect may still show, unless nothing is ambiguous."""
-        effect, body = self.operation.effect, self.exchange.body
+        effect, body, is_late = self.operation.effect, self.exchange.body, _may_be_late(self)
         if isinstance(error, errors.SigningError):
-            # A reminder is repeated after a 5xx, which may have taken effect.
-            may_be_late = self.may_have_taken_effect if effect is None else effect.may_show_late
-            if may_be_late and error.effect == "none":
-                error.effect = retry.effect_of(self.operation.repeat)
+            if is_late:
+                error.effect = "unknown"
             is_unknown = error.effect == "unknown"
         else:
             # The call was cancelled, or the caller's own source failed.
-            is_ambiguous = self.reconciler is not None and self.reconciler.ambiguous
-            is_unknown = is_ambiguous or (body is not None and body.started)
+            is_unknown = (body is not None and body.started) or bool(self.reconciler and self.reconciler.ambiguous)
         if is_unknown and effect is not None:
             effect.note_unresolved()
+        if is_late and isinstance(error, Exception) and not isinstance(error, errors.SigningError):
+            raise _unknown(self, f"the call failed ({type(error).__name__})", may_clear=effect is not None) from error
 
     def _succeed(self, value: T) -> T:
         self.retries.succeed()
@@ -309,7 +308,7 @@ class _Call(Generic[T]):
         self._note_verdict("no_effect" if found is None else "effect")
         return found
 
-    async def _reconcile_or_raise(self, reconciler: Reconciler[T], error: errors.SigningError) -> T:
+    async def _reconcile_or_raise(self, reconciler: Reconciler[T], error: Exception) -> T:
         """No attempt follows: return the effect of an earlier one, or raise the error if there is none."""
         found = await self._reconcile(reconciler, asyncio.get_running_loop().time())
         if found is not None:
@@ -361,6 +360,19 @@ class _Call(Generic[T]):
 
 
 # Errors
+
+
+def _text(error: Exception) -> str:
+    """Return an error's text; only the type of a foreign one, whose text may contain secrets."""
+    return str(error) if isinstance(error, errors.SigningError) else type(error).__name__
+
+
+def _may_be_late(call: _Call[Any]) -> bool:
+    """Return whether a call that fails, and whose effect does not show, may take effect nevertheless."""
+    effect, repeat = call.operation.effect, call.operation.repeat
+    # A reminder is repeated after a 5xx, which may have taken effect.
+    is_late = call.may_have_taken_effect if effect is None else effect.may_show_late
+    return is_late and retry.effect_of(repeat) == "unknown"
 
 
 def _unknown(

@@ -26,6 +26,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from .._connections import is_untrusted
+from .._foreign import is_transient
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
 from ..models import Token
@@ -406,7 +407,7 @@ async def send(
     ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending.
     """
     await custom_records.prepare()
-    refused: ClientClosed | ConfigurationError | None = None
+    is_closed = False
     session = sessions.get()
     url = request.url
     body = request.body
@@ -444,20 +445,17 @@ async def send(
         failure = Failure(outcome, _describe(error, "the connection was closed before a response came"))
     except Exception as error:
         # The session's own, such as what the caller's trace hook raises: the service may have the request already.
-        if body is not None and body.started:
-            message = _describe(error, "the session failed after the request was sent")
-            failure = Failure(Outcome.LOST, message, transient=False)
-        elif session.closed:
-            refused = ClientClosed("the session was closed")
-        else:
-            secrets = () if token is None else (token.access_token,)
-            refused = ConfigurationError(redact(f"session: {error!r}", secrets))
+        is_closed = session.closed and (body is None or not body.started)
+        outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
+        # The body of a request without a token may hold secrets.
+        text = type(error).__name__ if token is None else redact(repr(error), (token.access_token,))
+        failure = Failure(outcome, f"the session failed: {text}", transient=is_transient(error))
     else:
         sessions.note_response(asyncio.get_running_loop().time() - began)
         return Response(response)
     # Outside the except block, so the aiohttp exception is not the context of what is raised.
-    if refused is not None:
-        raise refused
+    if is_closed:
+        raise ClientClosed("the session was closed")
     if body is not None and body.failure is not None:
         raise body.failure
     return failure

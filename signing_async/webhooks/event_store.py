@@ -112,9 +112,9 @@ def check_pattern(name: str, pattern: object, error: type[Exception]) -> str:
     return pattern
 
 
-def event_error(message: str) -> InboxError:
-    """Return a permanent error that concerns one event: others can be read and written."""
-    error = InboxError(message, transient=False)
+def event_error(message: str, *, transient: bool = False) -> InboxError:
+    """Return an error that concerns one event: others can be read and written."""
+    error = InboxError(message, transient=transient)
     error.client_wide = False
     return error
 

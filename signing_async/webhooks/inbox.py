@@ -225,13 +225,17 @@ class Inbox:
     async def events(self, selection: EventFilter | None = None) -> AsyncIterator[StoredEvent]:
         """Yield the selected events, or all, in order of arrival. Raises `InboxError` if one cannot be decrypted."""
         async for stored in self.store.select(selection or EventFilter()):
-            yield _unsealed(stored, self._sealer)
+            yield self.decrypt(stored)
 
     async def get(self, event_id: str) -> StoredEvent | None:
         """Return an event by its id; None if it is not known."""
         async for stored in self.events(EventFilter(ids=[event_id])):
             return stored
         return None
+
+    def decrypt(self, stored: StoredEvent) -> StoredEvent:
+        """Return an event of the store with its body decrypted; raise a transient `InboxError` if no key opens it."""
+        return _unsealed(stored, self._sealer)
 
     async def retry(self, selection: EventFilter) -> int:
         """Handle the selected events again, now and as if for the first time; return how many.
@@ -255,7 +259,7 @@ class Inbox:
     async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
         """Call the handler and return how it ended."""
         try:
-            stored = _unsealed(stored, self._sealer)
+            stored = self.decrypt(stored)
         except InboxError as error:
             # The keys of this worker are wrong, not the event.
             log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
@@ -333,7 +337,8 @@ def _unsealed(stored: StoredEvent, sealer: Sealer) -> StoredEvent:
     try:
         return replace(stored, body=sealer.unseal(stored.body, _place(stored.id)))
     except ValueError as error:
-        raise event_error(f"the body of event {stored.id} cannot be decrypted: {error}") from None
+        # Another worker may have the key.
+        raise event_error(f"the body of event {stored.id} cannot be decrypted: {error}", transient=True) from None
 
 
 def _postponed(stored: StoredEvent, error: BaseException, policy: HandlerRetryPolicy) -> Outcome:

@@ -92,6 +92,24 @@ async def test_token_superseded_adopts_the_newer_token_of_the_store() -> None:
         assert parse_qs(server.requests[1].body.decode())["refresh_token"] == ["refresh-theirs"]
 
 
+async def test_call_whose_token_is_superseded_twice_fails_for_now_and_the_next_adopts_the_newer_token() -> None:
+    class Overtaken(WatchedStore):
+        saves = 0
+
+        async def save(self, token: Token) -> None:
+            self.saves += 1
+            if self.saves == 2:
+                self._token = Token("access-theirs", "refresh-theirs", in_seconds(3600))
+            raise TokenSuperseded("another worker has saved a newer token")
+
+    answers = (grants("late"), grants("later"))
+    async with Scripted(*answers) as server, oauth_for(server.base_url, store=Overtaken(expired())) as oauth:
+        with pytest.raises(TokenSuperseded) as caught:
+            await oauth.access_token()
+        assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (True, True, False)
+        assert await oauth.access_token() == "access-theirs"
+
+
 async def test_new_token_is_not_used_before_it_is_saved() -> None:
     saving, go = asyncio.Event(), asyncio.Event()
 

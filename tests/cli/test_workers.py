@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from signing_async import NewRecipient, SigningPackage, WaitTimeout
 from signing_async.cli.dispatch import without_password
-from signing_async.cli.workers import Workers
+from signing_async.cli.workers import Patience, Workers
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
@@ -170,6 +171,22 @@ def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_a
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
     assert (ran.code, ran.out) == (0, "3 of 3 packages were sent, 0 failed.\n")
     assert sent(service) == ALL
+
+
+async def test_package_that_no_worker_reports_on_may_still_be_sent() -> None:
+    class Silent:
+        async def outcome(self) -> None:
+            return None
+
+    async def enqueue(package: SigningPackage) -> Silent:
+        return Silent()
+
+    package = SigningPackage("Lease", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
+    waiting = Workers(enqueue, Patience(0.01, lambda text: None))
+    async with waiting.dispatch_many([package], None, 1) as results:
+        (result,) = [each async for each in results]
+    assert isinstance(result.error, WaitTimeout)
+    assert result.error.effect == "unknown"
 
 
 def test_report_is_kept_until_its_packages_are_sent(

@@ -9,6 +9,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+import redis.exceptions
 
 from signing_async import (
     ConfigurationError,
@@ -73,6 +74,8 @@ async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningCl
         (socket.herror(1, "host not found"), True),
         (ssl.SSLCertVerificationError(1, "certificate verify failed"), False),
         (sqlite3.DatabaseError("file is not a database"), False),
+        (redis.exceptions.ReadOnlyError("a replica"), True),
+        (redis.exceptions.AuthenticationError("wrong password"), False),
         (ZeroDivisionError("by a replica"), True),
         (TransportError("the store of the journal is unavailable"), True),
         (ConfigurationError("the store of the journal: invalid URL"), False),

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -213,6 +214,36 @@ async def test_partial_writes_to_the_buffer_are_completed(monkeypatch: pytest.Mo
     monkeypatch.setattr("signing_async.dispatch.package.tempfile", SimpleNamespace(TemporaryFile=Slow))
     prepared = await prepare(package([stream()]), MOST)
     assert await read_again(prepared) == data
+    prepared.close()
+
+
+async def test_full_disk_is_a_transient_problem_of_a_streams_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stream() -> AsyncIterator[bytes]:
+        yield make_pdf()
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(Path("/dev/full").open, "wb"))
+    with pytest.raises(InvalidRequest) as caught:
+        await prepare(package([PdfSource(stream(), "lease.pdf")]), MOST)
+    assert caught.value.problems == (
+        "documents[0]: cannot buffer lease.pdf in a temporary file (TMPDIR sets its folder): No space left on device",
+    )
+    assert caught.value.transient
+
+
+async def test_failing_disk_of_the_buffer_is_a_transient_error_that_names_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stream() -> AsyncIterator[bytes]:
+        yield make_pdf()
+
+    def fail(size: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    prepared = await prepare(package([PdfSource(stream(), "lease.pdf")]), MOST)
+    monkeypatch.setattr(prepared.buffer, "read", fail)
+    with pytest.raises(InvalidRequest, match=r"cannot buffer lease\.pdf in .*: Input/output error$") as caught:
+        await read_again(prepared)
+    assert caught.value.transient
     prepared.close()
 
 

@@ -16,13 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from signing_async import InvalidRequest, PdfRejected, PdfSource, SigningError
+from signing_async import InvalidRequest, PdfRejected, PdfSource
 from signing_async.documents import files, preflight
 from signing_async.documents import source as module
 from signing_async.transport import wire
@@ -909,18 +910,38 @@ async def test_stream_is_spooled_completely_by_short_writes(monkeypatch: pytest.
     assert await content(PdfSource(in_chunks(make_pdf(LARGE)))) == make_pdf(LARGE)
 
 
-async def test_full_disk_raises_the_error_of_the_system_and_leaves_nothing_open(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("kind", ["stream", "file"])
+async def test_full_disk_is_a_transient_error_that_names_the_file_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    packed = io.BytesIO(gzip.compress(bytes(LARGE)))
+    source = in_chunks(make_pdf(LARGE)) if kind == "stream" else gzip.GzipFile(fileobj=packed)
     before = open_files()
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(Path("/dev/full").open, "wb"))
+    with pytest.raises(InvalidRequest) as caught:
+        await PdfSource(source, "lease.pdf").open(MOST)
+    assert str(caught.value) == (
+        "source: cannot buffer lease.pdf in a temporary file (TMPDIR sets its folder): No space left on device"
+    )
+    assert caught.value.transient
+    assert open_files() == before
 
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        await PdfSource(in_chunks(make_pdf(LARGE))).open(MOST)
-    assert not isinstance(caught.value, SigningError)
+async def test_lack_of_descriptors_for_a_buffered_stream_is_a_transient_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    dup, calls = os.dup, 0
+
+    def fail_second(descriptor: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return dup(descriptor)
+
+    before = open_files()
+    monkeypatch.setattr(os, "dup", fail_second)
+    with pytest.raises(InvalidRequest, match=r"cannot buffer lease\.pdf in .*: Too many open files$") as caught:
+        await PdfSource(in_chunks(make_pdf(LARGE)), "lease.pdf").open(MOST)
+    assert caught.value.transient
     assert open_files() == before
 
 

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from signing_async import (
     CannotBeSent,
+    LocalRateLimiter,
     OutcomeUnknown,
     OutcomeUnknownTimeout,
     RequestTimeout,
@@ -104,6 +105,25 @@ async def test_remind_is_repeated_after_5xx(sandbox: Sandbox, client: SigningCli
     sandbox.faults.add("recipients.remind", kind)
     await client.recipients.remind(signing, recipient.id)
     assert len(sandbox.requests_of("recipients.remind")) == 2
+
+
+async def test_reminder_whose_repeat_the_callers_rate_limiter_prevents_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    class Fickle(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            if sandbox.requests_of("recipients.remind"):
+                raise LookupError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    sandbox.faults.add("recipients.remind", "502-html-after-commit")
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
+        with pytest.raises(OutcomeUnknown, match=r"the call failed \(LookupError\)$") as caught:
+            await fickle.recipients.remind(signing, recipient.id)
+    assert isinstance(caught.value.__cause__, LookupError)
 
 
 @pytest.mark.parametrize("kind", ["drop-after-commit", "drop-before-commit"])

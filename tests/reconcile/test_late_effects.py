@@ -31,6 +31,7 @@ from signing_async import (
     SigningClient,
     SigningError,
     SigningPackage,
+    Timeouts,
     Token,
 )
 from signing_async.signings import Signings
@@ -204,6 +205,37 @@ async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outc
         assert isinstance(error, OutcomeUnknown)
         assert "the service could not be read (LookupError)" in str(error)
         assert error.may_clear
+
+
+@pytest.mark.parametrize("effect_after", [None, 0.8])
+@pytest.mark.parametrize("write", WRITES)
+async def test_rate_limiter_that_fails_before_a_repeat_does_not_hide_a_late_effect(
+    write: str, effect_after: float | None
+) -> None:
+    class Fickle(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            # The deadlines of readings are nearer.
+            if service.held[key].requests and deadline > asyncio.get_running_loop().time() + 15:
+                while effect_after is not None and not service.held[key].effects:
+                    await asyncio.sleep(0.02)
+                raise LookupError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    async with (
+        LateService().running() as service,
+        SigningClient(
+            service.origin, "token", retry=POLICY, rate_limiter=Fickle(), timeout=Timeouts(call=30, transfer=30)
+        ) as client,
+    ):
+        key, call = _call(client, write)
+        service.scripts[key] += [Fate("504", effect_after)]
+        if effect_after is None:
+            with pytest.raises(LookupError, match="the limiter is gone"):
+                await call
+        else:
+            await call
+            assert len(service.held[key].effects) == 1
+        assert service.held[key].requests == 1
 
 
 @pytest.mark.parametrize("write", WRITES)

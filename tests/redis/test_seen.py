@@ -255,8 +255,10 @@ async def test_given_client_is_used_and_stays_open(shared: RedisServer) -> None:
 async def test_redis_error_is_in_the_webhook_error(shared: RedisServer) -> None:
     async with Redis.from_url(shared.url) as client, RedisSeenEvents(shared.url) as seen:
         await client.lpush("signing:seen:evt-list", "x")
-        with pytest.raises(WebhookError, match=r"are unavailable: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"):
+        words = r"are unavailable: redis://127.0.0.1:\d+: ResponseError: .*WRONGTYPE"
+        with pytest.raises(WebhookError, match=words) as caught:
             await claimed(seen, "evt-list")
+        assert caught.value.client_wide
         with pytest.raises(WebhookError, match="WRONGTYPE"):
             await asyncio.to_thread(seen.claim, "evt-list")
 

@@ -22,7 +22,20 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from signing_async import ClientClosed, ConfigurationError, InvalidRequest, OutcomeUnknown, RetryPolicy, SigningClient
+from signing_async import (
+    ClientClosed,
+    InvalidRequest,
+    MemoryTokenStore,
+    NewRecipient,
+    OAuth,
+    OutcomeUnknown,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    SigningPackage,
+    Token,
+    TransportError,
+)
 from signing_async.sandbox import Sandbox
 from signing_async.transport import wire
 from signing_async.transport.retry import Outcome
@@ -138,29 +151,91 @@ async def test_session_that_fails_after_a_request_was_sent_leaves_a_lost_respons
     async with _failing_session("on_request_end", fault) as session:
         failing = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
         await failing.signings.send(signing)
-        with pytest.raises(OutcomeUnknown, match=rf"the session failed after .* was sent \({type(fault).__name__}\)"):
+        with pytest.raises(OutcomeUnknown, match=rf"the session failed: {type(fault).__name__}\('bug'\)"):
             await failing.recipients.remind(signing, recipient)
     assert sandbox.signing(signing.id).times_sent == 1
     assert len(sandbox.requests_of("recipients.remind")) == 1
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda e: type(e).__name__)
-async def test_session_that_fails_before_a_request_is_a_configuration_error(
+async def test_session_that_fails_before_a_request_is_sent_is_a_transport_error_of_this_call(
     sandbox: Sandbox, client: SigningClient, fault: Exception
 ) -> None:
     async with _failing_session("on_request_start", fault) as session:
-        failing = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
-        with pytest.raises(ConfigurationError, match=rf"^session: {type(fault).__name__}\('bug'\)$") as caught:
+        failing = SigningClient(sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy.none())
+        with pytest.raises(TransportError, match=rf"the session failed: {type(fault).__name__}\('bug'\)") as caught:
             await failing.signings.send("s1")
-    assert caught.value.effect == "none"
+    assert (caught.value.effect, caught.value.client_wide) == ("none", False)
     assert caught.value.__context__ is None
     assert sandbox.requests == []
+
+
+@pytest.mark.parametrize("signal", ["on_request_start", "on_request_end"])
+async def test_request_is_repeated_if_a_trace_hook_failed_once(sandbox: Sandbox, signal: str) -> None:
+    async def fail_once(session: object, context: object, params: Any) -> None:
+        if params.method in methods:
+            methods.remove(params.method)
+            raise LookupError("no span")
+
+    methods = ["GET", "POST"]
+    trace = aiohttp.TraceConfig()
+    getattr(trace, signal).append(fail_once)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        client = SigningClient(
+            sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy(base_delay=0.01, settle=0.1)
+        )
+        await client.me()
+        await client.signings.create(name="x", language="EN")
+    assert methods == []
+
+
+async def test_trace_hook_that_fails_for_one_package_ends_no_other(sandbox: Sandbox, tmp_path: Path) -> None:
+    failing: list[str] = []
+
+    async def fail_for_one(session: object, context: object, params: Any) -> None:
+        if params.url.path.endswith("/send") and params.url.path in (failing or [params.url.path]):
+            failing.append(params.url.path)
+            raise LookupError("no span")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(fail_for_one)
+    recipients = [NewRecipient("anna@example.com", "Anna")]
+    packages = [SigningPackage(f"Lease {number}", "EN", [make_pdf()], recipients) for number in range(4)]
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        client = SigningClient(
+            sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy(base_delay=0.01, settle=0.1)
+        )
+        async with client.dispatch_many(packages, tmp_path / "journal") as results:
+            errors = [result.error async for result in results if result.error is not None]
+    assert [type(error) for error in errors] == [TransportError]
+    assert sum(not signing.is_draft for signing in sandbox.signings) == 3
+
+
+async def test_error_of_a_token_request_does_not_show_what_the_session_says(sandbox: Sandbox) -> None:
+    async def fail(session: object, context: object, params: Any) -> None:
+        raise LookupError("S3CR3T")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(fail)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(
+            sandbox.base_url,
+            client_id="id",
+            client_secret="S3CR3T",
+            redirect_uri="https://app/cb",
+            store=store,
+            session=session,
+        )
+        with pytest.raises(SigningError, match="the session failed: LookupError") as caught:
+            await oauth.refresh()
+    assert "S3CR3T" not in str(caught.value)
 
 
 async def test_error_of_a_session_hides_the_token(sandbox: Sandbox) -> None:
     token = sandbox.access_token()
     async with _failing_session("on_request_start", LookupError(f"no span for {token}")) as session:
-        with pytest.raises(ConfigurationError, match=r"no span for \[redacted\]"):
+        with pytest.raises(TransportError, match=r"no span for \[redacted\]"):
             await SigningClient(sandbox.base_url, token, session=session).signings.send("s1")
 
 

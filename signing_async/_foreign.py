@@ -1,0 +1,42 @@
+"""Judge the errors of other libraries: those of Redis clients, brokers, and callers' own stores."""
+
+from __future__ import annotations
+
+from . import _files
+from ._connections import is_untrusted
+from .errors import SigningError
+
+__all__ = ["is_transient"]
+
+# By name, because redis-py may not be installed, and a fork has a module of its own. redis-py keeps the code of a reply
+# only from version 8 on.
+_REDIS = frozenset({"RedisError", "RedisClusterException", "ValkeyError", "ValkeyClusterException"})
+# A server is a replica during a failover.
+_TRANSIENT = frozenset(
+    {
+        *("ConnectionError", "TimeoutError", "MaxConnectionsError", "BusyLoadingError", "SlotNotCoveredError"),
+        *("ClusterDownError", "MasterDownError", "OutOfMemoryError", "ReadOnlyError", "TryAgainError"),
+    }
+)
+# Subclasses of redis-py's `ConnectionError`.
+_PERMANENT = frozenset({"AuthenticationError", "AuthorizationError", "ExternalAuthProviderError"})
+# The codes of replies that have no class in redis-py.
+_TRANSIENT_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
+
+
+def is_transient(error: Exception) -> bool:
+    """Return whether the failed operation may succeed later, as it may if nothing is known of the error's class."""
+    if isinstance(error, SigningError):
+        return error.transient
+    if isinstance(error, OSError):
+        return _files.is_transient(error)
+    names = {base.__name__ for base in type(error).__mro__}
+    if names & _REDIS:
+        # redis-py replaces the error of the socket.
+        is_permanent = bool(names & _PERMANENT) or is_untrusted(error.__context__)
+        return not is_permanent and (bool(names & _TRANSIENT) or str(error).partition(" ")[0] in _TRANSIENT_CODES)
+    if any(base.__module__ == "sqlite3" for base in type(error).__mro__):
+        from . import _sqlite  # sqlite3 is not imported for every client
+
+        return _sqlite.is_transient(error)
+    return True
