@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from ..errors import NotYetSigned
@@ -45,9 +44,7 @@ class SweepWork:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         attributes = {OUTCOME: outcome_of(error)}
         self._span.set(attributes)
         if error is not None:
@@ -90,9 +87,7 @@ class DocumentWork:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
         self._span.set(attributes)

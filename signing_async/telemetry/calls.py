@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -75,9 +74,7 @@ class Call:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         outcome = outcome_of(error)
         attributes = {OPERATION: self._name, OUTCOME: outcome}
         self._span.set(attributes)

@@ -7,7 +7,6 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, ParamSpec, Self
 
 from opentelemetry import context, metrics, trace
@@ -152,9 +151,7 @@ class Span:
         self.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.end(error)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from types import TracebackType
 from typing import Self
 
 from .names import (
@@ -59,9 +58,7 @@ class Delivery:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         attributes = {WEBHOOK_VERDICT: self._verdict or outcome_of(error)}
         self._span.set(attributes)
         self._telemetry.record(DELIVERIES, 1, attributes)
@@ -105,9 +102,7 @@ class HandlerAttempt:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         outcome = self._outcome or outcome_of(error)
         self._span.set({HANDLER_OUTCOME: outcome})
         attributes = {HANDLER_OUTCOME: outcome, **self._handler}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from ..errors import RefreshRejected
@@ -47,9 +46,7 @@ class Refresh:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         result = self.result
         if error is not None:
             result = "rejected" if isinstance(error, RefreshRejected) else "failed"
@@ -91,9 +88,7 @@ class Package:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
         self._span.set(attributes)
