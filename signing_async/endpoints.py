@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from multidict import CIMultiDict
 
@@ -191,7 +191,7 @@ async def request(
         await custom_records.prepare()
         custom_records.hook_of(into)
     if reconcile is not None:
-        operation.effect = _Effect(transport, name, reconcile).recognized
+        operation.effect = _effect(transport, name, reconcile)
         if into is not None:
             # A success that does not fit is reconciled as well.
             operation.respond = lambda response: response.decoded(into)
@@ -298,21 +298,18 @@ def _pager(
     return Pager(transport, f"GET {template}", address, into, cursor=cursor, limit=limit, prefetch=prefetch)
 
 
-class _Effect(Generic[T]):
-    """Recognizes the effect of a request by the caller's function."""
+def _effect(transport: Transport, name: str, reconcile: Reconcile[T]) -> Recognized[T]:
+    """Return what recognizes the effect of a request by the caller's function."""
+    reading = f"{name}, reconciled"
 
-    def __init__(self, transport: Transport, name: str, reconcile: Reconcile[T]) -> None:
-        self._transport = transport
-        self._reconcile = reconcile
-        self._reading = f"{name}, reconciled"
-        self.recognized: Recognized[T] = Recognized(self._reading, self._recognize, _identify)
-
-    async def _recognize(self, read: Read) -> T | None:
+    async def recognize(read: Read) -> T | None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found = await self._reconcile(Reader(self._transport, read))
-        self._transport.shared.response_times.note(self._reading, loop.time() - began)
+        found = await reconcile(Reader(transport, read))
+        transport.shared.response_times.note(reading, loop.time() - began)
         return found
+
+    return Recognized(reading, recognize, _identify)
 
 
 def _identify(value: Any) -> str | None:

@@ -259,7 +259,8 @@ def test_connection_is_left_open_after_a_fork_without_hooks(
     numbers(database)
     parents = database.connection
     assert parents is not None
-    monkeypatch.setattr(database, "_process", os.getpid() + 1)
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
     assert numbers(database) == []
     assert database.connection is not parents
     assert parents.execute("SELECT 1").fetchone() == (1,)

@@ -172,7 +172,7 @@ class _OneSigning:
 
         earlier = self._earlier if document.id in self._pending else None
         with DocumentWork(telemetry, self._signing.id, document.id, earlier) as work:
-            self._context = work.context
+            self._context = work.span.context
             result = await self._try_one(document)
             if result is None:
                 work.end_with(None, None)

@@ -57,7 +57,7 @@ class Sweep:
         from ..telemetry.archive import SweepWork
 
         with SweepWork(telemetry, self._place.earlier) as self._observed:
-            self._place.context = self._observed.context
+            self._place.context = self._observed.span.context
             yield
 
     async def work(self, job: _Job) -> Several[ArchiveResult] | Deferred:

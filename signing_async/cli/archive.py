@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningEr
 from .command import Seconds, State, command, common_options, refuse_password
 from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
 from .exits import NOT_SOUND, STUCK, code_of, code_of_all
-from .output import ago, iso, on_one_line
+from .output import on_one_line
 from .records import recipient_facts, signing_facts
 from .signings import duration, duration_or_moment, moment
 
@@ -380,13 +380,9 @@ def _signing_row(state: State, stuck: StuckSigning) -> tuple[str, ...]:
     people = [recipient.email for recipient in stuck.pending]
     names = people or [document.name or document.id for document in stuck.documents]
     signing = stuck.signing
-    return signing.id, signing.name, KINDS[stuck.kind], _time(state, signing.updated_at), ", ".join(names)
+    return signing.id, signing.name, KINDS[stuck.kind], state.out.time(signing.updated_at), ", ".join(names)
 
 
 def _dispatch_row(state: State, dispatch: OpenDispatch) -> tuple[str, ...]:
     problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
-    return dispatch.signing or "", dispatch.key, problem, _time(state, dispatch.updated_at), dispatch.error or ""
-
-
-def _time(state: State, when: datetime | None) -> str:
-    return ago(when) if state.out.is_terminal else iso(when)
+    return dispatch.signing or "", dispatch.key, problem, state.out.time(dispatch.updated_at), dispatch.error or ""

@@ -131,9 +131,8 @@ async def _list(state: State, place: _Place, selection: EventFilter, limit: int 
 
 
 def _row(out: Output, stored: StoredEvent) -> tuple[object, ...]:
-    received = ago(stored.received_at) if out.is_terminal else iso(stored.received_at)
     signing, error = stored.signing_id or "", stored.error or ""
-    return stored.id, stored.status.value, stored.type, signing, received, stored.attempts, error
+    return stored.id, stored.status.value, stored.type, signing, out.time(stored.received_at), stored.attempts, error
 
 
 def _facts(stored: StoredEvent) -> dict[str, Any]:

@@ -59,6 +59,10 @@ class Output:
         """Whether standard error can show a progress bar."""
         return not self.json and _is_styled(sys.stderr)
 
+    def time(self, moment: datetime | None) -> str:
+        """Return a time for a table: relative to now on a terminal."""
+        return ago(moment) if self.is_terminal else iso(moment)
+
     @cached_property
     def console(self) -> Console:
         """Rich's console for standard output; use it only on a terminal."""

@@ -13,7 +13,7 @@ import click
 
 from ..errors import InvalidRequest
 from .command import State, command, read_text
-from .output import ago, iso, on_one_line
+from .output import on_one_line
 from .records import document_facts, recipient_facts, show_signing, signing_facts
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ async def _list(state: State, selected: _Filter, limit: int | None, start: _Curs
             if state.json:
                 state.out.result(signing_facts(signing))
             else:
-                rows.append((signing.id, signing.state.value, _time(state, signing.updated_at), signing.name))
+                rows.append((signing.id, signing.state.value, state.out.time(signing.updated_at), signing.name))
     if not state.json and rows:
         state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows, optional=("UPDATED", "STATE"))
     if stopped is not None:
@@ -167,10 +167,6 @@ async def _walk(client: SigningClient, start: _Cursor) -> AsyncGenerator[tuple[S
                     yield signing, _Cursor(position.page, position.skip)
                 position.skip += 1
             position = _Cursor(page.next_cursor)
-
-
-def _time(state: State, moment: datetime | None) -> str:
-    return ago(moment) if state.out.is_terminal else iso(moment)
 
 
 @command()

@@ -207,7 +207,7 @@ class _Run:
         from ..telemetry.work import Package
 
         with Package(self._observed, job.number, claim.state) as package:
-            result = await self._send(job, prepared, claim, package.context)
+            result = await self._send(job, prepared, claim, package.span.context)
             if result is None:
                 package.defer()
             else:

@@ -138,12 +138,6 @@ class Accounts:
             raise oauth_error("invalid_request", "code_challenge must be 43 characters, its method S256.")
         return challenge
 
-    def consent_redirect(
-        self, app: App, state: str | None, *, user: User | None = None, challenge: str | None = None
-    ) -> str:
-        """Return the redirect URI with a code, for a user who consented."""
-        return redirect_with(app, code=self.authorize(app, user=user, challenge=challenge), state=state)
-
     def authorize(self, app: App, *, user: User | None = None, challenge: str | None = None) -> str:
         """Return an authorization code, as if the user had consented."""
         with self._database.transaction():

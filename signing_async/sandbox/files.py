@@ -9,7 +9,6 @@ import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from .._files import sync_folder
 
@@ -99,7 +98,5 @@ class Incoming:
     def __enter__(self) -> Incoming:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.path.unlink(missing_ok=True)

@@ -32,13 +32,13 @@ async def chunks_of(request: web.Request) -> AsyncIterator[bytes]:
         raise _incomplete() from None
 
 
-async def read_body(request: web.Request, limit: int = MAX_BODY) -> bytes:
-    """Return the whole body if it is not longer than the limit."""
+async def read_body(request: web.Request) -> bytes:
+    """Return the whole body if it is not longer than `MAX_BODY`."""
     body = bytearray()
     async for chunk in chunks_of(request):
         body += chunk
-        if len(body) > limit:
-            raise Refused(413, "body_too_large", f"The body has more than {limit} bytes.")
+        if len(body) > MAX_BODY:
+            raise Refused(413, "body_too_large", f"The body has more than {MAX_BODY} bytes.")
     request[BODY] = bytes(body)
     return request[BODY]
 

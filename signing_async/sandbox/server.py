@@ -6,7 +6,6 @@ import contextlib
 import tempfile
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -102,9 +101,7 @@ class Sandbox:
             self._exits = exits.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._exits is not None
         await self._exits.aclose()
 

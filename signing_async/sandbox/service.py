@@ -112,9 +112,9 @@ class Service:
         where = f"{STATES.get(state, '1')} AND {_MATCHES if text else '1'}"
         return self._database.page(Signing, "signings", where, values, offset, limit)
 
-    def cancel(self, signing_id: str, user: User | None = None) -> Signing:
+    def cancel(self, signing_id: str) -> Signing:
         """Cancel a draft or a sent signing. The specification does not show how; this is the sandbox's own way."""
-        signing = self.signing(signing_id, user)
+        signing = self.signing(signing_id)
         if signing.state not in {"draft", "sent"}:
             raise Refused(400, "cannot_be_cancelled", f"The signing cannot be cancelled: it is {signing.state}.")
         now = self._clock.micros()
@@ -131,7 +131,7 @@ class Service:
 
     # documents
 
-    def editable(self, signing_id: str, user: User | None = None) -> Signing:
+    def editable(self, signing_id: str, user: User) -> Signing:
         """Return the signing if it is a draft; refuse otherwise."""
         signing = self.signing(signing_id, user)
         if not signing.is_draft:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from types import TracebackType
 from typing import Self
 
 from ..errors import NotYetSigned
@@ -19,7 +17,7 @@ from .names import (
     SWEEP_DURATION,
     SWEEP_SPAN,
 )
-from .spans import Telemetry, error_type, outcome_of
+from .spans import Span, Telemetry, error_type, outcome_of
 
 __all__ = ["DocumentWork", "SweepWork"]
 
@@ -29,31 +27,23 @@ class SweepWork:
 
     def __init__(self, telemetry: Telemetry, earlier: str | None) -> None:
         self._telemetry = telemetry
-        self._began = time.perf_counter()
-        self._span = telemetry.span(SWEEP_SPAN, links=[earlier])
-
-    @property
-    def context(self) -> str | None:
-        """The context to keep in the journal."""
-        return self._span.context
+        self.span: Span = telemetry.span(SWEEP_SPAN, links=[earlier])
 
     def note_page(self, signings: int) -> None:
         """Count the signings of a page of the list."""
         self._telemetry.record(ARCHIVE_SIGNINGS, signings)
 
     def __enter__(self) -> Self:
-        self._span.enter()
+        self.span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         attributes = {OUTCOME: outcome_of(error)}
-        self._span.set(attributes)
+        self.span.set(attributes)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
-        self._telemetry.record(SWEEP_DURATION, time.perf_counter() - self._began, attributes)
-        self._span.end(error)
+        self._telemetry.record(SWEEP_DURATION, self.span.seconds, attributes)
+        self.span.end(error)
 
 
 class DocumentWork:
@@ -68,12 +58,7 @@ class DocumentWork:
         self._error: Exception | None = None
         self._size = 0
         attributes = {SIGNING_ID: signing_id, DOCUMENT_ID: document_id}
-        self._span = telemetry.span(DOCUMENT_SPAN, attributes, links=[earlier])
-
-    @property
-    def context(self) -> str | None:
-        """The context to keep in the journal."""
-        return self._span.context
+        self.span: Span = telemetry.span(DOCUMENT_SPAN, attributes, links=[earlier])
 
     def end_with(self, size: int | None, error: Exception | None) -> None:
         """Note the result: the size of a document that was archived, or its error, or neither if it was there."""
@@ -87,18 +72,16 @@ class DocumentWork:
             self._size = size
 
     def __enter__(self) -> Self:
-        self._span.enter()
+        self.span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
-        self._span.set(attributes)
+        self.span.set(attributes)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
         self._telemetry.record(ARCHIVE_DOCUMENTS, 1, attributes)
         if self._size:
             self._telemetry.record(ARCHIVE_SIZE, self._size)
-        self._span.end(error)
+        self.span.end(error)

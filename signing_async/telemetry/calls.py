@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -65,7 +63,6 @@ class Call:
         self._telemetry = telemetry
         self._name = name
         self._attempts = 0
-        self._began = time.perf_counter()
         attributes = {OPERATION: name}
         if (signing := _SIGNING.search(path)) is not None:
             attributes[SIGNING_ID] = signing[1]
@@ -75,15 +72,13 @@ class Call:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         outcome = outcome_of(error)
         attributes = {OPERATION: self._name, OUTCOME: outcome}
         self._span.set(attributes)
         if error is not None:
             attributes[ERROR_TYPE] = error_type(error)
-        self._telemetry.record(OPERATION_DURATION, time.perf_counter() - self._began, attributes)
+        self._telemetry.record(OPERATION_DURATION, self._span.seconds, attributes)
         if self._attempts:
             self._telemetry.record(OPERATION_ATTEMPTS, self._attempts, {OPERATION: self._name})
         if outcome == "unknown":
@@ -143,7 +138,6 @@ class Attempt:
         if (signing := _SIGNING.search(path)) is not None:
             attributes[SIGNING_ID] = signing[1]
         telemetry.record(ACTIVE_REQUESTS, 1, self._where)
-        self._began = time.perf_counter()
         self._span = telemetry.span(f"{method} {template}", attributes, kind=SpanKind.CLIENT)
         self._span.enter()
 
@@ -167,7 +161,7 @@ class Attempt:
             kind = str(status) if status is not None and status >= 400 else error_type(error)
             attributes[ERROR_TYPE] = kind
             self._span.fail(kind)
-        self._telemetry.record(REQUEST_DURATION, time.perf_counter() - self._began, attributes)
+        self._telemetry.record(REQUEST_DURATION, self._span.seconds, attributes)
         self._telemetry.record(ACTIVE_REQUESTS, -1, self._where)
         record_transfer(self._telemetry, "transmit", transmitted)
         record_transfer(self._telemetry, "receive", received)

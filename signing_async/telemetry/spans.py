@@ -6,8 +6,8 @@ import asyncio
 import functools
 import logging
 import re
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, ParamSpec, Self
 
 from opentelemetry import context, metrics, trace
@@ -103,11 +103,17 @@ class Telemetry:
 class Span:
     """A span. As a context manager it is the current span in the block, and ends with the block."""
 
-    __slots__ = ("_reset", "span")
+    __slots__ = ("_began", "_reset", "span")
 
     def __init__(self, span: trace.Span) -> None:
         self.span: trace.Span = span
+        self._began = time.perf_counter()
         self._reset: Any = None
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the span began."""
+        return time.perf_counter() - self._began
 
     @property
     def context(self) -> str | None:
@@ -152,9 +158,7 @@ class Span:
         self.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.end(error)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from types import TracebackType
 from typing import Self
 
 from .names import (
@@ -23,7 +21,7 @@ from .names import (
     STATUS_CODE,
     WEBHOOK_VERDICT,
 )
-from .spans import SpanKind, Telemetry, outcome_of
+from .spans import Span, SpanKind, Telemetry, outcome_of
 
 __all__ = ["Delivery", "HandlerAttempt"]
 
@@ -36,37 +34,29 @@ class Delivery:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._verdict: str | None = None
-        self._began = time.perf_counter()
-        self._span = telemetry.span(DELIVERY_SPAN, kind=SpanKind.CONSUMER)
-
-    @property
-    def context(self) -> str | None:
-        """The context to keep with the event."""
-        return self._span.context
+        self.span: Span = telemetry.span(DELIVERY_SPAN, kind=SpanKind.CONSUMER)
 
     def note_event(self, event_id: str, signing_id: str | None) -> None:
         """Record the ids of the verified event."""
-        self._span.set(_ids(event_id, signing_id))
+        self.span.set(_ids(event_id, signing_id))
 
     def note_response(self, status: int, verdict: str) -> None:
         """Record the response. Only a delivery that has to be repeated is an error."""
         self._verdict = verdict
-        self._span.set({STATUS_CODE: status})
+        self.span.set({STATUS_CODE: status})
         if status >= 500:
-            self._span.fail(str(status))
+            self.span.fail(str(status))
 
     def __enter__(self) -> Self:
-        self._span.enter()
+        self.span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         attributes = {WEBHOOK_VERDICT: self._verdict or outcome_of(error)}
-        self._span.set(attributes)
+        self.span.set(attributes)
         self._telemetry.record(DELIVERIES, 1, attributes)
-        self._telemetry.record(DELIVERY_DURATION, time.perf_counter() - self._began, attributes)
-        self._span.end(error)
+        self._telemetry.record(DELIVERY_DURATION, self.span.seconds, attributes)
+        self.span.end(error)
 
 
 class HandlerAttempt:
@@ -87,7 +77,6 @@ class HandlerAttempt:
         self._handler = {} if handler is None else {HANDLER: handler}
         self._outcome: str | None = None
         self._error_type: str | None = None
-        self._began = time.perf_counter()
         attributes: dict[str, str | bool | int | float] = {
             ATTEMPT_NUMBER: number,
             **self._handler,
@@ -105,16 +94,14 @@ class HandlerAttempt:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         outcome = self._outcome or outcome_of(error)
         self._span.set({HANDLER_OUTCOME: outcome})
         attributes = {HANDLER_OUTCOME: outcome, **self._handler}
         if self._error_type is not None:
             self._span.fail(self._error_type)
             attributes[ERROR_TYPE] = self._error_type
-        self._telemetry.record(HANDLER_DURATION, time.perf_counter() - self._began, attributes)
+        self._telemetry.record(HANDLER_DURATION, self._span.seconds, attributes)
         self._span.end(error)
 
 

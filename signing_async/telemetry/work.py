@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from types import TracebackType
 from typing import Self
 
 from ..errors import RefreshRejected
@@ -22,7 +20,7 @@ from .names import (
     REFRESHES,
     SIGNING_ID,
 )
-from .spans import Telemetry, error_type, outcome_of
+from .spans import Span, Telemetry, error_type, outcome_of
 
 __all__ = ["Package", "Refresh", "record_journal"]
 
@@ -47,9 +45,7 @@ class Refresh:
         self._span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         result = self.result
         if error is not None:
             result = "rejected" if isinstance(error, RefreshRejected) else "failed"
@@ -66,21 +62,15 @@ class Package:
 
     def __init__(self, telemetry: Telemetry, number: int, text: str | None) -> None:
         self._telemetry = telemetry
-        self._span = telemetry.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=[find_context(text)])
-        self._began = time.perf_counter()
+        self.span: Span = telemetry.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=[find_context(text)])
         self._error: BaseException | None = None
         self._outcome: str | None = None
-
-    @property
-    def context(self) -> str | None:
-        """The context to keep in the journal."""
-        return self._span.context
 
     def end_with(self, signing_id: str | None, error: Exception | None) -> None:
         """Note the result of the package."""
         self._error = error
         if signing_id is not None:
-            self._span.set({SIGNING_ID: signing_id})
+            self.span.set({SIGNING_ID: signing_id})
 
     def defer(self) -> None:
         """Note that another run has claimed the package."""
@@ -88,15 +78,13 @@ class Package:
 
     def __enter__(self) -> Self:
         self._telemetry.record(DISPATCH_ACTIVE, 1)
-        self._span.enter()
+        self.span.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         error = error or self._error
         attributes = {OUTCOME: self._outcome or outcome_of(error)}
-        self._span.set(attributes)
+        self.span.set(attributes)
         self._telemetry.record(DISPATCH_ACTIVE, -1)
-        self._telemetry.record(DISPATCH_DURATION, time.perf_counter() - self._began, attributes)
-        self._span.end(error)
+        self._telemetry.record(DISPATCH_DURATION, self.span.seconds, attributes)
+        self.span.end(error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from types import TracebackType
 from typing import Self
 
 __all__ = ["Deadline"]
@@ -45,9 +44,7 @@ class Deadline:
         self._timer.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._timer.pending.discard(self)
         # If another cancellation is pending, it is propagated instead of a timeout.
         if self.expired and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):

@@ -358,7 +358,7 @@ def _note_event(delivery: Delivery | None, decision: Decision) -> Decision:
     if delivery is None or decision.event is None:
         return decision
     delivery.note_event(decision.event.id, decision.event.signing_id)
-    return replace(decision, event=replace(decision.event, trace_context=delivery.context))
+    return replace(decision, event=replace(decision.event, trace_context=delivery.span.context))
 
 
 def _note(delivery: Delivery | None, decision: Decision) -> Decision:

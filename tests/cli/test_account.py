@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from signing_async import AuthError, FileTokenStore, SigningClient
 from signing_async.auth.oauth import OAuth
 from signing_async.cli import account
 from signing_async.cli.callback import is_loopback
+from signing_async.sandbox.accounts import redirect_with
 from signing_async.settings import Settings
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
@@ -221,14 +223,15 @@ def test_login_uses_pkce_unless_assumptions_disable_it(
         asked.append(dict(parse_qsl(urlsplit(made.url).query)))
         return made
 
-    def answer() -> str:
-        (made,) = service.do(lambda: service.sandbox.apps)
-        query = asked[0]
-        challenge = query.get("code_challenge")
-        return service.do(service.sandbox.accounts.consent_redirect, made, query["state"], challenge=challenge)
+    class Pasted(io.StringIO):
+        def readline(self, size: int | None = -1) -> str:
+            (made,) = service.do(lambda: service.sandbox.apps)
+            query = asked[0]
+            code = service.do(service.sandbox.accounts.authorize, made, challenge=query.get("code_challenge"))
+            return redirect_with(made, code=code, state=query["state"]) + "\n"
 
     monkeypatch.setattr(OAuth, "authorization_request", request)
-    monkeypatch.setattr(account, "_read_callback_url", answer)
+    monkeypatch.setattr(sys, "stdin", Pasted())
     browse_with(monkeypatch, agree)
     ran = run(*arguments)
     assert ran.code == 0, ran.err

@@ -7,6 +7,7 @@ import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -226,17 +227,21 @@ def test_earlier_report_is_kept_until_its_packages_are_sent(
     assert report.exists()
 
 
+def spoil_document_after_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatch_many = Workers.dispatch_many
+
+    def spoiled(*arguments: Any) -> Any:
+        Path("1.pdf").write_bytes(b"no PDF any more")
+        return dispatch_many(*arguments)
+
+    monkeypatch.setattr(Workers, "dispatch_many", spoiled)
+
+
 def test_packages_that_cannot_be_enqueued_stay_in_the_report(
     run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is kept whole: a new one would hold only those."""
-    results = Workers._results
-
-    def spoiled(self: Workers, packages: object) -> object:
-        Path("1.pdf").write_bytes(b"no PDF any more")
-        return results(self, packages)  # type: ignore[arg-type]  # what was given
-
-    monkeypatch.setattr(Workers, "_results", spoiled)
+    spoil_document_after_the_check(monkeypatch)
     report = Path("leases.failures.csv")
     Path("leases.csv").rename(report)
     before = report.read_bytes()
@@ -250,13 +255,7 @@ def test_document_that_changes_while_it_is_enqueued_is_an_error(
     run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That package is not enqueued, and the others are."""
-    results = Workers._results
-
-    def spoiled(self: Workers, packages: object) -> object:
-        Path("1.pdf").write_bytes(b"no PDF any more")
-        return results(self, packages)  # type: ignore[arg-type]  # what was given
-
-    monkeypatch.setattr(Workers, "_results", spoiled)
+    spoil_document_after_the_check(monkeypatch)
     ran = run("dispatch", "leases.csv", "--broker", redis.url)
     assert ran.code == 1
     assert "2 of 3 packages were enqueued, 1 failed." in ran.out

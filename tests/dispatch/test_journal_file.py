@@ -17,7 +17,6 @@ import pytest
 
 import signing_async._group_commit
 from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
-from signing_async._sqlite import SharedDatabase
 from signing_async.dispatch.journal import _FORMAT, Claim
 from tests.dispatch.holders import taken
 
@@ -235,20 +234,16 @@ async def test_refused_operation_fails_alone_in_its_commit(path: Path) -> None:
 async def test_unexpected_error_reaches_every_waiter_as_its_own_journal_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(*arguments: object, **settings: object) -> None:
+        raise MemoryError
+
     async with SqliteJournal(path) as journal:
-        claim = await taken(journal)
-
-        def fail(self: SharedDatabase) -> None:
-            raise MemoryError
-
         with monkeypatch.context() as patch:
-            patch.setattr(SharedDatabase, "_open", fail)
-            results = await asyncio.gather(
-                journal.write(claim, "one"), journal.write(claim, "two"), return_exceptions=True
-            )
+            patch.setattr(sqlite3, "connect", fail)
+            results = await asyncio.gather(journal.claim("one"), journal.claim("two"), return_exceptions=True)
         assert [str(result) for result in results] == [f"the journal {path}: MemoryError"] * 2
         assert results[0] is not results[1]
-        await journal.write(claim, "three")
+        await taken(journal)
 
 
 async def test_closed_journal_refuses_everything_and_can_be_closed_again(path: Path) -> None:

@@ -119,7 +119,7 @@ async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeyp
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
     with monkeypatch.context() as patch:
-        patch.setattr(journal._commits, "_process", 1)
+        patch.setattr(os, "getpid", lambda: 1)
         with pytest.raises(
             JournalError, match=f"^the journal {path} was opened before a fork; open it again in the child process$"
         ) as caught:

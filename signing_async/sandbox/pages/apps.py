@@ -147,7 +147,8 @@ class Apps:
             return self._ask(request, Filled.refused(fields, refused), 400)
         if decision == "deny":
             raise web.HTTPFound(redirect_with(app, error="access_denied", state=state))
-        raise web.HTTPFound(self._accounts.consent_redirect(app, state, user=user, challenge=challenge))
+        code = self._accounts.authorize(app, user=user, challenge=challenge)
+        raise web.HTTPFound(redirect_with(app, code=code, state=state))
 
     def _asked(self, request: web.Request) -> tuple[App, str | None, str | None]:
         """Return the application, its state and code challenge; redirect to it if its request is invalid."""

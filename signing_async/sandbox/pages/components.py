@@ -146,13 +146,11 @@ def text_field(
     return _field("input", label, name, filled, hint, value=filled.values.get(name, default), **attributes)
 
 
-def choice_field(
-    label: str, name: str, filled: Filled, options: Iterable[tuple[str, str]], hint: Child = None, default: str = ""
-) -> Html:
+def choice_field(label: str, name: str, filled: Filled, options: Iterable[tuple[str, str]], default: str = "") -> Html:
     """Return a labelled select field; the options are values and their texts."""
     chosen = filled.values.get(name, default)
     shown = [tag("option", text, value=value, selected=value == chosen) for value, text in options]
-    return _field("select", label, name, filled, hint, shown)
+    return _field("select", label, name, filled, None, shown)
 
 
 def _field(
