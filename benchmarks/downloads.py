@@ -12,7 +12,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import attrs
 from signing_async import SigningClient
 
 from .charts import Chart, Panel
-from .measure import comparison, in_child, interleaved, panel, peer, quick, ratio
+from .measure import comparison, in_child, interleaved, on_both_cores, panel, peer, quick, ratio
 from .report import OURS, Table, draw, judge, show
 from .rivals import HEADERS, TOKEN, aiohttp_session, has_curl, httpx, httpx_client
 from .server import Server, pdf_bytes, running
@@ -33,6 +33,8 @@ _AIOFILES, _HTTPX, _CURL = "aiohttp and aiofiles", "httpx", "curl -Z"
 _SIZE = 1_000_000
 _FILES = 9 if quick() else 100
 _CHARTED = 8
+_TMPFS = Path("/dev/shm")
+_TO_TMPFS, _ON_BOTH = "to tmpfs", "the client on both cores"
 
 aiofiles: Any = peer("aiofiles")
 
@@ -46,27 +48,44 @@ class _Case:
     at_once: int
     rounds: int
     seconds: float
+    more: str = ""
+    """What differs from the usual: ``_TO_TMPFS``, ``_ON_BOTH`` or nothing."""
 
     @property
     def kind(self) -> str:
-        return f"{_FILES} × {_SIZE // 1000} KB, {'TLS' if self.secure else 'plain'}"
+        kind = f"{_FILES} × {_SIZE // 1000} KB, {'TLS' if self.secure else 'plain'}"
+        return f"{kind}, {self.more}" if self.more else kind
 
 
-_CASES = [
-    _Case(secure, at_once, rounds, seconds)
-    for secure in (False, True)
-    for at_once, rounds, seconds in ((1, 9, 10.0), (_CHARTED, 15, 20.0))
-]
-if quick():
-    _CASES = _CASES[1::2]
+def _cases() -> Iterator[_Case]:
+    kinds = [_ON_BOTH, *([_TO_TMPFS] if _TMPFS.is_dir() else [])]
+    if quick():
+        yield _Case(secure=False, at_once=_CHARTED, rounds=1, seconds=0)
+        yield _Case(secure=True, at_once=_CHARTED, rounds=1, seconds=0)
+        for more in kinds:
+            yield _Case(secure=False, at_once=_CHARTED, rounds=1, seconds=0, more=more)
+        return
+    for secure in (False, True):
+        for at_once in (1, _CHARTED, 50):
+            rounds, seconds = (15, 15.0) if at_once == _CHARTED else (3, 0.0)
+            yield _Case(secure, at_once, rounds, seconds)
+        for more in kinds:
+            yield _Case(secure, _CHARTED, rounds=7, seconds=8.0, more=more)
 
 
 def main() -> None:
     panels: list[Panel] = []
-    with running() as server, tempfile.TemporaryDirectory() as folder:
+    fast = _TMPFS if _TMPFS.is_dir() else None
+    with (
+        running() as server,
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=fast) as in_tmpfs,
+    ):
         server.configure(download_bytes=_SIZE)
-        for case in _CASES:
-            panels += asyncio.run(_compare(server, case, Path(folder)))
+        for case in _cases():
+            target = Path(in_tmpfs if case.more == _TO_TMPFS else folder)
+            with on_both_cores() if case.more == _ON_BOTH else contextlib.nullcontext():
+                panels += asyncio.run(_compare(server, case, target))
         _compare_memory(server)
     axis = "time relative to the best loop written by hand; shorter is better"
     draw(Chart("downloads", f"Downloads to disk, {_CHARTED} at a time", axis, panels))
@@ -206,8 +225,11 @@ async def _compare(server: Server, case: _Case, folder: Path) -> list[Panel]:
         )
     title = f"{case.kind}, {case.at_once} at a time"
     show(comparison(title, samples, _BY_HAND, count=_FILES))
-    if case.at_once != _CHARTED:
+    if case.more == _ON_BOTH:
+        judge(f"downloads, {title}: speed, of the best loop by hand", ratio(samples, _BY_HAND, OURS), at_least=0.9)
+    if case.at_once != _CHARTED or case.more:
         return []
+    judge(f"downloads, {title}: speed, of the same promises by hand", ratio(samples, _PROMISING, OURS), at_least=1.0)
     judge(f"downloads, {title}: speed, of the best loop by hand", ratio(samples, _BY_HAND, OURS), at_least=0.95)
     if samples[_HTTPX]:
         judge(f"downloads, {title}: times as fast as httpx", ratio(samples, _HTTPX, OURS), at_least=2.0)

@@ -33,7 +33,7 @@ from signing_async.webhooks import (
 from signing_async.webhooks.event import parse_event
 from tests.postgres.server import PostgresServer
 
-from .measure import MISSING, own_core, pin, process_cpu, quick
+from .measure import MISSING, on_both_cores, process_cpu, quick
 from .report import Table, judge, show
 
 SECRET = "a webhook secret of a usual length"
@@ -49,7 +49,6 @@ _TARGETS = {
 }
 _SECONDS, _EVENTS = (1, 200) if quick() else (5, 20_000)
 _CONNECTIONS = 64
-_CORES = sorted(os.sched_getaffinity(0))
 _SCRIPT = """
 local deliveries, number = {}, 0
 for line in io.lines("%s") do deliveries[#deliveries + 1] = line end
@@ -188,7 +187,12 @@ def has_postgres() -> bool:
 
 
 def main() -> None:
-    os.sched_setaffinity(0, _CORES)  # the receiver and wrk share both cores, as on a small server
+    # The receiver and wrk share both cores, as on a small server.
+    with on_both_cores():
+        _compare()
+
+
+def _compare() -> None:
     rows = []
     for kind, name in KINDS.items():
         if shutil.which("wrk") is None or (kind == "postgres" and not has_postgres()):
@@ -213,7 +217,6 @@ def main() -> None:
                 judge("inbox: an async handler's overhead", wall, at_most=300, unit="µs")
     note = f"{_EVENTS} events, 8 at once: claimed, parsed, handled, recorded. The load was {os.getloadavg()[0]:.1f}."
     show(Table("Inbox: the overhead of an event", ("handler", "µs", "µs of CPU"), rows, note))
-    pin(own_core())
 
 
 if __name__ == "__main__":

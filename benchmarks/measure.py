@@ -48,6 +48,7 @@ __all__ = [
     "in_thread",
     "interleaved",
     "median",
+    "on_both_cores",
     "other_core",
     "own_core",
     "panel",
@@ -106,9 +107,20 @@ def other_core() -> int:
     return _CORES[-1]
 
 
-def pin(core: int) -> None:
-    """Keep this process, and what it starts from now on, on one core."""
-    os.sched_setaffinity(0, {core})
+def pin(*cores: int) -> None:
+    """Keep this thread, and the threads and processes that it starts from now on, on these cores."""
+    os.sched_setaffinity(0, cores)
+
+
+@contextlib.contextmanager
+def on_both_cores() -> Iterator[None]:
+    """Let this thread, and what it starts in the block, use the server's core too."""
+    before = os.sched_getaffinity(0)
+    pin(own_core(), other_core())
+    try:
+        yield
+    finally:
+        pin(*before)
 
 
 # Time

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from aiohttp.abc import AbstractStreamWriter
 from signing_async import SigningClient
 
 from .charts import Bar, Chart, Panel
-from .measure import MISSING, comparison, in_child, interleaved, panel, peer, quick, ratio
+from .measure import MISSING, comparison, in_child, interleaved, on_both_cores, panel, peer, quick, ratio
 from .report import OURS, Table, draw, judge, show
 from .rivals import HEADERS, TOKEN, aiohttp_session, has_curl, httpx, httpx_client
 from .server import Server, pdf_bytes, running
@@ -38,6 +39,7 @@ _FORM, _FORM_BYTES, _BY_HAND = "aiohttp FormData, open file", "aiohttp FormData,
 _HTTPX, _REQUESTS, _CURL, _RAW = "httpx", "requests in threads", "curl -Z", "raw sockets in threads"
 _CHARTED = 8
 _TMPFS = Path("/dev/shm")
+_IN_TMPFS, _ON_BOTH, _PRODUCERS = "from tmpfs", "the client on both cores", "of several producers"
 _PIECE = 120 * 1024
 """Of several sizes, the one that takes the least time to send with aiohttp."""
 
@@ -51,16 +53,19 @@ UploadAll = Callable[[Sequence[Path]], Awaitable[object]]
 class _Case:
     files: int
     size: int
+    """Bytes of each file; 0 for files of various sizes."""
     secure: bool
     at_once: int
     rounds: int
     seconds: float
-    in_tmpfs: bool = False
+    more: str = ""
+    """What differs from the usual: ``_IN_TMPFS``, ``_ON_BOTH``, ``_PRODUCERS`` or nothing."""
 
     @property
     def kind(self) -> str:
-        kind = f"{self.files} × {self.size // 1000} KB, {'TLS' if self.secure else 'plain'}"
-        return f"{kind}, from tmpfs" if self.in_tmpfs else kind
+        size = f"× {self.size // 1000} KB" if self.size else "files"
+        kind = f"{self.files} {size}, {'TLS' if self.secure else 'plain'}"
+        return f"{kind}, {self.more}" if self.more else kind
 
     @property
     def title(self) -> str:
@@ -68,19 +73,23 @@ class _Case:
 
 
 def _cases() -> Iterator[_Case]:
+    kinds = [_ON_BOTH, *([_IN_TMPFS] if _TMPFS.is_dir() else [])]
     if quick():
         yield _Case(3, 1_000_000, secure=False, at_once=_CHARTED, rounds=1, seconds=0)
         yield _Case(3, 50_000, secure=True, at_once=2, rounds=1, seconds=0)
-        yield _Case(3, 1_000_000, secure=False, at_once=2, rounds=1, seconds=0, in_tmpfs=_TMPFS.is_dir())
+        for more in kinds:
+            yield _Case(3, 1_000_000, secure=False, at_once=2, rounds=1, seconds=0, more=more)
+        yield _Case(9, 0, secure=False, at_once=2, rounds=1, seconds=0, more=_PRODUCERS)
         return
     for files, size in ((200, 1_000_000), (1000, 50_000)):
         for secure in (False, True):
-            for at_once in (1, 8, 32):
-                rounds, seconds = (15, 25.0) if at_once == _CHARTED else (5, 10.0)
+            for at_once in (1, 8, 50):
+                rounds, seconds = (15, 20.0) if at_once == _CHARTED else (3, 0.0)
                 yield _Case(files, size, secure, at_once, rounds, seconds)
-    if _TMPFS.is_dir():
+    for more in kinds:
         for secure in (False, True):
-            yield _Case(200, 1_000_000, secure, at_once=8, rounds=15, seconds=25.0, in_tmpfs=True)
+            yield _Case(200, 1_000_000, secure, at_once=_CHARTED, rounds=7, seconds=8.0, more=more)
+    yield _Case(1000, 0, secure=False, at_once=_CHARTED, rounds=7, seconds=8.0, more=_PRODUCERS)
 
 
 def main() -> None:
@@ -92,8 +101,9 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=fast) as in_tmpfs,
     ):
         for case in _cases():
-            paths = _files(Path(in_tmpfs if case.in_tmpfs else folder), case)
-            panels += asyncio.run(_compare(server, case, paths))
+            paths = _files(Path(in_tmpfs if case.more == _IN_TMPFS else folder), case)
+            with on_both_cores() if case.more == _ON_BOTH else contextlib.nullcontext():
+                panels += asyncio.run(_compare(server, case, paths))
         draw(Chart("uploads", "Uploads, 8 at a time", "time relative to raw sockets; shorter is better", panels))
         case = next(_cases())
         paths = _files(Path(folder), case)
@@ -102,7 +112,16 @@ def main() -> None:
 
 
 def _files(folder: Path, case: _Case) -> list[Path]:
-    """The files to upload, each with a content of its own."""
+    """The files to upload, each with a content of its own unless they are those of the producers."""
+    if case.more == _PRODUCERS:
+        # Not above: the process whose memory is measured imports this module too, and no producers.
+        from . import producers
+
+        made = [data for data in producers.files().values() if data is not None]
+        paths = [folder / f"producer-{number}.pdf" for number in range(case.files)]
+        for path, data in zip(paths, cycle(made)):
+            path.write_bytes(data)
+        return paths
     paths = [folder / f"lease-{case.size}-{number}.pdf" for number in range(case.files)]
     for number, path in enumerate(paths):
         if not path.exists():
@@ -353,11 +372,12 @@ async def _compare(server: Server, case: _Case, paths: Sequence[Path]) -> list[P
         samples = await interleaved(
             runs, rounds=case.rounds, seconds=case.seconds, warm_up=0, expect=len(paths), server=server.cpu
         )
-    counts, done = server.counts(), sum(len(taken) for taken in samples.values()) * len(paths)
-    if counts["uploads"] != done or counts["upload_bytes"] < done * case.size:
+    counts, runs_done = server.counts(), sum(len(taken) for taken in samples.values())
+    size = sum(path.stat().st_size for path in paths)
+    if counts["uploads"] != runs_done * len(paths) or counts["upload_bytes"] < runs_done * size:
         raise AssertionError(f"not all of it arrived: {counts}")
     show(comparison(case.title, samples, _RAW, count=len(paths)))
-    if case.at_once != _CHARTED or case.in_tmpfs:
+    if case.at_once != _CHARTED or case.more:
         return []
     faster = ratio(samples, _FORM, OURS)
     judge(f"{case.title}: times as fast as {_FORM}", faster, at_least=2.0 if case.secure else 2.5)

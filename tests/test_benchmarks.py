@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -29,8 +30,12 @@ from benchmarks.measure import (
     in_thread,
     interleaved,
     median,
+    on_both_cores,
+    other_core,
+    own_core,
     panel,
     peer,
+    pin,
     process_cpu,
     quick,
     ratio,
@@ -245,6 +250,35 @@ def test_every_explanation_belongs_to_a_target() -> None:
     kept = json.loads(Path(report.__file__).with_name("results.json").read_text())["sections"].values()
     judged = {target["what"] for section in kept for target in section["targets"]}
     assert set(notes.NOTES) <= judged
+
+
+def test_both_cores_are_used_only_within_the_block() -> None:
+    """What is measured on two cores leaves the others on one, also if the process was pinned before."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        pin(own_core())
+        with on_both_cores():
+            assert os.sched_getaffinity(0) == {own_core(), other_core()}
+        assert os.sched_getaffinity(0) == {own_core()}
+    finally:
+        pin(*allowed)
+
+
+def test_receiver_of_deliveries_uses_both_cores() -> None:
+    """The module is imported after the process was pinned to one core."""
+    needs("wrk")
+    code = """
+import os
+from benchmarks import measure
+measure.pin(measure.own_core())
+from benchmarks import inbox
+inbox.deliveries = lambda kind: print("cores:", sorted(os.sched_getaffinity(0))) or (1.0, 1.0)
+inbox.main()
+"""
+    environment = {**os.environ, "SIGNING_BENCHMARKS_QUICK": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert f"cores: {sorted({own_core(), other_core()})}" in done.stdout, done.stderr
 
 
 def allocate(size: int) -> int:
