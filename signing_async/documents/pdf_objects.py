@@ -155,6 +155,8 @@ class _Rows:
         self.data = data
         self.budget = budget
         self.filters = self._row_filters(entries.get(b"/DecodeParms"))
+        # The row computed last: the next one is mostly below it, and adds to it.
+        self._last_row, self._last_cells = -1, b""
 
     def _row_filters(self, parameters: Value) -> bytes | None:
         """Return the PNG filter of each row, None without a predictor. Only the filters None and Up are supported."""
@@ -206,9 +208,14 @@ class _Rows:
             raise UnreadablePdf
         base = max(0, self.filters.rfind(b"\x00", 0, row + 1))  # the last row without a filter; later ones add to it
         stride = self.columns + 1
-        self.budget.spend((row - base) * self.columns)
-        lines = self.data[base * stride : (row + 1) * stride]
-        return bytes(sum(lines[column::stride]) & 255 for column in range(1, stride))
+        start, above = base, bytes(self.columns)
+        if base <= self._last_row <= row:
+            start, above = self._last_row + 1, self._last_cells
+        self.budget.spend((row - start) * self.columns)
+        lines = self.data[start * stride : (row + 1) * stride]
+        cells = bytes(sum(lines[column + 1 :: stride], above[column]) & 255 for column in range(self.columns))
+        self._last_row, self._last_cells = row, cells
+        return cells
 
 
 class Document:

@@ -582,6 +582,20 @@ def test_signature_behind_hundreds_of_fields_is_found() -> None:
         assert preflight(pdfs.with_catalog(b"/AcroForm<</Fields 6 0 R>>", objects)) == verdict
 
 
+def form_of(fields: int, field: bytes) -> bytes:
+    """Return a form with equal fields, and then a signed one, whose fields are objects of their own."""
+    numbers = range(8, 8 + fields)
+    objects = {6: b"<</FT/Sig/V 7 0 R>>", 7: pdfs.SIGNATURE} | dict.fromkeys(numbers, field)
+    references = b" ".join(b"%d 0 R" % number for number in [*numbers, 6])
+    return pdfs.with_catalog(b"/AcroForm<</Fields[" + references + b"]>>", objects)
+
+
+def test_signature_behind_a_thousand_fields_of_a_predicted_cross_reference_stream_is_found() -> None:
+    data = pdfs.rewritten(form_of(1000, b"<</FT/Sig/T(a)>>"), object_streams=True)
+    assert b"/Predictor 12" in data
+    assert preflight(data) == judge(data) == "already_signed"
+
+
 LOCKED = pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", filters=False)
 SIGNED = pdfs.with_signature_field(SIGNED_VALUE, more={8: b"(unused)"})
 UNFOLLOWED = {
@@ -655,6 +669,19 @@ def _packed_with_length(length: bytes, *, lost: int = 0) -> bytes:
 def test_truncated_cross_reference_stream_is_not_used() -> None:
     assert preflight(_packed_with_length(b"5 0 R")) == "protected"
     assert preflight(_packed_with_length(b"5 0 R", lost=4)) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 2]), st.binary(min_size=4, max_size=4)), min_size=1),
+    st.lists(st.integers(0, 99)),
+)
+def test_predicted_rows_are_the_same_in_any_order(lines: list[tuple[int, bytes]], order: list[int]) -> None:
+    entries: pdf_syntax.Dict = {b"/W": [0, 3, 1], b"/DecodeParms": {b"/Predictor": 12, b"/Columns": 4}}
+    data = b"".join(bytes([kind]) + cells for kind, cells in lines)
+    rows = pdf_objects._Rows(data, entries, pdf_syntax.Budget(BUDGET))
+    in_order = list(rows.places(0))
+    for number in order:
+        assert rows.place(number % len(lines)) == in_order[number % len(lines)]
 
 
 def test_stream_length_may_be_an_object_outside_the_stream() -> None:
