@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from .pdf_syntax import (
     OBJECT,
+    PLAIN_FIELD,
     REGULAR,
     ROW,
     ROWS,
@@ -264,16 +265,16 @@ class Document:
                 return place
         return Place()
 
-    def resolve(self, value: Value) -> Value:
-        """Return what a reference leads to, None if nothing; return any other value itself."""
+    def resolve(self, value: Value, skip: re.Pattern[bytes] | None = None) -> Value:
+        """Return what a reference leads to, None if nothing or if ``skip`` matches; return any other value itself."""
         if not isinstance(value, Ref):
             return value
         place = self.find(value.number)
         if place.generation != value.generation:
             return None
         if place.container:
-            return self._unpacked(place.container, value.number)
-        return self.text.numbered(place.offset, value)[0] if place.offset else None
+            return self._unpacked(place.container, value.number, skip)
+        return self.text.numbered(place.offset, value, skip)[0] if place.offset else None
 
     def get(self, entries: Dict, key: bytes) -> Value:
         return self.resolve(entries.get(key))
@@ -283,11 +284,11 @@ class Document:
         value = self.get(entries, key)
         return value if isinstance(value, dict) else {}
 
-    def _unpacked(self, container: int, number: int) -> Value:
+    def _unpacked(self, container: int, number: int, skip: re.Pattern[bytes] | None) -> Value:
         if container not in self._packed:
             self._packed[container] = self._unpack(container)
         text, starts = self._packed[container]
-        return text.value(starts[number])[0] if number in starts else None
+        return text.value(starts[number], skip)[0] if number in starts else None
 
     def _unpack(self, container: int) -> tuple[Text, dict[int, int]]:
         """Return the text of an object stream, and the start of each object in it."""
@@ -329,7 +330,7 @@ def signature_values(document: Document, form: Dict) -> Iterator[Value]:
                 if kid in seen:
                     continue
                 seen.add(kid)
-            found = document.resolve(kid)
+            found = document.resolve(kid, None if inherits else PLAIN_FIELD)
             if not isinstance(found, dict):
                 continue
             kind = document.get(found, b"/FT")
