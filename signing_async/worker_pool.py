@@ -7,7 +7,7 @@ import copy
 import logging
 import random
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Generic, Self, TypeVar
 
 import attrs
@@ -322,9 +322,11 @@ class _WorkerPool(Generic[S, R]):
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _run(self) -> None:
-        with self._failing():
+        try:
             async with self._around:
                 await self._run_children()
+        except BaseException as error:
+            self._fail(error)
 
     def _ended(self, _: object = None) -> None:
         self._items = self._pull = None
@@ -387,7 +389,7 @@ class _WorkerPool(Generic[S, R]):
 
     async def _handle(self, item: S) -> None:
         """Work on one item until it has a result."""
-        with self._failing():
+        try:
             while isinstance(result := await self._work(item), Deferred):
                 if self._stopped:
                     return
@@ -398,6 +400,8 @@ class _WorkerPool(Generic[S, R]):
             if not results:
                 self._finish_item()
             self._workers.release()
+        except BaseException as error:
+            self._fail(error)
 
     async def _wait_deferred(self, delay: float) -> None:
         child = asyncio.current_task()
@@ -408,18 +412,14 @@ class _WorkerPool(Generic[S, R]):
         await self._enter()
         self._idle.discard(child)
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Keep an error of the block for the consumer and begin nothing more. The tasks of the pool end without it."""
-        try:
-            yield
-        except BaseException as error:
-            self._failure = self._failure or error
-            self._stopped = True
-            # After the loop was closed there is nothing to cancel.
-            with suppress(RuntimeError):
-                for child in self._idle:
-                    child.cancel()
+    def _fail(self, error: BaseException) -> None:
+        """Keep an error for the consumer and begin nothing more. The tasks of the pool end without it."""
+        self._failure = self._failure or error
+        self._stopped = True
+        # After the loop was closed there is nothing to cancel.
+        with suppress(RuntimeError):
+            for child in self._idle:
+                child.cancel()
 
 
 def _as_async(items: Iterator[S]) -> Callable[[], Awaitable[S]]:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from .pdf_syntax import (
     OBJECT,
+    PLAIN_FIELD,
     REGULAR,
     ROW,
     ROWS,
@@ -155,6 +156,8 @@ class _Rows:
         self.data = data
         self.budget = budget
         self.filters = self._row_filters(entries.get(b"/DecodeParms"))
+        # The row computed last: the next one is mostly below it, and adds to it.
+        self._last_row, self._last_cells = -1, b""
 
     def _row_filters(self, parameters: Value) -> bytes | None:
         """Return the PNG filter of each row, None without a predictor. Only the filters None and Up are supported."""
@@ -206,9 +209,14 @@ class _Rows:
             raise UnreadablePdf
         base = max(0, self.filters.rfind(b"\x00", 0, row + 1))  # the last row without a filter; later ones add to it
         stride = self.columns + 1
-        self.budget.spend((row - base) * self.columns)
-        lines = self.data[base * stride : (row + 1) * stride]
-        return bytes(sum(lines[column::stride]) & 255 for column in range(1, stride))
+        start, above = base, bytes(self.columns)
+        if base <= self._last_row <= row:
+            start, above = self._last_row + 1, self._last_cells
+        self.budget.spend((row - start) * self.columns)
+        lines = self.data[start * stride : (row + 1) * stride]
+        cells = bytes(sum(lines[column + 1 :: stride], above[column]) & 255 for column in range(self.columns))
+        self._last_row, self._last_cells = row, cells
+        return cells
 
 
 class Document:
@@ -257,16 +265,16 @@ class Document:
                 return place
         return Place()
 
-    def resolve(self, value: Value) -> Value:
-        """Return what a reference leads to, None if nothing; return any other value itself."""
+    def resolve(self, value: Value, skip: re.Pattern[bytes] | None = None) -> Value:
+        """Return what a reference leads to, None if nothing or if ``skip`` matches; return any other value itself."""
         if not isinstance(value, Ref):
             return value
         place = self.find(value.number)
         if place.generation != value.generation:
             return None
         if place.container:
-            return self._unpacked(place.container, value.number)
-        return self.text.numbered(place.offset, value)[0] if place.offset else None
+            return self._unpacked(place.container, value.number, skip)
+        return self.text.numbered(place.offset, value, skip)[0] if place.offset else None
 
     def get(self, entries: Dict, key: bytes) -> Value:
         return self.resolve(entries.get(key))
@@ -276,11 +284,11 @@ class Document:
         value = self.get(entries, key)
         return value if isinstance(value, dict) else {}
 
-    def _unpacked(self, container: int, number: int) -> Value:
+    def _unpacked(self, container: int, number: int, skip: re.Pattern[bytes] | None) -> Value:
         if container not in self._packed:
             self._packed[container] = self._unpack(container)
         text, starts = self._packed[container]
-        return text.value(starts[number])[0] if number in starts else None
+        return text.value(starts[number], skip)[0] if number in starts else None
 
     def _unpack(self, container: int) -> tuple[Text, dict[int, int]]:
         """Return the text of an object stream, and the start of each object in it."""
@@ -322,7 +330,7 @@ def signature_values(document: Document, form: Dict) -> Iterator[Value]:
                 if kid in seen:
                     continue
                 seen.add(kid)
-            found = document.resolve(kid)
+            found = document.resolve(kid, None if inherits else PLAIN_FIELD)
             if not isinstance(found, dict):
                 continue
             kind = document.get(found, b"/FT")

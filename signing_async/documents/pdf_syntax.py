@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 __all__ = [
     "FLAT",
     "OBJECT",
+    "PLAIN_FIELD",
     "REGULAR",
     "ROW",
     "ROWS",
@@ -92,6 +93,11 @@ _PLAIN_ITEM = re.compile(_plain_item(rb"("))
 # Without groups: Python 3.11 miscounts groups inside possessive quantifiers.
 _PLAIN_DICTIONARY = re.compile(rb"%b*+<<%b*+(?:%b)*+>>" % (SPACE, SPACE, _plain_entry(rb"(?:")))
 _PLAIN_ARRAY = re.compile(rb"%b*+\[%b*+(?:(?:%b)%b*+)*+\]" % (SPACE, SPACE, _plain_item(rb"(?:"), SPACE))
+PLAIN_FIELD = re.compile(
+    rb"%b*+<<%b*+(?:(?!/Kids|/FT(?!%b*+/(?:Btn|Ch|Tx))|(?:%b)%b*+(?:\[|<<))%b)*+>>"
+    % (SPACE, SPACE, SPACE, b"|".join(sorted(_READ_CONTAINERS)), SPACE, _plain_entry(rb"(?:"))
+)
+"""A plain dictionary without kids, without a container that is read, and without a type or with one of no signature."""
 _UNBOUNDED = (TOKEN, _STRING_PART, ROWS)
 _NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of TOKEN; the third holds delimiters
 _CLOSING = {b"[": b"]", b"<<": b">>"}
@@ -177,8 +183,15 @@ class Text:
             return found
         raise UnreadablePdf
 
-    def value(self, at: int) -> tuple[Value, int]:
-        """Return the value at an offset, and its end. Of a reference at the outermost level only the number is read."""
+    def value(self, at: int, skip: re.Pattern[bytes] | None = None) -> tuple[Value, int]:
+        """Return the value at an offset, and its end. Of a reference at the outermost level only the number is read.
+
+        A value that ``skip`` matches is not parsed, and None.
+        """
+        if skip and (skipped := self._plain_match(skip, at)):
+            length = skipped.end() - skipped.start()
+            self.budget.spend(STEP + length)
+            return None, at + length
         if plain := self._plain_dictionary(at) or self._plain_array(at):
             return plain
         items: list[Value] = []
@@ -263,12 +276,12 @@ class Text:
             depth += {b"(": 1, b")": -1, None: 0}[part[1]]
         return at
 
-    def numbered(self, at: int, ref: Ref) -> tuple[Value, int]:
-        """Return the value of the object at an offset, which must be the one referred to, and its end."""
+    def numbered(self, at: int, ref: Ref, skip: re.Pattern[bytes] | None = None) -> tuple[Value, int]:
+        """Return the value of the object at an offset, which must be the one referred to, and its end; see `value`."""
         found, end = self.need(OBJECT, at)
         if (int(found[1]), int(found[2])) != ref:
             raise UnreadablePdf
-        value, end = self.value(end)
+        value, end = self.value(end, skip)
         self.need(_OBJECT_END, end)
         return value, end
 

@@ -582,6 +582,77 @@ def test_signature_behind_hundreds_of_fields_is_found() -> None:
         assert preflight(pdfs.with_catalog(b"/AcroForm<</Fields 6 0 R>>", objects)) == verdict
 
 
+def form_of(fields: int, field: bytes) -> bytes:
+    """Return a form with equal fields, and then a signed one, whose fields are objects of their own."""
+    numbers = range(8, 8 + fields)
+    objects = {6: b"<</FT/Sig/V 7 0 R>>", 7: pdfs.SIGNATURE} | dict.fromkeys(numbers, field)
+    references = b" ".join(b"%d 0 R" % number for number in [*numbers, 6])
+    return pdfs.with_catalog(b"/AcroForm<</Fields[" + references + b"]>>", objects)
+
+
+def test_signature_behind_a_thousand_fields_of_a_predicted_cross_reference_stream_is_found() -> None:
+    data = pdfs.rewritten(form_of(1000, b"<</FT/Sig/T(a)>>"), object_streams=True)
+    assert b"/Predictor 12" in data
+    assert preflight(data) == judge(data) == "already_signed"
+
+
+TEXT_FIELD = (
+    b"<</AP<</N 5 0 R>>/BS<</S/S/W 1>>/DA(/F1 12 Tf)/DV()/F 4/FT/Tx/Ff 0/MK<</BC[.1 .1 .1]>>/MaxLen 100"
+    b"/P 4 0 R/Rect[0 0 9 9]/Subtype/Widget/T(name)/Type/Annot/V(Anna)>>"
+)
+
+
+def test_signature_behind_two_thousand_text_fields_is_found() -> None:
+    data = form_of(2000, TEXT_FIELD)
+    assert preflight(data) == judge(data) == "already_signed"
+
+
+def test_glance_passes_a_form_of_a_hundred_text_fields() -> None:
+    form = form_of(100, TEXT_FIELD).replace(b"/FT/Sig", b"/FT/Btn")
+    assert judge(form) is None
+    assert glanced(form)
+    assert glanced(pdfs.rewritten(form, object_streams=True))
+
+
+FIELD_PARTS = [
+    b"/FT/Tx", b"/FT/Btn", b"/FT /Ch ", b"/FT/Sig", b"/FT/Txt", b"/FT/Tx#20", b"/FT 9 0 R", b"/FT", b"/F#54/Sig",
+    b"/FTx 1", b"x", b"/Kids[8 0 R]", b"/Kids 10 0 R", b"/K#69ds[8 0 R]", b"/Kids", b"/V 7 0 R", b"/V(a)", b"/V[(a)]",
+    b"/V[R]", b"/V <<R>>", b"/V", b"/V<</V 1>>", b"/DA(/FT/Sig)", b"/MK<</FT/Sig>>", b"/MK<</R R>>", b"/Filter[R]",
+    b"/A%c\n", b"/A null", b"R", b" ", b">>", b"<<", b"1 0 R", b"/Parent 6 0 R",
+]  # fmt: skip
+
+
+SOME_FIELD_PARTS = st.lists(st.sampled_from(FIELD_PARTS), max_size=2).map(b"".join)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    SOME_FIELD_PARTS,
+    st.sampled_from([b"", b"/FT/Tx"]),
+    SOME_FIELD_PARTS,
+    st.sampled_from([b"", b"/FT/Sig"]),
+    st.booleans(),
+)
+def test_fields_get_the_same_verdict_by_pattern_and_parsed(
+    before: bytes, kind: bytes, after: bytes, parent: bytes, signed: bool
+) -> None:
+    """A field that can't be parsed leaves the file to the service, even if another field is signed."""
+    objects = {
+        6: b"<<" + parent + b"/Kids[11 0 R 12 0 R]>>",
+        7: pdfs.SIGNATURE,
+        8: b"<</FT/Sig/V 7 0 R>>",
+        9: b"/Sig",
+        10: b"[8 0 R]",
+        11: b"<<" + before + kind + after + b">>",
+        12: b"<</FT/Sig/V 7 0 R>>" if signed else b"<</FT/Tx>>",
+    }
+    data = pdfs.with_catalog(b"/AcroForm<</Fields[6 0 R]>>", objects)
+    with pytest.MonkeyPatch.context() as patched:
+        quick = preflight(data)
+        patched.setattr(pdf_objects, "PLAIN_FIELD", re.compile(rb"(?!)"))
+        assert preflight(data) == quick
+
+
 LOCKED = pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R", filters=False)
 SIGNED = pdfs.with_signature_field(SIGNED_VALUE, more={8: b"(unused)"})
 UNFOLLOWED = {
@@ -655,6 +726,19 @@ def _packed_with_length(length: bytes, *, lost: int = 0) -> bytes:
 def test_truncated_cross_reference_stream_is_not_used() -> None:
     assert preflight(_packed_with_length(b"5 0 R")) == "protected"
     assert preflight(_packed_with_length(b"5 0 R", lost=4)) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 2]), st.binary(min_size=4, max_size=4)), min_size=1),
+    st.lists(st.integers(0, 99)),
+)
+def test_predicted_rows_are_the_same_in_any_order(lines: list[tuple[int, bytes]], order: list[int]) -> None:
+    entries: pdf_syntax.Dict = {b"/W": [0, 3, 1], b"/DecodeParms": {b"/Predictor": 12, b"/Columns": 4}}
+    data = b"".join(bytes([kind]) + cells for kind, cells in lines)
+    rows = pdf_objects._Rows(data, entries, pdf_syntax.Budget(BUDGET))
+    in_order = list(rows.places(0))
+    for number in order:
+        assert rows.place(number % len(lines)) == in_order[number % len(lines)]
 
 
 def test_stream_length_may_be_an_object_outside_the_stream() -> None:
