@@ -22,10 +22,13 @@ from signing_async.archive import S3Store
 from signing_async.cli.probing import Probe
 from signing_async.postgres import PostgresJournal
 from signing_async.redis import RedisSeenEvents, RedisTokenStore
-from signing_async.taskiq import enqueuing, redis_streams
+from signing_async.taskiq import enqueuing, redis_streams, streams
 from signing_async.webhooks.check import check_receiver
 from tests.archive.s3_server import CREDENTIALS
 from tests.servers import talking
+
+REFUSED, UNKNOWN = "127.0.0.1:1", "service.invalid:443"
+PATIENCE = 20.0
 
 
 async def _call(place: str) -> None:
@@ -52,18 +55,19 @@ async def _check_endpoint(place: str) -> None:
 async def _claim(place: str) -> None:
     # asyncpg has no roots of its own.
     dsn = f"postgresql://user:secret@{place}/db?sslmode=verify-full&sslrootcert=roots.pem"
-    async with PostgresJournal(dsn, timeout=0.2) as journal:
+    # A transient failure is retried for as long.
+    async with PostgresJournal(dsn, timeout=0.2 if place in (REFUSED, UNKNOWN) else PATIENCE) as journal:
         await journal.claim("lease")
 
 
 async def _load_token(place: str) -> None:
-    async with RedisTokenStore(f"rediss://{place}", "app") as store:
+    async with RedisTokenStore(f"rediss://{place}", "app", timeout=PATIENCE) as store:
         await store.load()
 
 
 async def _look_up_event(place: str) -> None:
     """Without an event loop, as WSGI receivers do."""
-    seen = RedisSeenEvents(f"rediss://{place}")
+    seen = RedisSeenEvents(f"rediss://{place}", timeout=PATIENCE)
     try:
         await asyncio.to_thread(seen.claim, "event")
     finally:
@@ -121,7 +125,8 @@ async def _untrusted(connect: Callable[[str], Awaitable[None]]) -> AsyncIterator
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roots for asyncpg; credentials, and a single attempt, for S3."""
+    """Roots for asyncpg, time for the broker; credentials, and a single attempt, for S3."""
+    monkeypatch.setattr(streams, "_TIMEOUT", PATIENCE)
     monkeypatch.chdir(tmp_path)
     trustme.CA().cert_pem.write_to_path("roots.pem")
     for name, value in {**CREDENTIALS, "AWS_MAX_ATTEMPTS": "1"}.items():
@@ -150,7 +155,7 @@ async def test_untrusted_certificate_is_permanent_while_the_caller_handles_anoth
 @each_connection
 async def test_refused_connection_is_a_transient_failure(connect: Callable[[str], Awaitable[None]]) -> None:
     with pytest.raises(SigningError) as caught:
-        await connect("127.0.0.1:1")
+        await connect(REFUSED)
     assert (caught.value.transient, caught.value.effect) == (True, "none")
 
 
@@ -165,12 +170,12 @@ async def test_unknown_host_is_a_transient_failure(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(SigningError) as caught:
-        await connect("service.invalid:443")
+        await connect(UNKNOWN)
     assert (caught.value.transient, caught.value.effect) == (True, "none")
 
 
 async def test_missing_socket_of_a_restarting_database_is_a_transient_failure(tmp_path: Path) -> None:
-    async with PostgresJournal(f"postgresql:///db?host={tmp_path}", timeout=0.2) as journal:
+    async with PostgresJournal(f"postgresql:///db?host={tmp_path}", timeout=1) as journal:
         with pytest.raises(SigningError, match="No such file") as caught:
             await journal.claim("lease")
     assert caught.value.transient
@@ -186,7 +191,7 @@ async def _configure_redis(roots: str) -> None:
 
 async def _configure_s3(roots: str) -> None:
     os.environ["AWS_CA_BUNDLE"] = roots
-    await _append("127.0.0.1:1")
+    await _append(REFUSED)
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "not PEM"])
