@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["field", "integer", "is_integer", "is_number", "is_text", "number", "string"]
+__all__ = ["field", "integer", "is_aware", "is_integer", "is_number", "is_text", "number", "string"]
 
 
 def field(check: Callable[..., object], prefix: str = "", **bounds: Any) -> Callable[[object, Any, Any], object]:
@@ -29,6 +30,11 @@ def is_integer(value: object) -> bool:
 def is_text(value: object) -> bool:
     """Return whether the value is a non-empty string that can be encoded: without lone surrogates."""
     return isinstance(value, str) and value != "" and value.encode("utf-8", "replace").decode() == value
+
+
+def is_aware(value: object) -> bool:
+    """Return whether the value is a datetime with a time zone."""
+    return isinstance(value, datetime) and value.utcoffset() is not None
 
 
 def number(

@@ -23,7 +23,7 @@ from .transport.retry import Repeat
 if TYPE_CHECKING:
     from .webhooks import Wakeups
 
-__all__ = ["Signings", "check_signing", "reading", "signing_path"]
+__all__ = ["Signings", "check_signing", "id_of", "reading", "signing_path"]
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class Signings:
         signing: Signing | None = None
         try:
             async with asyncio.timeout(timeout) as bound:
-                with _sleeper(wakeups, _id(signing_id)) as sleep:
+                with _sleeper(wakeups, id_of(signing_id)) as sleep:
                     while True:
                         signing = await self._poll(signing_id, signing)
                         if signing is not None and signing.state is SigningState.COMPLETED:
@@ -209,12 +209,13 @@ def _sleeper(wakeups: Wakeups | None, signing_id: str) -> Iterator[Callable[[flo
         yield subscription.wait
 
 
-def _id(signing_id: str | Signing) -> str:
-    return signing_id.id if isinstance(signing_id, Signing) else signing_id
+def id_of(signing: str | Signing) -> str:
+    """Return the id of a signing that is given by its id or its record."""
+    return signing.id if isinstance(signing, Signing) else signing
 
 
 def _shown(signing_id: str | Signing) -> str:
-    return one_line(_id(signing_id))
+    return one_line(id_of(signing_id))
 
 
 def check_signing(fields: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from ..dispatch.entry import NoJournal, open_journal
 from ..dispatch.journal import Journal, SqliteJournal
 from ..errors import ArchiveError, ConfigurationError, InvalidRequest, SigningError
 from ..models import Signing
-from ..signings import signing_path
+from ..signings import id_of, signing_path
 from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Progress, ProgressReporter, Results, log
 from .collector import ArchiveResult, Collector, Judgement
@@ -110,7 +110,7 @@ class Archive:
         signing_path(signing)  # an invalid id raises before anything is read
         deferrals, results = Deferrals(), await self._collect(signing)
         while results is None:
-            await asyncio.sleep(deferrals.next(f"signing {one_line(_id(signing))}").delay)
+            await asyncio.sleep(deferrals.next(f"signing {one_line(id_of(signing))}").delay)
             results = await self._collect(signing)
         for result in results:
             if result.error is not None:
@@ -135,7 +135,7 @@ class Archive:
             await archive.follow(wakeups)
         """
         _checks.number("every", every, above=0, error=InvalidRequest)
-        report, sweep_requested = on_result or _ignore, asyncio.Event()
+        report, sweep_requested = on_result or (lambda result: None), asyncio.Event()
         with nullcontext() if wakeups is None else wakeups.subscribe() as subscription:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -240,7 +240,7 @@ async def archive_one(
     named = DEFAULT_TEMPLATE if template is None else template
     async with Archive(client, to, journal=given, template=named, verify=verify, trust=trust) as archive:
         await archive.collect(signing)
-        wanted = (client.base_url, _id(signing))
+        wanted = (client.base_url, id_of(signing))
         return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
 
 
@@ -252,7 +252,7 @@ class _Filter:
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise ConfigurationError(f"name: must be a pattern such as 'Lease *', got {name!r}")
-        if since is not None and not isinstance(since, timedelta) and not _is_aware(since):
+        if since is not None and not isinstance(since, timedelta) and not _checks.is_aware(since):
             raise ConfigurationError(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
         if where is not None and not callable(where):
             raise ConfigurationError(f"where: must be callable, got {where!r}")
@@ -284,17 +284,6 @@ def _check_place(journal: Journal, store: ArchiveStore) -> None:
         make_folders(path.parent, root)
     except OSError as error:
         raise ArchiveError(f"journal: {error.strerror}: {path.parent}", transient=is_transient(error)) from None
-
-
-def _is_aware(value: Any) -> bool:
-    return isinstance(value, datetime) and value.utcoffset() is not None
-
-
-def _id(signing: str | Signing) -> str:
-    return signing.id if isinstance(signing, Signing) else signing
-
-
-def _ignore(_: ArchiveResult) -> None: ...
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import attrs
 
+from .. import _checks
 from ..dispatch.entry import SENDING, SENT, PackageState, journaled, open_journal, release
 from ..dispatch.journal import Journal, JournalRecord, ListedJournal
 from ..errors import InvalidRequest, NotFound, NotYetSigned
@@ -108,7 +109,7 @@ async def archive_status(
             raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
     if isinstance(since, timedelta):
         since = datetime.now(UTC) - since
-    elif since is not None and (not isinstance(since, datetime) or since.utcoffset() is None):
+    elif since is not None and not _checks.is_aware(since):
         raise InvalidRequest(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
     if isinstance(kinds, str) or not set(kinds) <= set(_ALL_KINDS):
         raise InvalidRequest(f"kinds: must be among {', '.join(_ALL_KINDS)}, got {kinds!r}")

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..archive import Archive, ArchiveResult, ArchiveStatus, ArchiveStore, OpenDispatch, StuckSigning
     from ..client import SigningClient
     from ..dispatch.journal import Journal
-    from ..worker_pool import Progress
 
 SECONDS_BETWEEN_REMINDERS = 3600.0
 """With --follow: how often signings without progress are looked for. It takes a list of all signings."""
@@ -325,11 +324,7 @@ async def _verify(state: State, to: str) -> None:
     from ..archive import verify_archive
 
     async with _store(to) as store:
-        with state.out.progress("Verifying") as report:
-
-            def on_progress(progress: Progress) -> None:
-                report(progress.files_done, progress.files_total, progress.bytes_done, progress.bytes_total)
-
+        with state.out.progress("Verifying") as on_progress:
             found = await verify_archive(store, on_progress)
     if not found.lines and not found.findings:
         raise InvalidRequest(f"{to}: is not an archive: it has no manifest.jsonl")

@@ -22,7 +22,7 @@ from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
     from ..client import SigningClient
-    from ..documents.resource import Progress, SealedFile
+    from ..documents.resource import SealedFile
     from ..models import Document
 
 _UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
@@ -67,12 +67,7 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], again: b
         for file in filter(held.__contains__, files):
             fail(file, InvalidRequest(f"the draft already holds this file ({held[file].id}): use --again to upload it"))
         remaining = [file for file in files if file not in held]
-        with state.out.progress("Uploading") as report:
-
-            def on_progress(progress: Progress) -> None:
-                total = len(remaining) if progress.files_total is None else progress.files_total
-                report(progress.files_done, total, progress.bytes_done, progress.bytes_total)
-
+        with state.out.progress("Uploading") as on_progress:
             async with client.documents.upload_many(
                 signing_id, remaining, concurrency=concurrency, on_progress=on_progress
             ) as results:
@@ -184,7 +179,7 @@ def _find(name: str, documents: Sequence[Document]) -> Document:
 async def _download(
     state: State, signing_id: str, selection: _Selection, output: str | None, *, force: bool, verify: bool
 ) -> None:
-    from ..worker_pool import Results
+    from ..worker_pool import ProgressReporter, Results
 
     errors: list[BaseException] = []
     async with state.client() as client:
@@ -203,20 +198,19 @@ async def _download(
                     raise
                 return *target, error
 
-        with state.out.progress("Downloading") as report:
-            size, done = 0, 0
-            report(0, len(targets), 0, None)
+        with state.out.progress("Downloading") as on_progress:
+            reporter = ProgressReporter(on_progress, len(targets))
+            reporter.add(0, 0)
             async with Results(targets, fetch, 4) as results:
                 async for document, path, result in results:
                     facts = {"id": document.id, "name": document.name, "path": str(path)}
-                    done += 1
                     if isinstance(result, BaseException):
                         errors.append(result)
                         state.out.failed(document.name or document.id, result, facts)
+                        reporter.add(1, 0)
                     else:
-                        size += result.size
                         state.out.result({**facts, "size": result.size, "sha256": result.sha256}, str(path))
-                    report(done, len(targets), size, None)
+                        reporter.add(1, result.size)
     state.end(code_of_all(errors, done=len(targets) - len(errors)))
 
 

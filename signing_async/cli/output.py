@@ -21,9 +21,11 @@ import click
 from .exits import PIPE_CLOSED, facts_of
 
 if TYPE_CHECKING:
+    from rich import progress as rich_progress
     from rich.console import Console, RenderableType
-    from rich.progress import Progress
     from rich.text import Text
+
+    from ..worker_pool import Progress
 
 __all__ = ["CONTROLS", "Output", "ago", "clean", "discard_output", "iso", "on_one_line"]
 
@@ -47,7 +49,7 @@ class Output:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
-        self._bar: Progress | None = None
+        self._bar: rich_progress.Progress | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -171,21 +173,18 @@ class Output:
         return table
 
     @contextlib.contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[int, int | None, int, int | None], None]]:
-        """Show a progress bar on standard error, if it is a terminal.
-
-        Yields a function that takes the files done, all files, the bytes done and all bytes.
-        """
+    def progress(self, title: str) -> Iterator[Callable[[Progress], None] | None]:
+        """Show a progress bar on standard error if it is a terminal, and yield its ``on_progress``."""
         if not self.live:
-            yield lambda files, files_total, size, size_total: None
+            yield None
             return
         with _bar(self.errors) as bar:
             task = bar.add_task(title, total=None, files="")
             self._bar = bar
 
-            def report(files: int, files_total: int | None, size: int, size_total: int | None) -> None:
-                count = f"{files}/{'?' if files_total is None else files_total}"
-                bar.update(task, completed=size, total=size_total, files=count)
+            def report(progress: Progress) -> None:
+                count = f"{progress.files_done}/{'?' if progress.files_total is None else progress.files_total}"
+                bar.update(task, completed=progress.bytes_done, total=progress.bytes_total, files=count)
 
             try:
                 yield report
@@ -305,7 +304,7 @@ def _console(stream: Any) -> Console:
     return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
 
 
-def _bar(console: Console) -> Progress:
+def _bar(console: Console) -> rich_progress.Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.table import Column
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from .. import _checks
 from ..errors import InboxError, InvalidRequest
 from .event import Event, parse_event
 
@@ -99,8 +100,8 @@ class EventFilter:
         if isinstance(self.ids, str):
             raise InvalidRequest(f"ids: must be a sequence of event ids, got the string {self.ids!r}")
         for name, moment in (("since", self.since), ("until", self.until)):
-            if moment is not None and moment.tzinfo is None:
-                raise InvalidRequest(f"{name}: must have a time zone, got {moment!r}")
+            if moment is not None and not _checks.is_aware(moment):
+                raise InvalidRequest(f"{name}: must be a datetime with a time zone, got {moment!r}")
         if self.type is not None:
             check_pattern("type", self.type, InvalidRequest)
 
