@@ -49,8 +49,8 @@ class GroupCommit:
     """Runs work on a SQLite file in a thread of its own, and commits all work that waits together.
 
     The result of durable work is on disk when the caller gets it (WAL, ``synchronous=FULL``); other work survives the
-    death of the process, and may be lost in a power cut. Failures are raised as the
-    format's ``failure``. ``timeout`` is how many seconds to wait while another program locks the file.
+    death of the process, and may be lost in a power cut. Failures are raised as the format's ``failure``. ``timeout``
+    is how many seconds to wait while another program locks the file.
     """
 
     def __init__(self, path: object, file_format: FileFormat, *, timeout: float) -> None:

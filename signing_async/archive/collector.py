@@ -19,7 +19,7 @@ import attrs
 
 from .._files import is_transient
 from .._tasks import finish
-from ..dispatch.entry import journaled, release
+from ..dispatch.entry import GuardedJournal
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
 from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError, StorageError
@@ -82,11 +82,11 @@ class Collector:
     ) -> None:
         self.client = client
         self.store = store
-        self.journal = journal
         self.template = template
         self.judgement = judgement
         self.service: str = client.base_url
         self.telemetry: bool = client._transport.options.telemetry
+        self.journal: GuardedJournal = GuardedJournal(journal, telemetry=self.telemetry)
         self.manifest: Manifest = Manifest(store)
         self.incoming: Incoming = Incoming(store)
 
@@ -101,8 +101,7 @@ class Collector:
 
         ``matches`` is asked once the signing was read; without it the signing counts as a match.
         """
-        claiming = self.journal.claim(f"archive:{self.service}:{signing.id}")
-        claim = await journaled("claim", claiming, telemetry=self.telemetry)
+        claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
         if claim is None:
             return None
         try:
@@ -111,7 +110,7 @@ class Collector:
             log.warning("%s", error)
             return None
         finally:
-            await release(self.journal, claim, telemetry=self.telemetry)
+            await self.journal.release(claim)
 
     async def aclose(self) -> None:
         """Wait until the manifest is written, and remove incomplete downloads."""
@@ -277,8 +276,7 @@ class _OneSigning:
     async def _save(self) -> None:
         pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
         text = keep_context(json.dumps({"pending": pending, "complete": self._complete}), self._context)
-        archive = self._archive
-        await journaled("write", archive.journal.write(self._claim, text), telemetry=archive.telemetry)
+        await self._archive.journal.write(self._claim, text)
 
 
 def _raise_if_fatal(error: Exception) -> None:

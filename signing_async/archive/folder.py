@@ -8,8 +8,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -177,21 +176,13 @@ def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
         descriptor = os.open(path, os.O_RDWR | BINARY | (0 if offset else os.O_CREAT), 0o666)
     except FileNotFoundError:
         raise ArchiveConflict(f"the archive {root}: {path.name} does not exist") from None
-    with _closing(descriptor), locked(descriptor):
+    with os.fdopen(descriptor, "r+b", buffering=0), locked(descriptor):
         end = _remove_torn_line(descriptor)
         if end != offset:
             raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")
         _write(descriptor, data, offset)
     if offset == 0:
         sync_folder(path.parent)
-
-
-@contextmanager
-def _closing(descriptor: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_torn_line(descriptor: int) -> int:

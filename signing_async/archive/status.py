@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import attrs
 
 from .. import _checks
-from ..dispatch.entry import SENDING, SENT, PackageState, journaled, open_journal, release
+from ..dispatch.entry import SENDING, SENT, GuardedJournal, PackageState, open_journal
 from ..dispatch.journal import Journal, JournalRecord, ListedJournal
 from ..errors import InvalidRequest, NotFound, NotYetSigned
 from ..models import Document, Recipient, Signing, SigningState
@@ -225,16 +225,15 @@ class _Search:
         """Remind the pending recipients, unless that was done a short time ago."""
         if not pending or self._remind_every is None or self._journal is None:
             return ()
-        telemetry = self._client._transport.options.telemetry
-        claiming = self._journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}")
-        claim = await journaled("claim", claiming, telemetry=telemetry)
+        journal = GuardedJournal(self._journal, telemetry=self._client._transport.options.telemetry)
+        claim = await journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}")
         if claim is None:
             return ()
         try:
             if claim.state is not None and self._now < datetime.fromisoformat(claim.state) + self._remind_every:
                 return ()
             # Written first: if the run is killed after this, the recipients are not reminded twice.
-            await journaled("write", self._journal.write(claim, self._now.isoformat()), telemetry=telemetry)
+            await journal.write(claim, self._now.isoformat())
             return tuple(await self._client.recipients.remind_pending(signing, pending))
         finally:
-            await release(self._journal, claim, telemetry=telemetry)
+            await journal.release(claim)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..dispatch.entry import journaled, release
-from ..dispatch.journal import Claim, ClaimLost, Journal
+from ..dispatch.entry import GuardedJournal
+from ..dispatch.journal import Claim, ClaimLost
 from ..errors import SigningError
 from ..models import Signing, SigningState
 from ..telemetry import switch
@@ -33,7 +33,7 @@ class Sweep:
         self._collector = collector
         self._matches = matches
         self._reporter = reporter
-        self._place = _Place(collector.journal, f"archive-sweep:{collector.service}", telemetry=collector.telemetry)
+        self._place = _Place(collector.journal, f"archive-sweep:{collector.service}")
         self._observed: SweepWork | None = None
         self.jobs: AsyncGenerator[_Job, None] = self._pull()
 
@@ -134,9 +134,8 @@ class _Job:
 class _Place:
     """The position of a sweep, saved in the journal. Of several concurrent sweeps, only one saves its position."""
 
-    def __init__(self, journal: Journal, key: str, *, telemetry: bool) -> None:
+    def __init__(self, journal: GuardedJournal, key: str) -> None:
         self._journal = journal
-        self._telemetry = telemetry
         self._key = key
         self._claim: Claim | None = None
         self._pages: deque[_Page] = deque()
@@ -149,7 +148,7 @@ class _Place:
         """The context of the span of this sweep."""
 
     async def open(self) -> None:
-        self._claim = await journaled("claim", self._journal.claim(self._key), telemetry=self._telemetry)
+        self._claim = await self._journal.claim(self._key)
         if self._claim is not None and self._claim.state is not None:
             with suppress(ValueError, KeyError, TypeError):
                 cursor = json.loads(self._claim.state)["cursor"]
@@ -163,7 +162,7 @@ class _Place:
             if self._is_whole and not self._pages:
                 await self._save(None)
         finally:
-            await release(self._journal, self._claim, telemetry=self._telemetry)
+            await self._journal.release(self._claim)
 
     def enter(self, next_cursor: str | None) -> _Page:
         """Return a page that is being listed."""
@@ -191,5 +190,4 @@ class _Place:
             # Another sweep may have taken over: then it saves its own place.
             with suppress(ClaimLost):
                 text = keep_context(json.dumps({"cursor": cursor}), self.context)
-                writing = self._journal.write(self._claim, text)
-                await journaled("write", writing, telemetry=self._telemetry)
+                await self._journal.write(self._claim, text)

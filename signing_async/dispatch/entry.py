@@ -1,6 +1,6 @@
 """The journal entry of one package: what is known of its draft, saved before each step begins and after it ends.
 
-Also the ways to open a journal, to call it and to release a claim, which an archive uses too.
+Also the ways to open a journal and to call it, which an archive uses too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ __all__ = [
     "DRAFT",
     "SENDING",
     "SENT",
+    "GuardedJournal",
     "JournalEntry",
     "NoJournal",
     "PackageState",
-    "journaled",
     "open_journal",
-    "release",
 ]
 
 T = TypeVar("T")
@@ -46,23 +45,45 @@ _is_ids = validators.deep_mapping(
 )
 
 
-async def journaled(name: str, operation: Awaitable[T], *, telemetry: bool) -> T:
-    """Await the named operation of any journal; raise its unexpected errors as `JournalError`."""
-    observed = switch.active() if telemetry else None
-    if observed is None:
-        return await _converting(operation)
-    from ..telemetry.work import record_journal
+class GuardedJournal:
+    """Any journal: its unexpected errors are raised as `JournalError`, and its operations are observed."""
 
-    began, raised = time.perf_counter(), None
-    try:
-        return await _converting(operation)
-    except BaseException as error:
-        raised = error
-        raise
-    finally:
-        record_journal(observed, name, time.perf_counter() - began, raised)
-        # It has this frame in its traceback.
-        del raised
+    def __init__(self, journal: Journal, *, telemetry: bool) -> None:
+        self._journal = journal
+        self._telemetry = telemetry
+
+    async def claim(self, key: str) -> Claim | None:
+        return await self._observe("claim", self._journal.claim(key))
+
+    async def write(self, claim: Claim, state: str) -> None:
+        await self._observe("write", self._journal.write(claim, state))
+
+    async def release(self, claim: Claim) -> None:
+        """Release the claim, even if the run is cancelled or the journal has failed."""
+        releasing = asyncio.ensure_future(self._observe("release", self._journal.release(claim)))
+        try:
+            await asyncio.shield(releasing)
+        except ClaimLost:
+            pass
+        except JournalError as error:
+            log.warning("%s", error)
+
+    async def _observe(self, name: str, operation: Awaitable[T]) -> T:
+        observed = switch.active() if self._telemetry else None
+        if observed is None:
+            return await _converting(operation)
+        from ..telemetry.work import record_journal
+
+        began, raised = time.perf_counter(), None
+        try:
+            return await _converting(operation)
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            record_journal(observed, name, time.perf_counter() - began, raised)
+            # It has this frame in its traceback.
+            del raised
 
 
 async def _converting(operation: Awaitable[T]) -> T:
@@ -73,17 +94,6 @@ async def _converting(operation: Awaitable[T]) -> T:
     except Exception as error:
         message = f"the journal failed: {type(error).__name__}: {error}"
         raise JournalError(message, transient=is_transient(error)) from error
-
-
-async def release(journal: Journal, claim: Claim, *, telemetry: bool) -> None:
-    """Release the claim, even if the run is cancelled or the journal has failed."""
-    releasing = asyncio.ensure_future(journaled("release", journal.release(claim), telemetry=telemetry))
-    try:
-        await asyncio.shield(releasing)
-    except ClaimLost:
-        pass
-    except JournalError as error:
-        log.warning("%s", error)
 
 
 def open_journal(journal: Any) -> Journal:
@@ -145,19 +155,9 @@ class PackageState:
 class JournalEntry:
     """The state of a claimed package, and the journal that keeps it."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        claim: Claim,
-        content: str,
-        service: str,
-        *,
-        telemetry: bool,
-        context: str | None = None,
-    ) -> None:
+    def __init__(self, journal: GuardedJournal, claim: Claim, content: str, service: str, context: str | None) -> None:
         self._journal = journal
         self._claim = claim
-        self._telemetry = telemetry
         self._context = context
         """That of the span of this run's work on the package, for the next run."""
         self.state: PackageState = PackageState(content, service)
@@ -189,5 +189,5 @@ class JournalEntry:
                 return
             covered = self._changes
             text = keep_context(json.dumps(attrs.asdict(self.state)), self._context)
-            await journaled("write", self._journal.write(self._claim, text), telemetry=self._telemetry)
+            await self._journal.write(self._claim, text)
             self._saved = covered

@@ -23,7 +23,7 @@ from ..telemetry import switch
 from ..telemetry.names import DISPATCH_SPAN
 from ..transport.call import Transport, log
 from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressReporter, Results, copy_unsent
-from .entry import JournalEntry, NoJournal, journaled, open_journal, release
+from .entry import GuardedJournal, JournalEntry, NoJournal, open_journal
 from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
 from .steps import Draft, Resources, Sending, Uploads
@@ -107,8 +107,8 @@ class _Run:
     ) -> None:
         self._resources = resources
         self._journal = journal
-        self._telemetry = resources.telemetry and not isinstance(journal, NoJournal)
-        """Whether the operations of the journal are observed."""
+        observed = resources.telemetry and not isinstance(journal, NoJournal)
+        self._guarded = GuardedJournal(journal, telemetry=observed)
         self._is_own_journal = is_own_journal
         self._concurrency = concurrency
         self._ordered = ordered
@@ -162,7 +162,7 @@ class _Run:
             prepared = await self._prepare(job)
         except Exception as error:
             return DispatchResult(job.package, None, error)
-        claim = await journaled("claim", self._journal.claim(prepared.key), telemetry=self._telemetry)
+        claim = await self._guarded.claim(prepared.key)
         result = None if claim is None else await self._observe(job, prepared, claim)
         if result is None:
             return job.defer()
@@ -215,14 +215,7 @@ class _Run:
             return result
 
     async def _send(self, job: _Job, prepared: Prepared, claim: Claim, context: str | None) -> DispatchResult | None:
-        entry = JournalEntry(
-            self._journal,
-            claim,
-            prepared.content,
-            self._resources.service,
-            telemetry=self._telemetry,
-            context=context,
-        )
+        entry = JournalEntry(self._guarded, claim, prepared.content, self._resources.service, context)
         draft = Draft(self._resources, prepared, entry, self._uploads, job.on_progress)
         sending = Sending(self._resources, prepared, entry, draft)
         try:
@@ -238,7 +231,7 @@ class _Run:
                 error.allow_repeat()
             return await self._note_failure(sending, job, error)
         finally:
-            await release(self._journal, claim, telemetry=self._telemetry)
+            await self._guarded.release(claim)
 
     async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
         try:

@@ -108,7 +108,7 @@ class _SharedRate:
 
     def _refill(self) -> asyncio.Task[None]:
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._reserve_batch(), name="signing_async gate slots")
+            self._task = asyncio.create_task(self._reserve_batch(), name="signing_async rate limiter slots")
         return self._task
 
     async def _reserve_batch(self) -> None:
@@ -213,7 +213,7 @@ class RedisRateLimiter:
         self._paused_until = max(self._paused_until, until)
         self._local.pause(seconds)
         self._pause_id = secrets.token_hex(8)
-        task = loop.create_task(self._publish(until, self._pause_id), name="signing_async gate pause")
+        task = loop.create_task(self._publish(until, self._pause_id), name="signing_async rate limiter pause")
         self._publishing.add(task)
         task.add_done_callback(self._publishing.discard)
 
@@ -278,7 +278,7 @@ class RedisRateLimiter:
     async def _synchronize(self, deadline: float) -> None:
         """Before the first request, learn of a pause that began earlier."""
         if self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch(), name="signing_async gate")
+            self._watcher = asyncio.create_task(self._watch(), name="signing_async rate limiter")
         left = deadline - asyncio.get_running_loop().time()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(left, self._connection.timeout)):
@@ -298,7 +298,7 @@ class RedisRateLimiter:
     async def _follow(self) -> None:
         """Apply the pauses of other workers until the connection is lost."""
         subscription = await self._connection.subscribe(self._key)
-        listener = asyncio.create_task(self._listen(subscription), name="signing_async gate listener")
+        listener = asyncio.create_task(self._listen(subscription), name="signing_async rate limiter listener")
         try:
             while not listener.done():
                 # Finds a pause that was published while nobody listened, and that Redis is gone.

@@ -259,7 +259,7 @@ class Exchange(Generic[T]):
             own = status in (500, 503) and error.code is not None
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
         if not 400 <= status < 500 and self.operation.method not in _READING:
-            # Some server took the request, and it is not known what became of it.
+            # Some server received the request, and its outcome is unknown.
             return FailedAttempt(Outcome.LOST, error, may_retry=False)
         raise error
 

@@ -141,5 +141,5 @@ def _body(label: str, body: str | None, record: RequestRecord) -> Html:
         return code_block(f"{label} body", body)
     missing = "No body."
     if body is None and record.operation is not None:
-        missing = f"The body was not read, or is no longer kept: bodies of the newest {BODIES} requests are."
+        missing = f"The body was not read, or is no longer kept: only the newest {BODIES} requests keep their bodies."
     return tag("p", missing, class_="quiet")
