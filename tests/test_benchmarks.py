@@ -188,6 +188,7 @@ def test_target_is_judged_by_its_rounded_figure(target: Target, met: bool) -> No
 def test_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison replaces its own section alone; what is missed is explained, or said not to be."""
     monkeypatch.setattr(report, "NOTES", {"calls: cost": "Calls are work."})
+    monkeypatch.setattr(report, "CHANGES", {"lists": "Lists are longer."})
     table = Table("Calls", ("candidate", "wall"), [[OURS, "1.20"]])
     chart = Chart("calls", "A call & more", "time", [Panel("me()", [Bar(OURS, 1.2, ours=True)], target=1.15)])
     there = ["lists", "calls", "others"]
@@ -202,6 +203,7 @@ def test_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pyte
     assert str(table) in page
     assert "- Missed, calls: cost: Calls are work." in page
     assert "- Missed, lists: speed: not explained yet" in page
+    assert "Lists again.\n\nSince the former figures: Lists are longer.\n" in page
     assert "Lists again." in page
     assert "Lists.\n" not in page
     assert "gone" not in page
@@ -250,6 +252,11 @@ def test_every_explanation_belongs_to_a_target() -> None:
     kept = json.loads(Path(report.__file__).with_name("results.json").read_text())["sections"].values()
     judged = {target["what"] for section in kept for target in section["targets"]}
     assert set(notes.NOTES) <= judged
+
+
+def test_every_change_belongs_to_a_comparison() -> None:
+    """What changed in a comparison that was renamed would be shown nowhere."""
+    assert set(notes.CHANGES) <= set(names())
 
 
 def test_both_cores_are_used_only_within_the_block() -> None:
