@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 import aiohttp
 import pytest
 
-from benchmarks import notes, report
+from benchmarks import notes, report, webhooks
 from benchmarks.__main__ import main, names
 from benchmarks.charts import Bar, Chart, Panel, svg
 from benchmarks.measure import (
@@ -144,6 +145,20 @@ def test_missing_peer_keeps_its_row_and_bar() -> None:
     bars = panel("calls", samples, "floor").bars
     assert bars == [Bar(OURS, 2, ours=True), Bar("floor", 1), Bar("no_such_peer", None)]
     assert MISSING in svg(Chart("calls", "Calls", "time", [Panel("calls", bars)]))
+
+
+def test_peer_that_cannot_be_imported_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release of another package may break a peer; the others are still compared."""
+    (tmp_path / "broken_peer.py").write_text("from json import no_such_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert peer("broken_peer") is None
+
+    def broken(body: bytes) -> webhooks.Run:
+        module: webhooks.Run = importlib.import_module("broken_peer").verify
+        return module
+
+    monkeypatch.setattr(webhooks, "PEERS", (broken,))
+    assert webhooks.contestants(webhooks.body_of(300))["broken"] is None
 
 
 async def test_missing_candidate_has_no_samples() -> None:
