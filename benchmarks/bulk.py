@@ -89,7 +89,7 @@ async def _compare(server: Server, folder: Path) -> None:
             OURS: lambda: _ours(client, paths),
             _FORM: lambda: _form(session, server.plain + _PATH, paths),
         }
-        samples = await interleaved(runs, rounds=9, seconds=40.0, expect=_FILES, server=server.cpu)
+        samples = await interleaved(runs, rounds=9, seconds=15.0, expect=_FILES, server=server.cpu)
     title = f"{_FILES * _FILE_SIZE // 10**6} MB in files of 1 MB, {_AT_ONCE} at a time"
     show(comparison(title, samples, _FORM, count=_FILES))
     judge("upload_many: speed, of FormData's", ratio(samples, _FORM, OURS), at_least=1.8)

@@ -66,9 +66,9 @@ def page(signings: int, shape: Shape) -> bytes:
 
 
 def _signing(number: int, shape: Shape) -> dict[str, Any]:
-    document = {"name": "lease.pdf", "completed_at": "2026-01-31T12:30:15Z", "signed_file_path": "/f"}
+    document: dict[str, Any] = {"name": "lease.pdf", "completed_at": "2026-01-31T12:30:15Z", "signed_file_path": "/f"}
     if shape.unknown:
-        document["sha256"] = "5f1b2c3d"
+        document["size"] = 48_213
     return {
         "id": f"5f1b2c3d-0000-4000-8000-{number:012}",
         "name": f"Lease {number}",

@@ -67,7 +67,7 @@ def _cases() -> Iterator[_Case]:
         return
     for secure in (False, True):
         for at_once in (1, _CHARTED, 50):
-            rounds, seconds = (15, 15.0) if at_once == _CHARTED else (3, 0.0)
+            rounds, seconds = (15, 12.0) if at_once == _CHARTED else (3, 0.0)
             yield _Case(secure, at_once, rounds, seconds)
         for more in kinds:
             yield _Case(secure, _CHARTED, rounds=7, seconds=8.0, more=more)

@@ -22,7 +22,7 @@ _SOURCES = {
     _READY: "from signing_async import SigningClient; client = SigningClient('https://tenant.example.com', 'token')",
 }
 _PEERS = ("aiohttp", "httpx", "stripe", "openai", "docusign_esign", "dropbox_sign")
-_ROUNDS, _SECONDS = 15, 45.0
+_ROUNDS, _SECONDS = 15, 25.0
 
 
 def main() -> None:

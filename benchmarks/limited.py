@@ -150,7 +150,7 @@ async def _compare_unlimited(server: Server) -> None:
         return run
 
     runs = {OURS: candidate(limited=True), _UNLIMITED: candidate(limited=False)}
-    samples = await interleaved(runs, rounds=21, seconds=30.0, expect=_UPLOADS, server=server.cpu)
+    samples = await interleaved(runs, rounds=21, seconds=15.0, expect=_UPLOADS, server=server.cpu)
     title = f"{_UPLOADS} uploads, {_AT_ONCE} at a time, none rejected"
     show(comparison(title, samples, _UNLIMITED, count=_UPLOADS))
     judge("uploads without rejections: speed, of unlimited", ratio(samples, _UNLIMITED, OURS), at_least=0.97)

@@ -85,10 +85,10 @@ def set_rounds(rounds: int) -> None:
 
 
 def peer(module: str) -> ModuleType | None:
-    """A module of something to compare with; None where it is not installed."""
+    """A module of something to compare with; None where it is not installed, or cannot be imported."""
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError:
+    except ImportError:
         return None
 
 

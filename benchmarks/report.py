@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from .charts import Bar, Chart, Panel, svg
-from .notes import NOTES
+from .notes import CHANGES, NOTES
 
 __all__ = ["OURS", "Section", "Table", "Target", "collected", "draw", "judge", "keep", "show", "shown", "write"]
 
@@ -181,6 +181,8 @@ def _page(sections: dict[str, Section], machine: str, versions: str) -> str:
     ]
     for name, section in sections.items():
         parts += [f"## {name}", section.about]
+        if name in CHANGES:
+            parts.append(f"Since the former figures: {CHANGES[name]}")
         parts += [f"![{chart.title}](charts/{chart.name}.svg)" for chart in section.charts]
         parts += _judged(section.targets)
         parts += [str(table) for table in section.tables]

@@ -21,7 +21,7 @@ from .server import Server, running
 
 _CONCURRENCY = 32
 _CALLS = 64 if quick() else 1600
-_ROUNDS, _SECONDS = 41, 30.0
+_ROUNDS, _SECONDS = 41, 15.0
 _LOCAL, _CLOSINGS = "LocalGate", "RedisGate without a rate"
 # More than any client here can make, so that the rate itself holds nobody back.
 _PER_SECOND = 100_000

@@ -84,7 +84,7 @@ def _cases() -> Iterator[_Case]:
     for files, size in ((200, 1_000_000), (1000, 50_000)):
         for secure in (False, True):
             for at_once in (1, 8, 50):
-                rounds, seconds = (15, 20.0) if at_once == _CHARTED else (3, 0.0)
+                rounds, seconds = (15, 15.0) if at_once == _CHARTED else (3, 0.0)
                 yield _Case(files, size, secure, at_once, rounds, seconds)
     for more in kinds:
         for secure in (False, True):

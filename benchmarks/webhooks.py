@@ -120,7 +120,7 @@ def contestants(body: bytes) -> dict[str, Run | None]:
     for peer in PEERS:
         try:
             runs[peer.__name__] = peer(body)
-        except ModuleNotFoundError:
+        except ImportError:
             runs[peer.__name__] = None
     return runs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 import aiohttp
 import pytest
 
-from benchmarks import notes, report
+from benchmarks import notes, report, webhooks
 from benchmarks.__main__ import main, names
 from benchmarks.charts import Bar, Chart, Panel, svg
 from benchmarks.measure import (
@@ -146,6 +147,20 @@ def test_missing_peer_keeps_its_row_and_bar() -> None:
     assert MISSING in svg(Chart("calls", "Calls", "time", [Panel("calls", bars)]))
 
 
+def test_peer_that_cannot_be_imported_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release of another package may break a peer; the others are still compared."""
+    (tmp_path / "broken_peer.py").write_text("from json import no_such_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert peer("broken_peer") is None
+
+    def broken(body: bytes) -> webhooks.Run:
+        module: webhooks.Run = importlib.import_module("broken_peer").verify
+        return module
+
+    monkeypatch.setattr(webhooks, "PEERS", (broken,))
+    assert webhooks.contestants(webhooks.body_of(300))["broken"] is None
+
+
 async def test_missing_candidate_has_no_samples() -> None:
     """It has no samples; the others have theirs, as many as the time allows but a few at least."""
     candidates = {"here": in_process(lambda: time.sleep(0.01)), "missing": None}
@@ -188,6 +203,7 @@ def test_target_is_judged_by_its_rounded_figure(target: Target, met: bool) -> No
 def test_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison replaces its own section alone; what is missed is explained, or said not to be."""
     monkeypatch.setattr(report, "NOTES", {"calls: cost": "Calls are work."})
+    monkeypatch.setattr(report, "CHANGES", {"lists": "Lists are longer."})
     table = Table("Calls", ("candidate", "wall"), [[OURS, "1.20"]])
     chart = Chart("calls", "A call & more", "time", [Panel("me()", [Bar(OURS, 1.2, ours=True)], target=1.15)])
     there = ["lists", "calls", "others"]
@@ -202,6 +218,7 @@ def test_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pyte
     assert str(table) in page
     assert "- Missed, calls: cost: Calls are work." in page
     assert "- Missed, lists: speed: not explained yet" in page
+    assert "Lists again.\n\nSince the former figures: Lists are longer.\n" in page
     assert "Lists again." in page
     assert "Lists.\n" not in page
     assert "gone" not in page
@@ -250,6 +267,11 @@ def test_every_explanation_belongs_to_a_target() -> None:
     kept = json.loads(Path(report.__file__).with_name("results.json").read_text())["sections"].values()
     judged = {target["what"] for section in kept for target in section["targets"]}
     assert set(notes.NOTES) <= judged
+
+
+def test_every_change_belongs_to_a_comparison() -> None:
+    """What changed in a comparison that was renamed would be shown nowhere."""
+    assert set(notes.CHANGES) <= set(names())
 
 
 def test_both_cores_are_used_only_within_the_block() -> None:
