@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 import aiohttp
 import attrs
 
-from . import endpoints
+from . import any_endpoint
 from .assumptions import Assumptions
 from .auth.oauth import OAuth, leave
 from .documents.resource import Documents
@@ -187,9 +187,9 @@ class SigningClient:
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
 
     # Requests to endpoints that have no method here.
-    request: Final = endpoints.request
-    paginate: Final = endpoints.paginate
-    stream: Final = endpoints.stream
+    request: Final = any_endpoint.request
+    paginate: Final = any_endpoint.paginate
+    stream: Final = any_endpoint.stream
 
     async def dispatch(
         self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None, *, ordered: bool = True
