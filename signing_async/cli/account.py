@@ -15,7 +15,7 @@ import attrs
 import click
 
 from ..errors import AuthError, ConfigurationError, WaitTimeout
-from .command import Seconds, State, command
+from .command_base import Seconds, State, command
 from .output import on_one_line
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
-from .command import Seconds, State, command, common_options, refuse_password
+from .command_base import Seconds, State, command, common_options, refuse_password
 from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
 from .exits import NOT_SOUND, STUCK, code_of, code_of_all
 from .output import on_one_line

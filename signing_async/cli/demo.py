@@ -29,7 +29,7 @@ from ..errors import InvalidRequest, InvalidSignature
 from ..models import Document, NewRecipient, Signing
 from ..sandbox import Sandbox
 from ..webhooks import Event, Inbox, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
-from .command import State, command
+from .command_base import State, command
 from .output import Output
 
 _SECRET = "whsec-of-the-demo"  # used by the demo only
