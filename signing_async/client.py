@@ -51,8 +51,7 @@ class SigningClient:
     attempt, also of the token requests that a call causes; ``on_response`` with every response except those of
     downloads and streams. By default each client has a ``rate_limiter`` of its own; if the service counts the requests
     of several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines.
-    ``telemetry=False`` turns off OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for the whole process; True overrides
-    that. ::
+    ``telemetry=False`` disables OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for a process; True overrides that. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
