@@ -13,6 +13,8 @@ from ._version import __version__ as __version__
 from .errors import *  # noqa: F403  # the whole tree is public, and needs the standard library only
 
 if TYPE_CHECKING:
+    from .any_endpoint import Reader as Reader
+    from .any_endpoint import ResponseStream as ResponseStream
     from .assumptions import Assumptions as Assumptions
     from .auth.oauth import AuthorizationRequest as AuthorizationRequest
     from .auth.oauth import OAuth as OAuth
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from .documents.resource import UploadResult as UploadResult
     from .documents.source import PdfSource as PdfSource
     from .documents.source import Source as Source
-    from .endpoints import Reader as Reader
-    from .endpoints import ResponseStream as ResponseStream
     from .models import Document as Document
     from .models import Language as Language
     from .models import NewRecipient as NewRecipient
@@ -89,7 +89,7 @@ else:  # a computed `__all__` says nothing to checkers: they read the imports ab
             ".transport.rate_limit": ("Gate", "LocalGate", "LocalRateLimiter", "RateLimiter"),
             ".auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
             ".transport.call": ("Attempt", "Timeouts"),
-            ".endpoints": ("Reader", "ResponseStream"),
+            ".any_endpoint": ("Reader", "ResponseStream"),
             ".transport.response": ("Response",),
             ".worker_pool": ("Progress", "Results"),
         },

@@ -136,11 +136,11 @@ def retry_while_open(work: Callable[[], T]) -> T:
     return work()
 
 
-def check_locks(user: str) -> None:
-    """Raise `ConfigurationError` if the system lacks the locks that the class ``user`` needs."""
+def check_locks(required_by: str) -> None:
+    """Raise `ConfigurationError` if the system lacks the locks that the class ``required_by`` needs."""
     if fcntl is None and msvcrt is None:
         raise ConfigurationError(
-            f"{user} needs file locks, which this system does not have: use Redis, PostgreSQL or S3"
+            f"{required_by} needs file locks, which this system does not have: use Redis, PostgreSQL or S3"
         )
 
 

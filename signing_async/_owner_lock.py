@@ -16,13 +16,14 @@ __all__ = ["OwnerLock"]
 
 
 class OwnerLock:
-    """A locked file beside ``path``: an owner is alive as long as its file is locked, however its process ends.
+    """A locked file beside ``path``, which says that its owner is alive.
 
-    ``user`` is the class that needs it, for the error on systems without such locks.
+    The owner counts as alive while its file is locked; the system releases the lock when the process ends, even by
+    SIGKILL. ``required_by`` is the class that needs the lock, for the error on systems without such locks.
     """
 
-    def __init__(self, path: Path, user: str) -> None:
-        check_locks(user)
+    def __init__(self, path: Path, required_by: str) -> None:
+        check_locks(required_by)
         self.path = path
         self.owner = ""
         """The name of the owner, new each time that the lock is acquired."""
@@ -46,7 +47,8 @@ class OwnerLock:
         while True:
             owner = secrets.token_hex(8)
             file = os.fdopen(os.open(self._lock_path(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)
-            # Before it was locked, another process may have taken it for a dead owner's and removed it.
+            # Between create and lock, another process may have taken the file for a dead owner's and removed it; try
+            # again.
             if try_lock(file.fileno()) and os.fstat(file.fileno()).st_nlink:
                 break
             file.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 import aiohttp
 import attrs
 
-from . import endpoints
+from . import any_endpoint
 from .assumptions import Assumptions
 from .auth.oauth import OAuth, leave
 from .documents.resource import Documents
@@ -48,10 +48,10 @@ class SigningClient:
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any number
     of clients may share and which the client never closes; by default the client makes one. ``timeout`` is `Timeouts`,
     or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
-    attempt, also of the token requests that a call causes; ``on_response`` with every response but those of downloads.
-    By default each client has a ``rate_limiter`` of its own; if the service counts the requests of several clients
-    together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines. ``telemetry=False``
-    turns off OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for the whole process; True overrides that. ::
+    attempt, also of the token requests that a call causes; ``on_response`` with every response except those of
+    downloads and streams. By default each client has a ``rate_limiter`` of its own; if the service counts the requests
+    of several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines.
+    ``telemetry=False`` disables OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for a process; True overrides that. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -73,7 +73,7 @@ class SigningClient:
         telemetry: bool | None = None,
     ) -> None:
         origin = wire.check_origin(base_url)
-        bearer = _bearer(auth, origin)
+        checked_auth = _check_auth(auth, origin)
         # Some tracebacks show variables.
         del auth
         if session is not None:
@@ -81,9 +81,9 @@ class SigningClient:
         limiter = _rate_limiter(rate_limiter, gate)
         options = _options(retry, timeout, assumptions, on_attempt, on_response, telemetry)
         sessions = wire.Sessions(session)
-        if isinstance(bearer, OAuth):
-            bearer.lend(sessions)
-        self._set_up(Shared(origin, bearer, sessions, limiter), Tracker(), options)
+        if isinstance(checked_auth, OAuth):
+            checked_auth.lend(sessions)
+        self._set_up(Shared(origin, checked_auth, sessions, limiter), Tracker(), options)
         self._owns = True
 
     def _set_up(self, shared: Shared, tracker: Tracker, options: Options) -> None:
@@ -127,11 +127,11 @@ class SigningClient:
         gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
         telemetry: bool | None = None,
     ) -> Self:
-        """Return a client with the settings of the environment and of the configuration file, in this order.
+        """Return a client configured by the environment and the settings file; the environment takes precedence.
 
         Required are ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
-        ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE`` (not required after
-        ``signing-async login``). `signing_async.settings` lists the others. The arguments take precedence.
+        ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE``. After ``signing-async login``,
+        ``SIGNING_TOKEN_FILE`` is optional. `signing_async.settings` lists the others. Arguments override both.
         """
         from .settings import Settings  # most clients are made without it
 
@@ -187,9 +187,9 @@ class SigningClient:
         return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
 
     # Requests to endpoints that have no method here.
-    request: Final = endpoints.request
-    paginate: Final = endpoints.paginate
-    stream: Final = endpoints.stream
+    request: Final = any_endpoint.request
+    paginate: Final = any_endpoint.paginate
+    stream: Final = any_endpoint.stream
 
     async def dispatch(
         self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None, *, ordered: bool = True
@@ -220,7 +220,7 @@ class SigningClient:
         """Send packages, ``concurrency`` at a time; return an async iterator of results in completion order.
 
         Packages are pulled as workers become free. A package that fails is a result with an error, and the others go
-        on. An `error.fatal` (the client is closed, the token is rejected for good) is the result of every remaining
+        on. A fatal error (the client is closed, the token is rejected for good) becomes the result of every remaining
         package, and nothing more is sent. Repeat the call with the same journal after a crash, or for the packages that
         failed: each is sent once, with exactly its documents and recipients. If the outcome of a sending cannot be
         determined, the error is `OutcomeUnknown`. Any number of runs may share a journal. If the journal fails, the run
@@ -294,13 +294,15 @@ class SigningClient:
             self._shared.sessions.warn_if_open(self)
 
 
-def _bearer(auth: str | OAuth, origin: str) -> Bearer | OAuth:
+def _check_auth(auth: str | OAuth, origin: str) -> Bearer | OAuth:
     if isinstance(auth, str):
         return Bearer(auth)
     if not isinstance(auth, OAuth):
         raise ConfigurationError(f"auth: must be an access token or an OAuth, got {type(auth).__name__}")
     if auth.origin != origin:
-        raise ConfigurationError(f"auth: its tokens are for {auth.origin}, not for {origin}: use that base_url")
+        raise ConfigurationError(
+            f"auth: its tokens are for {auth.origin}, not for {origin}: pass base_url={auth.origin!r}"
+        )
     return auth
 
 

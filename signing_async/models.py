@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class _Open(StrEnum):
+class _OpenEnum(StrEnum):
     """An enumeration with unknown values: each is equal to its string, hashable and picklable."""
 
     @classmethod
@@ -38,21 +38,21 @@ class _Open(StrEnum):
         return member
 
 
-class Language(_Open):
+class Language(_OpenEnum):
     """Language of a signing."""
 
     EN = "EN"
     SV = "SV"
 
 
-class SigningOrder(_Open):
+class SigningOrder(_OpenEnum):
     """Whether recipients sign one after the other or all at once."""
 
     SEQUENTIAL = "sequential"
     PARALLEL = "parallel"
 
 
-class SigningMethod(_Open):
+class SigningMethod(_OpenEnum):
     """How a recipient signs."""
 
     EMAIL = "email"

@@ -178,9 +178,9 @@ class Signings:
             if not bound.expired():
                 raise
             raise WaitTimeout(
-                f"signing {_shown(signing_id)} was not completed within {timeout:g} s", signing=signing
+                f"signing {_id_on_one_line(signing_id)} was not completed within {timeout:g} s", signing=signing
             ) from None
-        raise SigningCancelled(f"signing {_shown(signing_id)} was cancelled", signing=signing)
+        raise SigningCancelled(f"signing {_id_on_one_line(signing_id)} was cancelled", signing=signing)
 
     async def _poll(self, signing_id: str | Signing, last: Signing | None) -> Signing | None:
         try:
@@ -188,7 +188,7 @@ class Signings:
         except SigningError as error:
             if not error.transient:
                 raise
-            log.warning("polling of signing %s continues after: %s", _shown(signing_id), error)
+            log.warning("polling of signing %s continues after: %s", _id_on_one_line(signing_id), error)
             return last
 
     def _decode(self, data: Any, response: wire.Response) -> Signing:
@@ -214,7 +214,7 @@ def id_of(signing: str | Signing) -> str:
     return signing.id if isinstance(signing, Signing) else signing
 
 
-def _shown(signing_id: str | Signing) -> str:
+def _id_on_one_line(signing_id: str | Signing) -> str:
     return one_line(id_of(signing_id))
 
 

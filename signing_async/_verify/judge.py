@@ -97,7 +97,7 @@ class _Judge:
             _check_status(signature)
         except (MemoryError, PdfStrictReadError):
             raise
-        except Exception as error:  # as above; it becomes a problem of this signature
+        except Exception as error:  # of any type, as in `judge`; reported as a problem of this signature
             signature.problems.append(f"it cannot be validated: {plain(str(error) or type(error).__name__)}")
             signature.status = None
         return signature

@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError:  # a sentence instead of a traceback
     sys.exit("signing-async: the command line needs an extra: pip install 'signing-async[cli]'")
 
-from .command import State, common_options
+from .command_base import State, common_options
 from .exits import CODES, FAILED, INTERRUPTED, code_of, facts_of
 from .output import Output, discard_output
 

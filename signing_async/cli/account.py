@@ -15,7 +15,7 @@ import attrs
 import click
 
 from ..errors import AuthError, ConfigurationError, WaitTimeout
-from .command import Seconds, State, command
+from .command_base import Seconds, State, command
 from .output import on_one_line
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     """
     from .callback import is_loopback
 
-    settings, answers = _complete(state)
+    settings, answers = _prompt_for_missing(state)
     oauth = settings.oauth()
     # Fail before the user goes to the browser if the token file holds anything else: it is never overwritten.
     state.run(settings.store.load())
@@ -93,15 +93,17 @@ def login(state: State, no_browser: bool, wait: float) -> None:
         _save_answers(state, settings, answers)
 
 
-def _complete(state: State) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings with the answers to the prompts for missing ones, and these answers."""
+def _prompt_for_missing(state: State) -> tuple[Settings, dict[str, Any]]:
+    """Prompt for missing settings; return the completed settings and the answers."""
     settings = state.settings
     missing = [name for name in _PROMPTS if getattr(settings, name) is None]
     if not missing:
         return settings, {}
     if not sys.stdin.isatty() or state.json:
         names = ", ".join(f"SIGNING_{name.upper()}" for name in missing)
-        raise ConfigurationError(f"there is no terminal to ask for missing settings: set {names}{settings.note}")
+        raise ConfigurationError(
+            f"settings are missing and there is no prompt (no terminal, or --json): set {names}{settings.note}"
+        )
     answers: dict[str, Any] = {}
     for name in missing:
         prompt, is_hidden = _PROMPTS[name]
@@ -183,7 +185,10 @@ async def _login_with_browser(state: State, settings: Settings, oauth: OAuth, wa
                 async with asyncio.timeout(wait):
                     await callback.wait(exchange)
             except TimeoutError:
-                raise WaitTimeout(f"the browser did not come back within {wait:g} s") from None
+                raise WaitTimeout(
+                    f"no callback from the browser within {wait:g} s: run login again with a longer --wait, or with"
+                    " --no-browser"
+                ) from None
             await _report_login(state, settings, oauth)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
-from .command import Seconds, State, command, common_options, refuse_password
+from .command_base import Seconds, State, command, common_options, refuse_password
 from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
 from .exits import NOT_SOUND, STUCK, code_of, code_of_all
 from .output import on_one_line
@@ -138,7 +138,7 @@ def run(
 def verify(state: State, to: str) -> None:
     """Prove an archive against its manifest: no file or line is missing, changed or added. No service is asked.
 
-    Exit codes: 0: the archive is as its manifest says. 7: it is not. 2: there is no archive.
+    Exit codes: 0: the archive matches its manifest. 7: it does not. 2: there is no archive.
 
     \b
     Example:
@@ -332,7 +332,7 @@ async def _verify(state: State, to: str) -> None:
         facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
     facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
-    verdict = "the archive is as its manifest says" if found.ok else f"{len(found.findings)} findings"
+    verdict = "the archive matches its manifest" if found.ok else f"{len(found.findings)} findings"
     text = f"{found.documents} documents ({found.size} bytes): {verdict}. Head: {found.head}"
     state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
     state.end(0 if found.ok else NOT_SOUND)

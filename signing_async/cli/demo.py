@@ -29,7 +29,7 @@ from ..errors import InvalidRequest, InvalidSignature
 from ..models import Document, NewRecipient, Signing
 from ..sandbox import Sandbox
 from ..webhooks import Event, Inbox, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
-from .command import State, command
+from .command_base import State, command
 from .output import Output
 
 _SECRET = "whsec-of-the-demo"  # used by the demo only
@@ -86,7 +86,7 @@ class _Demo:
 
     async def _with_state(self, state: Path) -> dict[str, Any]:
         async with (
-            self._receiving(state / "inbox.db") as url,
+            self._serve_webhooks(state / "inbox.db") as url,
             Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox,
         ):
             self._step("A sandbox of the signing service", sandbox.base_url, "not a legal signing service")
@@ -160,7 +160,7 @@ class _Demo:
             await self._wakeups.wait(0.1)
         kinds = [event.type for event in self._events]
         self._step("Both sign", "completion seen through its webhook, not by polling", ", ".join(kinds))
-        self._step("A forged webhook is refused", _refusal())
+        self._step("A forged webhook is refused", _verify_forged_webhook())
         roots = await sandbox.certificate_pem()
         sealed = [
             await client.documents.download_signed(completed, document, self._folder / name, trust=roots)
@@ -189,7 +189,7 @@ class _Demo:
         archive = self._new_folder("archive")
         before = len(sandbox.requests_of(_DOWNLOAD))
         slow = sandbox.faults.add(_DOWNLOAD, "slow", times=None, seconds=0.2)
-        worker = await self._worker(sandbox, archive)
+        worker = await self._start_worker(sandbox, archive)
         try:
             while worker.returncode is None and len(sandbox.requests_of(_DOWNLOAD)) < before + _KILL_AFTER:
                 await asyncio.sleep(0.01)
@@ -199,17 +199,17 @@ class _Demo:
             await worker.wait()
         slow.remove()
         kept = (await verify_archive(archive)).documents
-        await (worker := await self._worker(sandbox, archive)).wait()
+        await (worker := await self._start_worker(sandbox, archive)).wait()
         report = await verify_archive(archive)
         self._step(
             "A worker archives all sealed PDFs, and is killed in the middle",
-            f"killed (SIGKILL) when {kept} documents were archived; another worker went on",
+            f"killed (SIGKILL) when {kept} documents were archived; another worker resumed",
             f"{report.documents} documents in {archive}, each once: "
             + ("the manifest proves it" if report.ok and not worker.returncode else "not true: this is a bug"),
         )
         return {"path": str(archive), "documents": report.documents, "archived_before_the_kill": kept, "ok": report.ok}
 
-    async def _worker(self, sandbox: Sandbox, archive: Path) -> asyncio.subprocess.Process:
+    async def _start_worker(self, sandbox: Sandbox, archive: Path) -> asyncio.subprocess.Process:
         """Start `signing-async archive` in a process of its own."""
         # Without the user's own settings: a journal, above all.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGNING_")}
@@ -234,10 +234,10 @@ class _Demo:
         return next(path for each in names if not (path := self._folder / each).exists())
 
     @asynccontextmanager
-    async def _receiving(self, path: Path) -> AsyncIterator[str]:
+    async def _serve_webhooks(self, path: Path) -> AsyncIterator[str]:
         """Serve a webhook endpoint with an inbox, as an integrator would."""
         inbox = Inbox(path)
-        inbox.on("*")(self._keep)
+        inbox.on("*")(self._record_event)
         app = web.Application()
         app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), inbox)))
         runner = web.AppRunner(app, access_log=None)
@@ -249,7 +249,7 @@ class _Demo:
         finally:
             await runner.cleanup()
 
-    def _keep(self, event: Event) -> None:
+    def _record_event(self, event: Event) -> None:
         self._events.append(event)
         self._wakeups.publish(event)
 
@@ -273,7 +273,8 @@ class _Demo:
             self._out.text("\n  ".join((title, *lines)))
 
 
-def _refusal() -> str:
+def _verify_forged_webhook() -> str:
+    """Return the message of the error that a forged webhook raises."""
     message = "it was accepted: this is a bug"
     try:
         WebhookVerifier(_SECRET).verify(b'{"event": {"id": "1", "type": "signing.completed"}}', "00" * 32)

@@ -18,7 +18,7 @@ import attrs
 import click
 
 from ..errors import ConfigurationError, InvalidRequest
-from .command import Seconds, State, command, refuse_password
+from .command_base import Seconds, State, command, refuse_password
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
 from .running import NO_HANDLERS

@@ -14,7 +14,7 @@ import click
 from .._files import place_new
 from ..errors import InvalidRequest
 from ..transport.error_response import one_line
-from .command import State, command
+from .command_base import State, command
 from .exits import FAILED, UNAUTHORIZED
 
 if TYPE_CHECKING:

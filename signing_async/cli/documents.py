@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidRequest, SigningError
-from .command import State, command
+from .command_base import State, command
 from .exits import code_of_all
 from .output import CONTROLS, on_one_line
 from .records import document_facts

@@ -45,7 +45,7 @@ CODES = {
     UNAUTHORIZED: "not logged in, or not permitted",
     TIMED_OUT: "timed out while waiting",
     CANCELLED: "the signing was cancelled",
-    NOT_SOUND: "a sealed PDF is not sound, or an archive is not as its manifest says: something was changed since",
+    NOT_SOUND: "a sealed PDF is not sound, or an archive does not match its manifest: something was changed",
     UNTRUSTED: "a sealed PDF is sound but not trusted",
     STUCK: "a signing or a dispatch is stuck",
     INTERRUPTED: "interrupted by Ctrl-C (143: terminated by SIGTERM)",

@@ -15,7 +15,7 @@ import click
 
 from ..errors import ConfigurationError, InboxError
 from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent, event_error
-from .command import State, command, common_options, refuse_password
+from .command_base import State, command, common_options, refuse_password
 from .output import Output, ago, iso, on_one_line
 from .signings import moment
 

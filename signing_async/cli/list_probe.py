@@ -164,7 +164,7 @@ class ListProbe:
         value = next((value for item in items if (value := item.get("updated_at")) is not None), None)
         if value is None:
             return Finding("timestamps", "unknown", "no signing has updated_at")
-        shown = self._requests.shown(repr(value))
+        shown = self._requests.redact_and_truncate(repr(value))
         try:
             moment = timestamp(value)
         except Unreadable:

@@ -1,4 +1,4 @@
-"""The doctor's requests: reads whose response is of interest whatever its status."""
+"""The doctor's GET requests, which keep every response, whatever its status."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class ProbeResponse:
     began: float
     ended: float
     transient: bool = False
-    """Whether the service failed, or was too busy, to respond to the request itself."""
+    """Whether the error is transient, so the response says nothing about the probed convention."""
 
     @property
     def ok(self) -> bool:
         return 200 <= self.status < 300
 
     @property
-    def refuses_token(self) -> bool:
-        """Whether a response to ``GET /me`` refuses the request for its token."""
+    def rejects_token(self) -> bool:
+        """Whether a response to ``GET /me`` rejects the token."""
         return self.status in (400, 401, 403)
 
     @property
@@ -91,7 +91,8 @@ class ProbeRequests:
             body = await response.read(self.options.assumptions.max_answer_bytes)
             return ProbeResponse(response.status, response.headers, body, began, ended)
 
-        def note(error: APIError, response_headers: Mapping[str, str]) -> APIError:
+        def keep_headers(error: APIError, response_headers: Mapping[str, str]) -> APIError:
+            """Keep the headers of an error response, and count the 429s; the error stays as it is."""
             nonlocal headers
             headers = response_headers
             self.rate_limited += error.status == 429
@@ -101,7 +102,13 @@ class ProbeRequests:
         if auth is not None:
             shared = Shared(shared.origin, auth, shared.sessions, shared.rate_limiter)
         operation = Operation(
-            f"GET {path}", "GET", _PREFIX + path, Repeat.PROBE, receive=receive, convert_error=note, params=params
+            f"GET {path}",
+            "GET",
+            _PREFIX + path,
+            Repeat.PROBE,
+            receive=receive,
+            convert_error=keep_headers,
+            params=params,
         )
         try:
             response = await Transport(shared, self.options).call(operation)
@@ -110,8 +117,8 @@ class ProbeRequests:
         self.responses.append(response)
         return response
 
-    def shown(self, text: str) -> str:
-        """Return a text from the service, redacted and cut."""
+    def redact_and_truncate(self, text: str) -> str:
+        """Return a text from the service without secrets, and at most 200 characters of it."""
         return self.client._transport.redacted(text)[:200]
 
     def secrets(self) -> Iterable[str]:

@@ -105,10 +105,12 @@ class Probe:
         if me.ok:
             user = record(me.data, self._assumptions)
             named = [str(user[name]) for name in ("name", "email") if isinstance(user, dict) and user.get(name)]
-            return Finding("token", "ok", f"works: {self._requests.shown(', '.join(named)) or 'GET /me succeeds'}")
+            return Finding(
+                "token", "ok", f"works: {self._requests.redact_and_truncate(', '.join(named)) or 'GET /me succeeds'}"
+            )
         if me.transient:
             return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", {"status": me.status})
-        if me.refuses_token:
+        if me.rejects_token:
             self._learn_rejection(me.status, "observed: the token was not accepted")
         return Finding("token", "failed", f"not accepted: HTTP {me.status} on GET /me", {"status": me.status})
 
@@ -127,7 +129,7 @@ class Probe:
     async def _with_wrong_token(self) -> Finding:
         response = await self._get("/me", auth=Bearer("not-a-token-of-this-service"))
         status = response.status
-        if not response.refuses_token:
+        if not response.rejects_token:
             words = f"HTTP {status} with a wrong token, which says nothing about expired tokens"
             return Finding("wrong token", "warning", words, {"status": status})
         self._learn_rejection(status, "observed: a wrong token was sent")
@@ -155,10 +157,10 @@ class Probe:
             secrets=self._requests.secrets(),
             assumptions=self._assumptions,
         )
-        data, shown = response.data, self._requests.shown
+        data, redact = response.data, self._requests.redact_and_truncate
         shape = f"an object with {', '.join(sorted(map(str, data)))}" if isinstance(data, dict) else "no object"
         kind = response.headers.get("Content-Type", "no type").partition(";")[0]
-        words = f"HTTP {response.status}, {shown(kind)}, {shown(shape)}; code {error.code or 'missing'}"
+        words = f"HTTP {response.status}, {redact(kind)}, {redact(shape)}; code {error.code or 'missing'}"
         return Finding("errors", "ok", words, {"status": response.status, "code": error.code})
 
     def _request_ids(self) -> Finding:
@@ -180,7 +182,9 @@ class Probe:
         requests = self._requests
         names = sorted({name for response in requests.responses for name in response.headers if _RATE.search(name)})
         if names:
-            return Finding("rate limit", "ok", f"reported in {requests.shown(', '.join(names))}", {"headers": names})
+            return Finding(
+                "rate limit", "ok", f"reported in {requests.redact_and_truncate(', '.join(names))}", {"headers": names}
+            )
         if requests.rate_limited:
             words = f"{requests.rate_limited} requests were rejected with 429; no header reports the limit"
             return Finding("rate limit", "warning", words)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidRequest
-from .command import State, command, read_text
+from .command_base import State, command, read_text
 from .exits import code_of_all
 from .output import on_one_line
 from .records import recipient_facts

@@ -16,7 +16,7 @@ import click
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.addresses import is_loopback
 from ..sandbox.authority import LEVELS, Level
-from .command import State, command
+from .command_base import State, command
 from .output import Output
 from .running import NO_HANDLERS
 

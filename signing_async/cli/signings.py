@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidRequest
-from .command import State, command, read_text
+from .command_base import State, command, read_text
 from .output import on_one_line
 from .records import document_facts, recipient_facts, show_signing, signing_facts
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidRequest
-from .command import Seconds, State, command
+from .command_base import Seconds, State, command
 from .exits import NOT_SOUND, UNTRUSTED, USAGE
 from .output import iso, on_one_line
 

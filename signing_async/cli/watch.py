@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SigningCancelled, SigningError, WaitTimeout
-from .command import Seconds, State, command
+from .command_base import Seconds, State, command
 from .output import iso, on_one_line
 from .records import document_facts, is_done, parts_of, recipient_facts, signing_facts
 

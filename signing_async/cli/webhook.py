@@ -14,7 +14,7 @@ import click
 
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
-from .command import Seconds, State, command, common_options, read_text
+from .command_base import Seconds, State, command, common_options, read_text
 from .output import on_one_line
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class OpenFile:
 
 
 def read_cached(file: OpenFile, block: memoryview, at: int) -> bool:
-    """Fill the block if the system has the data in memory. Never wait for a disk."""
+    """Fill the block if the system has the data in memory, and return whether it had. Never wait for a disk."""
     if _NO_WAIT is None:
         return False
     try:

@@ -97,7 +97,7 @@ PLAIN_FIELD = re.compile(
     rb"%b*+<<%b*+(?:(?!/Kids|/FT(?!%b*+/(?:Btn|Ch|Tx))|(?:%b)%b*+(?:\[|<<))%b)*+>>"
     % (SPACE, SPACE, SPACE, b"|".join(sorted(_READ_CONTAINERS)), SPACE, _plain_entry(rb"(?:"))
 )
-"""A plain dictionary without kids, without a container that is read, and without a type or with one of no signature."""
+"""A plain dictionary without kids, without a container that is read, and without an ``/FT`` other than these three."""
 _UNBOUNDED = (TOKEN, _STRING_PART, ROWS)
 _NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of TOKEN; the third holds delimiters
 _CLOSING = {b"[": b"]", b"<<": b">>"}
@@ -179,6 +179,7 @@ class Text:
         return (found, at + length) if found else None
 
     def need(self, pattern: re.Pattern[bytes], at: int) -> tuple[re.Match[bytes], int]:
+        """Return what `match` returns; raise `UnreadablePdf` if nothing matches."""
         if found := self.match(pattern, at):
             return found
         raise UnreadablePdf
@@ -186,7 +187,7 @@ class Text:
     def value(self, at: int, skip: re.Pattern[bytes] | None = None) -> tuple[Value, int]:
         """Return the value at an offset, and its end. Of a reference at the outermost level only the number is read.
 
-        A value that ``skip`` matches is not parsed, and None.
+        A value that ``skip`` matches is not parsed; None is returned for it.
         """
         if skip and (skipped := self._plain_match(skip, at)):
             length = skipped.end() - skipped.start()
@@ -233,7 +234,7 @@ class Text:
         return items[0], at
 
     def _plain_dictionary(self, at: int) -> tuple[Value, int] | None:
-        """Return the same for a dictionary that one pattern can parse, as most are; skipped containers are strings."""
+        """Return a dictionary and its end if one pattern can parse it, as usual; skipped containers become ""."""
         found = self._plain_match(_PLAIN_DICTIONARY, at)
         if not found:
             return None
@@ -253,7 +254,7 @@ class Text:
         return entries, at + found.end() - found.start()
 
     def _plain_array(self, at: int) -> tuple[Value, int] | None:
-        """Return the same for an array of references and integers."""
+        """Return an array and its end if it holds only references and integers."""
         found = self._plain_match(_PLAIN_ARRAY, at)
         if not found:
             return None

@@ -69,11 +69,12 @@ class Documents:
     ) -> Document:
         """Upload one PDF to a draft and return its record.
 
-        After a 5xx or a lost response, the signing is read before the file is sent again. If that does not show
-        whether the document arrived, `OutcomeUnknown` is raised. Uploads of the same name to the same signing run one
-        after another. A document that another host uploads to the signing at that moment is told apart by its name, and
-        by its size and SHA-256 if the service reports them: if all of these are equal, or only the name is known, it
-        counts as this upload's. ``preflight=False`` skips the local check of the file. ::
+        The first upload to a signing that this client did not create reads the signing first. After a 5xx or a lost
+        response, the signing is read before the file is sent again. If that does not show whether the document arrived,
+        `OutcomeUnknown` is raised. Uploads of the same name to the same signing run one after another. A document that
+        another host uploads to the signing at that moment is told apart by its name, and by its size and SHA-256 if the
+        service reports them: if all of these are equal, or only the name is known, it counts as this upload's.
+        ``preflight=False`` skips the local check of the file. ::
 
             document = await client.documents.upload(signing, "contract.pdf")
         """

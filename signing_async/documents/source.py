@@ -98,14 +98,16 @@ class PdfSource:
         elif isinstance(source, AsyncIterable):
             return await self._open_stream(source, max_bytes)
         else:
-            return await asyncio.to_thread(_checked, lambda: _open_file(source, self.filename, max_bytes), max_bytes)
+            return await asyncio.to_thread(
+                _load_and_check, lambda: _open_file(source, self.filename, max_bytes), max_bytes
+            )
         # The first check runs in a thread: importing the preflight would block the event loop for too long.
         is_imported = max_bytes is None or _preflight.cache_info().currsize > 0
         if is_imported and pdf.passes_cached(max_bytes):
             return pdf
         if is_imported and in_memory:
-            return _checked(lambda: pdf, max_bytes)
-        return await asyncio.to_thread(_checked, lambda: pdf, max_bytes)
+            return _load_and_check(lambda: pdf, max_bytes)
+        return await asyncio.to_thread(_load_and_check, lambda: pdf, max_bytes)
 
     async def _open_stream(self, source: AsyncIterable[bytes], max_bytes: float | None) -> OpenPdf:
         spool = _Spool(self.filename, max_bytes)
@@ -113,7 +115,7 @@ class PdfSource:
             async for chunk in source:
                 if spool.add(chunk):
                     await asyncio.to_thread(spool.flush)
-            return await asyncio.to_thread(_checked, spool.open, max_bytes)
+            return await asyncio.to_thread(_load_and_check, spool.open, max_bytes)
         finally:
             spool.close()
 
@@ -146,8 +148,10 @@ class OpenPdf:
         """Return whether a large file passes the checks by what the system has in memory of it."""
         if self.size <= _BLOCK:
             return False
-        if max_bytes is None or self.size > max_bytes:
-            return max_bytes is None
+        if max_bytes is None:
+            return True
+        if self.size > max_bytes:
+            return False
         glance, _ = _preflight()
         try:
             return glance(self._peek_cached, self.size)
@@ -384,8 +388,8 @@ def _preflight() -> tuple[Callable[[Read, int], bool], Callable[[Bytes], Verdict
     return glance, preflight
 
 
-def _checked(make: Callable[[], OpenPdf], max_bytes: float | None) -> OpenPdf:
-    pdf = make()
+def _load_and_check(open_pdf: Callable[[], OpenPdf], max_bytes: float | None) -> OpenPdf:
+    pdf = open_pdf()
     try:
         pdf.load()
         if max_bytes is not None:

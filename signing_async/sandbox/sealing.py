@@ -35,8 +35,7 @@ RESERVED: Final[dict[Level, int]] = {"B-B": 8192, "B-T": 16384, "B-LT": 16384, "
 
 FIELD_NAME: Final = "SandboxSeal"
 
-
-_repairing = threading.Lock()
+_rebuild_lock = threading.Lock()  # `catch_warnings` changes the filters of the whole process: it is not thread-safe
 
 
 def seal(
@@ -60,8 +59,10 @@ def seal(
                 _rebuild(path)
                 _seal_checked(path, panel, authority, when, level, repaired=True)
             except _DamagedError as error:
-                message = f"The document {panel.document_name!r} cannot be sealed, it is damaged: {error}"
-                raise SealingFailed(message) from None
+                raise SealingFailed(
+                    f"The document {panel.document_name!r} cannot be sealed: the PDF is damaged ({error}). Repair it,"
+                    " for example with qpdf, and upload it again."
+                ) from None
 
 
 class _DamagedError(Exception):
@@ -95,7 +96,7 @@ def _seal_checked(
     path: Path, panel: Panel, authority: Authority, when: datetime, level: Level, *, repaired: bool
 ) -> None:
     """Seal the file in place; raise if the file or the result is damaged."""
-    pages = _count_pages(path, whole=not repaired)
+    pages = _count_pages(path, strict=not repaired)
     try:
         with path.open("r+b") as file:
             added = asyncio.run(_seal_in_place(file, panel, authority, when, level))
@@ -103,12 +104,12 @@ def _seal_checked(
         raise
     except Exception as error:  # pyHanko raises many exception types for broken files
         raise _DamagedError(f"{type(error).__name__}: {error}") from error
-    if _count_pages(path, whole=not repaired) != pages + added:
-        raise _DamagedError("its page tree is inconsistent.")
+    if _count_pages(path, strict=not repaired) != pages + added:
+        raise _DamagedError("its page tree is inconsistent")
 
 
-def _count_pages(path: Path, *, whole: bool) -> int:
-    """Return how many pages a reader finds; raise if the file is unreadable, or with `whole`, damaged."""
+def _count_pages(path: Path, *, strict: bool) -> int:
+    """Return how many pages a reader finds; raise if the file is unreadable, or with `strict`, damaged."""
     pikepdf = load_pikepdf()
     try:
         with pikepdf.open(path) as pdf:
@@ -116,7 +117,7 @@ def _count_pages(path: Path, *, whole: bool) -> int:
             problems = pdf.get_warnings()
     except Exception as error:
         raise _DamagedError(str(error).replace(str(path), "the file")) from None
-    if whole and problems:
+    if strict and problems:
         raise _DamagedError(str(problems[-1]).replace(str(path), "the file"))
     return count
 
@@ -126,7 +127,7 @@ def _rebuild(path: Path) -> None:
     pikepdf = load_pikepdf()
     out = io.BytesIO()
     try:
-        with pikepdf.open(path) as pdf, _repairing, warnings.catch_warnings():
+        with pikepdf.open(path) as pdf, _rebuild_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about other defects, which stay
             pdf.trailer["/Size"] = 0  # pikepdf rewrites it only if it is present
             pdf.save(out, object_stream_mode=pikepdf.ObjectStreamMode.disable)
@@ -199,8 +200,8 @@ def _append_pages(writer: IncrementalPdfFileWriter, drawn: Drawn) -> None:
 def _add_field(writer: IncrementalPdfFileWriter, drawn: Drawn) -> str:
     """Add a signature field with the seal to the last page and the form; return its name."""
     generic: Any = import_module("pyhanko.pdf_utils.generic")
-    form = _own(writer, writer.root, "/AcroForm", {})
-    fields = _own(writer, form, "/Fields", [])
+    form = _get_or_create(writer, writer.root, "/AcroForm", {})
+    fields = _get_or_create(writer, form, "/Fields", [])
     present = [field.get_object() for field in fields]
     taken = {_entry(field, "/T") for field in present if isinstance(field, dict)}
     names = (FIELD_NAME + number for number in itertools.chain([""], map(str, itertools.count(2))))
@@ -225,7 +226,7 @@ def _add_field(writer: IncrementalPdfFileWriter, drawn: Drawn) -> str:
     return name
 
 
-def _own(writer: IncrementalPdfFileWriter, holder: Any, key: str, empty: dict[str, Any] | list[Any]) -> Any:
+def _get_or_create(writer: IncrementalPdfFileWriter, holder: Any, key: str, empty: dict[str, Any] | list[Any]) -> Any:
     """Return the holder's entry if it has the type of `empty`; else replace it by a new one."""
     entry = _entry(holder, key)
     if not isinstance(entry, type(empty)):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .token_stores import FencedTokenStoreConformance as FencedTokenStoreConformance
     from .token_stores import TokenStoreConformance as TokenStoreConformance
 else:
-    # No `__dir__`: pytest reads every name of a plugin that it lists, and few tests use the suites.
+    # No `__dir__`: pytest reads every name that a plugin's `__dir__` lists, and few tests use the suites.
     __getattr__ = attach(
         __name__,
         {

@@ -18,8 +18,9 @@ from ..reconcile import Effect
 from . import wire
 from .decode import Unreadable, parse
 from .error_response import request_id
-from .rate_limit import LocalRateLimiter, RateLimiter, ResponseTimes
+from .rate_limit import LocalRateLimiter, RateLimiter
 from .redaction import redact, redact_data
+from .response_times import ResponseTimes
 from .retry import Repeat, RetryBudget, RetryPolicy
 
 if TYPE_CHECKING:

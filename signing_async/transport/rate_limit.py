@@ -17,7 +17,6 @@ __all__ = [
     "Pause",
     "RateLearner",
     "RateLimiter",
-    "ResponseTimes",
     "as_rate_limiter",
 ]
 
@@ -322,26 +321,6 @@ class _SlowStart:
             self._responses += 1
             self._size += self.GROWTH if self._responses > 2 * self.FIRST else 0.0
         self._in_flight -= 1
-
-
-class ResponseTimes:
-    """Recent response times by operation: a maximum that decays slowly."""
-
-    _UNSEEN = 1.0
-    _KEPT = 0.9
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    def note(self, operation: str, seconds: float) -> None:
-        """Record one response."""
-        kept = self._seconds.get(operation, seconds)
-        self._seconds[operation] = max(seconds, kept + (seconds - kept) * (1 - self._KEPT))
-
-    def expected(self, operation: str) -> float:
-        """Return the seconds to reserve for a response."""
-        found = self._seconds.get(operation)
-        return max(self._seconds.values(), default=self._UNSEEN) if found is None else found
 
 
 # Deprecated names, kept for one release.

@@ -1,4 +1,7 @@
-"""What a webhook signature covers and how it is encoded: a setting, because senders differ."""
+"""What a webhook signature covers and how it is encoded: a setting, because senders differ.
+
+The presets are at the end. `webhooks/__init__.py` exports each of them, and `SCHEMES` of ``cli/webhook.py`` names it.
+"""
 
 from __future__ import annotations
 

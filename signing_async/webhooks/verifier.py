@@ -159,12 +159,12 @@ class WebhookVerifier:
         age = self.scheme.clock() - timestamp
         if age > self.scheme.tolerance:
             raise InvalidSignature(
-                f"signed {age:.0f} s ago: older than the tolerance of {self.scheme.tolerance:g} s, check the clock",
+                f"signed {age:.0f} s ago: older than the tolerance of {self.scheme.tolerance:g} s; check the clock",
                 reason="too_old",
             )
         if -age > self.scheme.tolerance:
             raise InvalidSignature(
-                f"signed {-age:.0f} s ahead: beyond the tolerance of {self.scheme.tolerance:g} s, check the clock",
+                f"signed {-age:.0f} s ahead: beyond the tolerance of {self.scheme.tolerance:g} s; check the clock",
                 reason="too_new",
             )
 

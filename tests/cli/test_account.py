@@ -256,7 +256,8 @@ def test_login_without_callback_is_exit_code_5_after_the_wait(
 ) -> None:
     browse_with(monkeypatch, lambda address: "")
     ran = run("login", "--wait", "0.2")
-    assert (ran.code, ran.err.splitlines()[-1]) == (5, "Error: the browser did not come back within 0.2 s")
+    advice = "run login again with a longer --wait, or with --no-browser"
+    assert (ran.code, ran.err.splitlines()[-1]) == (5, f"Error: no callback from the browser within 0.2 s: {advice}")
     assert "/oauth/authorize?" in ran.err
 
 
@@ -487,7 +488,10 @@ def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pyte
     monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
     ran = run("login")
     names = "SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI"
-    assert (ran.code, ran.err) == (2, f"Error: there is no terminal to ask for missing settings: set {names}\n")
+    assert (ran.code, ran.err) == (
+        2,
+        f"Error: settings are missing and there is no prompt (no terminal, or --json): set {names}\n",
+    )
     ran = run("list")
     words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; or run signing-async login"
     assert (ran.code, ran.err) == (2, f"Error: {words}\n")

@@ -68,7 +68,7 @@ def test_every_document_is_archived_once_and_the_folder_verifies(
     ran = run("archive", "verify", "contracts")
     assert ran.code == 0
     assert "6 documents" in ran.out
-    assert "the archive is as its manifest says. Head: " in ran.out
+    assert "the archive matches its manifest. Head: " in ran.out
 
 
 def test_json_has_a_line_for_each_document(run: Run, complete: Complete) -> None:

@@ -216,7 +216,7 @@ def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(
     """A recipient keeps the number of its columns, and a column is reported once."""
     header = f"{HEADER},recipient3_email,recipient3_order,recipient3_extra_phone"
     (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,,b@example.com,x,1"))
-    found = entry.with_problems(
+    found = entry.merge_problems(
         [
             "language: must be EN or SV, got 'DE'",
             "recipients[0].email: must be an e-mail address, got 'b'",
@@ -235,7 +235,7 @@ def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(
         "line 2, recipient1_email: there is none, and at least one is needed",
     ]
     (entry,) = read(written('{"documents": [5], "recipients": 7}', "x.jsonl"))
-    found = entry.with_problems(
+    found = entry.merge_problems(
         ["documents[0]: document.pdf: it is empty", "recipients: there is none", "name: must be a text"]
     )
     assert [problem.column for problem in found] == ["documents[0]", "recipients", "name"]

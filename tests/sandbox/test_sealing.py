@@ -242,7 +242,10 @@ def test_unrepairable_document_is_one_error_and_leaves_no_file(name: str, tmp_pa
     source, target = tmp_path / "a.pdf", tmp_path / "b.pdf"
     source.write_bytes(BEYOND_HELP[name])
     target.write_bytes(b"before")
-    with pytest.raises(SealingFailed, match=r"The document 'Agreement\.pdf' cannot be sealed, ") as caught:
+    message = (
+        r"The document 'Agreement\.pdf' cannot be sealed: the PDF is damaged \(.+\)\. Repair it, .* upload it again\."
+    )
+    with pytest.raises(SealingFailed, match=f"^{message}$") as caught:
         seal(source, target, panel=make_panel("Anna"), authority=authority, when=WHEN)
     assert str(tmp_path) not in str(caught.value)
     assert target.read_bytes() == b"before"

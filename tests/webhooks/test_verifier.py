@@ -393,8 +393,8 @@ def test_each_refusal_has_a_reason_and_a_message(given: tuple[Any], reason: str,
 @pytest.mark.parametrize(
     ("changed", "at", "reason", "message"),
     [
-        ({}, 1301.0, "too_old", "signed 301 s ago: older than the tolerance of 300 s, check the clock"),
-        ({}, 699.0, "too_new", "signed 301 s ahead: beyond the tolerance of 300 s, check the clock"),
+        ({}, 1301.0, "too_old", "signed 301 s ago: older than the tolerance of 300 s; check the clock"),
+        ({}, 699.0, "too_new", "signed 301 s ahead: beyond the tolerance of 300 s; check the clock"),
         (
             {"webhook-id": None},
             1000.0,

@@ -58,7 +58,7 @@ class _Checker:
         try:
             prepared = await prepare(entry.package, self._max_pdf_bytes)
         except InvalidRequest as error:
-            self.add_problems(*entry.with_problems(error.problems))
+            self.add_problems(*entry.merge_problems(error.problems))
             return
         prepared.close()
         self.add_problems(*entry.problems)

@@ -57,8 +57,8 @@ class Entry:
     recipient_numbers: tuple[int, ...] = ()
     """The numbers of the recipients in a CSV file's column names; empty for JSON, where they are list indexes."""
 
-    def with_problems(self, problems: Iterable[str]) -> tuple[Problem, ...]:
-        """Return the entry's problems and those found by `prepare`, under the manifest's own column names."""
+    def merge_problems(self, problems: Iterable[str]) -> tuple[Problem, ...]:
+        """Return the entry's problems and the ones that `prepare` found, under the manifest's own column names."""
         reported = {problem.column for problem in self.problems}
         found = list(self.problems)
         for problem in problems:

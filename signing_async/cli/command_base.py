@@ -1,6 +1,6 @@
 """What all commands share: common options, settings, the client, and the exit code.
 
-A command looks like this::
+A command is a function in a module of this folder, and is listed in `COMMANDS` of ``cli/__init__.py``::
 
     @command(changing=True)
     @click.argument("signing")

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from signing_async.cli.command import State
+from signing_async.cli.command_base import State
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 
