@@ -85,8 +85,7 @@ class Transport:
             return await self._reading_call(operation, observed).verify(value)
 
     def _reading_call(self, operation: Operation[T], observed: ObservedCall | None) -> _Call[T]:
-        caller = self._caller(observed)
-        return _Call(self.shared, self.options, operation, self.deadline(), None, caller, only_reads=True)
+        return _Call(self.shared, self.options, operation, self.deadline(), None, self._caller(observed))
 
     def _caller(self, observed: ObservedCall | None) -> Caller:
         return self._unobserved if observed is None else Caller(self.options.on_attempt, observed)
@@ -128,8 +127,6 @@ class _Call(Generic[T]):
         deadline: float,
         budget: RetryBudget | None,
         caller: Caller,
-        *,
-        only_reads: bool = False,
     ) -> None:
         self.shared = shared
         self.options = options
@@ -139,7 +136,6 @@ class _Call(Generic[T]):
         self.caller = caller
         self.observed = caller.observed
         self.exchange: Exchange[T] = Exchange(operation, shared, options, self.caller)
-        self.only_reads = only_reads
         self.started = asyncio.get_running_loop().time()
 
     async def attempt(self) -> T:
@@ -330,12 +326,11 @@ class _Call(Generic[T]):
         except errors.SigningError as error:
             text = f"{cause}the service could not be read: {error}"
             unknown = _unknown(self, text, known=known, may_clear=error.transient)
+            unknown.client_wide, unknown.__cause__ = error.client_wide, error
         except Exception as error:
             # A rate limiter of the caller's own may raise anything.
             text = f"{cause}the service could not be read ({type(error).__name__})"
             unknown = _unknown(self, text, known=known, may_clear=True)
-        if self.only_reads:
-            unknown.allow_repeat()
         self._note_verdict("unknown")
         raise unknown
 

@@ -106,6 +106,40 @@ async def test_unknown_sending_is_not_transient_where_another_run_would_not_know
     assert not caught.value.transient
 
 
+async def test_unknown_sending_is_client_wide_if_the_token_was_rejected_and_clears_with_another_token(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """The response is lost, and the token is revoked before the signing is read."""
+    parcels, path = [parcel_of(1, 1, name=f"Lease {number}") for number in range(3)], tmp_path / "journal"
+    packages = [parcel.package for parcel in parcels]
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    revoked = sandbox.faults.add("signings.get", "expired-token", times=None)
+    sandbox.faults.add("signings.create", "expired-token", skip=1, times=None)
+    unknown, *others = [result.error async for result in client.dispatch_many(packages, path, concurrency=1)]
+    assert isinstance(unknown, OutcomeUnknown)
+    assert (unknown.effect, unknown.transient, unknown.client_wide, unknown.fatal) == ("unknown", False, True, True)
+    assert [type(error) for error in others] == [Unauthorized, Unauthorized]
+    assert [error.effect for error in others if isinstance(error, Unauthorized)] == ["none", "none"]
+    assert count(sandbox)["signings.create"] == 1
+    revoked.remove()
+    sandbox.faults.clear()
+    assert [result.error async for result in client.dispatch_many(packages, path)] == [None] * 3
+    sent_well(sandbox, *parcels)
+
+
+async def test_success_that_does_not_show_is_not_transient_without_a_journal(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    """The next call would send a second signing."""
+    with pytest.MonkeyPatch.context() as patch:
+        moments = lagging(patch, 1)
+        sandbox.faults.add("signings.get", "503", skip=1, times=None)
+        with pytest.raises(OutcomeUnknown, match="could not be verified: the service could not be read") as caught:
+            await client.dispatch(parcel_of().package)
+    assert len(moments) == 1
+    assert (caught.value.may_clear, caught.value.transient) == (True, False)
+
+
 async def test_unknown_sending_that_took_effect_is_not_repeated(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:

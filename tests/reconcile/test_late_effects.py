@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -158,7 +159,7 @@ async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_
             service.scripts[key] += script("503", Fate("504", effect_after), "401")
             error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
-        assert error.effect == "unknown"
+        assert (error.effect, error.transient, error.client_wide, error.fatal) == ("unknown", False, True, True)
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -170,7 +171,7 @@ async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outco
 
         async def load(self) -> Token | None:
             if self.broken:
-                raise OSError("the disk is gone")
+                raise OSError(errno.EIO, "the disk is gone")
             return await super().load()
 
     async with LateService().running() as service:
@@ -183,6 +184,9 @@ async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outco
             service.scripts[key] += script("504")
             error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
+        # Other calls fail too until the store works again; this one is not to be repeated even then.
+        facts = error.effect, error.may_clear, error.client_wide, error.transient, error.fatal
+        assert facts == ("unknown", True, True, False, False)
 
 
 @pytest.mark.parametrize("write", WRITES)
