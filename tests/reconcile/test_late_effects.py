@@ -34,6 +34,7 @@ from signing_async import (
     SigningPackage,
     Timeouts,
     Token,
+    TransportError,
 )
 from signing_async.signings import Signings
 from tests.dispatch.observing import state_of
@@ -209,6 +210,52 @@ async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outc
         assert isinstance(error, OutcomeUnknown)
         assert "the service could not be read (LookupError)" in str(error)
         assert error.may_clear
+
+
+class _FailingRelease(LocalRateLimiter):
+    """Fails after the requests of a call."""
+
+    def __init__(self, service: LateService, error: Exception) -> None:
+        super().__init__()
+        self._service = service
+        self._error = error
+
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        super().release(acquired_at, accepted)
+        if any(held.requests for held in self._service.held.values()):
+            raise self._error
+
+
+@pytest.mark.parametrize("fate", ["ok", "504", "drop"])
+@pytest.mark.parametrize("failure", [LookupError("the limiter is gone"), TransportError("the limiter is gone")])
+@pytest.mark.parametrize("write", WRITES)
+async def test_rate_limiter_that_fails_after_the_first_request_leaves_the_outcome_unknown(
+    write: str, failure: Exception, fate: str
+) -> None:
+    async with LateService().running() as service:
+        limiter = _FailingRelease(service, failure)
+        async with SigningClient(service.origin, "token", retry=POLICY, rate_limiter=limiter) as client:
+            key, call = _call(client, write)
+            service.scripts[key] += script(fate)
+            error, _ = await _outcome(call)
+        assert error is not None
+        assert error.effect == "unknown"
+        if isinstance(failure, LookupError):
+            assert isinstance(error, OutcomeUnknown)
+            assert str(error).endswith("the outcome is unknown: the call failed (LookupError)")
+            assert (error.may_clear, error.__cause__) == (True, failure)
+        assert service.held[key].requests == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_rate_limiter_that_fails_after_a_refusal_leaves_the_outcome_known(write: str) -> None:
+    async with LateService().running() as service:
+        limiter = _FailingRelease(service, LookupError("the limiter is gone"))
+        async with SigningClient(service.origin, "token", retry=POLICY, rate_limiter=limiter) as client:
+            key, call = _call(client, write)
+            service.scripts[key] += script("403")
+            with pytest.raises(LookupError):
+                await call
 
 
 @pytest.mark.parametrize("effect_after", [None, 0.8])
