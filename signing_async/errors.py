@@ -215,7 +215,7 @@ class OutcomeUnknown(SigningError):
     It is not a `TransportError`, so a retry of those sends nothing twice. ``attempts`` counts the requests that were
     made; ``known`` holds the records that were found, for a person to decide by. ``may_clear`` is true if the service
     could not be read, or not in time: a later reading may tell. Only a dispatch with a journal, which reads before it
-    repeats anything, is then ``transient``.
+    repeats anything, is then ``transient``. ``client_wide`` is that of the error that the reading ended with.
     """
 
     effect: Literal["none", "unknown"] = "unknown"
@@ -235,9 +235,9 @@ class OutcomeUnknown(SigningError):
         self.known: tuple[object, ...] = tuple(known)
         self.may_clear = may_clear
 
-    def allow_repeat(self) -> None:
-        """Make the error ``transient`` if it may clear: for a call whose repeat reads before it sends anything."""
-        self.transient: bool = self.may_clear
+    @property
+    def fatal(self) -> bool:
+        return self.client_wide and not self.may_clear
 
 
 class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):

@@ -119,7 +119,7 @@ class Signings:
     async def find_sent(self, signing_id: str | Signing) -> Signing | None:
         """Read until the signing is no longer a draft; None if it still is after the settle time of a lost `send`.
 
-        Raises `OutcomeUnknown` if the service does not tell, or cannot be read: then ``transient`` is the reading's.
+        Raises `OutcomeUnknown` if the service does not tell, or cannot be read.
         """
         found = await self._transport.find_effect(self._sending(signing_id))
         return None if found is None else found.value

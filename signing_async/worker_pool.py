@@ -19,7 +19,6 @@ __all__ = ["Deferrals", "Deferred", "FileProgress", "Progress", "ProgressReporte
 
 S = TypeVar("S")
 R = TypeVar("R")
-E = TypeVar("E", bound=SigningError)
 
 log: logging.Logger = logging.getLogger("signing_async")
 
@@ -27,8 +26,11 @@ _FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
 _TRIES_BEFORE_LOG = 4
 
 
-def copy_unsent(error: E) -> E:
+def copy_unsent(error: SigningError) -> SigningError:
     """Return the error that ended a bulk operation, for an item of it for which nothing was sent."""
+    # An unknown outcome is that of another item; what ends the operation is why the service could not be read.
+    while isinstance(error.__cause__, SigningError) and error.__cause__.fatal:
+        error = error.__cause__
     # One copy per result: a shared exception would collect the tracebacks of all that raise it.
     copied = copy.copy(error)
     copied.effect = "none"

@@ -465,12 +465,13 @@ async def test_package_is_retried_after_its_document_could_not_be_opened_for_now
     assert sendings(sandbox) == ["Lease 0"]
 
 
+@pytest.mark.parametrize("kind", ["503", "expired-token"])
 async def test_ambiguous_send_is_reconciled_later_and_not_repeated(
-    place: Workplace, sandbox: Sandbox, tmp_path: Path
+    place: Workplace, sandbox: Sandbox, tmp_path: Path, kind: str
 ) -> None:
     """The response is lost, and then the signing cannot be read."""
     sandbox.faults.add("signings.send", "drop-after-commit")
-    sandbox.faults.add("signings.get", "503", times=1)
+    sandbox.faults.add("signings.get", kind, times=1)
     async with enqueuing(place.streams()) as enqueue, working(place.worker()):
         enqueued = await enqueue(packages(tmp_path, 1)[0])
         assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None

@@ -162,6 +162,7 @@ class JournalEntry:
         """That of the span of this run's work on the package, for the next run."""
         self.state: PackageState = PackageState(content, service)
         self._changes = self._saved = 0
+        self._saved_status = DRAFT
         self._writing = asyncio.Lock()
 
     @property
@@ -176,18 +177,26 @@ class JournalEntry:
         with suppress(TypeError, ValueError, RecursionError):
             state = PackageState(**json.loads(self._claim.state))
             if state.status == DRAFT or state.signing:
-                self.state = state
+                self.state, self._saved_status = state, state.status
                 return state
         raise OutcomeUnknown("the journal entry of this package cannot be decoded: the package may have been sent")
 
     async def save(self) -> None:
-        """Write the state as it is now. Concurrent calls share a write; raises `ClaimLost` if the claim is stale."""
+        """Write the state as it is now. Concurrent calls share a write; raises `ClaimLost` if the claim is stale.
+
+        If the sending had begun, and was not refused, the effect of a `JournalError` is unknown.
+        """
         self._changes += 1
         change = self._changes
         async with self._writing:
             if self._saved >= change:
                 return
-            covered = self._changes
+            covered, status = self._changes, self.state.status
             text = keep_context(json.dumps(attrs.asdict(self.state)), self._context)
-            await self._journal.write(self._claim, text)
-            self._saved = covered
+            try:
+                await self._journal.write(self._claim, text)
+            except JournalError as error:
+                if DRAFT not in (self._saved_status, status):
+                    error.effect = "unknown"
+                raise
+            self._saved, self._saved_status = covered, status

@@ -228,7 +228,7 @@ class _Run:
         except Exception as error:
             if isinstance(error, OutcomeUnknown) and not isinstance(self._journal, NoJournal):
                 # The next run knows from the journal what is ambiguous, and reads the service first.
-                error.allow_repeat()
+                error.transient = error.may_clear
             return await self._note_failure(sending, job, error)
         finally:
             await self._guarded.release(claim)

@@ -17,6 +17,7 @@ from ..errors import (
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
+    RequestTimeout,
     SigningError,
     TransportError,
 )
@@ -278,7 +279,8 @@ class Draft:
     async def complete(self, *, last: bool) -> bool:
         """Create the draft if there is none, and add what is missing; return whether it holds exactly the package.
 
-        If the outcome of a step is unknown, return False; or raise, if this is the ``last`` draft to be tried.
+        If the outcome of a step is unknown, return False; or raise, if this is the ``last`` draft to be tried. An error
+        of a step has no ``effect``: a draft that is not sent notifies nobody.
         """
         state, resumed = self._entry.state, self._entry.state.signing is not None
         missing = self._missing_documents()
@@ -292,8 +294,10 @@ class Draft:
             await self._upload_all(missing)
             await self._add_recipients()
         except SigningError as error:
-            if last or error.effect == "none" or isinstance(error, TimeoutError):
+            if error.effect == "none":
                 raise
+            if last or isinstance(error, TimeoutError):
+                raise _unsent(error) from error
             return False
         if state.is_ambiguous:
             return False
@@ -305,7 +309,11 @@ class Draft:
 
     async def _create(self) -> None:
         await self._entry.save()
-        signing = await self._resources.signings.create(**self._package.fields)
+        try:
+            signing = await self._resources.signings.create(**self._package.fields)
+        except SigningError as error:
+            error.effect = "none"
+            raise
         self._entry.state.signing = signing.id
         log.debug("package %s: draft %s was created", self._package.label, signing.id)
 
@@ -393,6 +401,14 @@ class Draft:
         documents = [document.id for document in signing.documents]
         state = self._entry.state
         return sorted(documents) == _known_ids(state.documents) and sorted(recipients) == _known_ids(state.recipients)
+
+
+def _unsent(error: SigningError) -> TransportError:
+    """Return the error for a step of unknown outcome: the next run sends another draft."""
+    kind = RequestTimeout if isinstance(error, TimeoutError) else TransportError
+    unsent = kind(f"{error}; nothing was sent; dispatch again")
+    unsent.transient, unsent.client_wide = not error.fatal, error.client_wide
+    return unsent
 
 
 def _known_ids(ids: Mapping[str, str | None]) -> list[str]:

@@ -83,8 +83,8 @@ class Enqueued:
         result = await call_broker(self._task.get_result())
         if result.is_err:
             # The task itself broke off, for example cancelled: its message is delivered again.
-            unknown = OutcomeUnknown(str(result.error), may_clear=True)
-            unknown.allow_repeat()
+            unknown = OutcomeUnknown(str(result.error))
+            unknown.transient = True
             return attrs.evolve(Outcome.of_error(self.key, unknown), kind=type(result.error).__name__)
         return Outcome(**result.return_value)
 

@@ -85,8 +85,7 @@ class Transport:
             return await self._reading_call(operation, observed).verify(value)
 
     def _reading_call(self, operation: Operation[T], observed: ObservedCall | None) -> _Call[T]:
-        caller = self._caller(observed)
-        return _Call(self.shared, self.options, operation, self.deadline(), None, caller, only_reads=True)
+        return _Call(self.shared, self.options, operation, self.deadline(), None, self._caller(observed))
 
     def _caller(self, observed: ObservedCall | None) -> Caller:
         return self._unobserved if observed is None else Caller(self.options.on_attempt, observed)
@@ -128,8 +127,6 @@ class _Call(Generic[T]):
         deadline: float,
         budget: RetryBudget | None,
         caller: Caller,
-        *,
-        only_reads: bool = False,
     ) -> None:
         self.shared = shared
         self.options = options
@@ -139,7 +136,6 @@ class _Call(Generic[T]):
         self.caller = caller
         self.observed = caller.observed
         self.exchange: Exchange[T] = Exchange(operation, shared, options, self.caller)
-        self.only_reads = only_reads
         self.started = asyncio.get_running_loop().time()
 
     async def attempt(self) -> T:
@@ -207,17 +203,17 @@ class _Call(Generic[T]):
 
     def abandon(self, error: BaseException) -> None:
         """The call ends with an exception: note that its effect may still show, unless nothing is ambiguous."""
-        effect, body, is_late = self.operation.effect, self.exchange.body, _may_be_late(self)
+        effect, may_take_effect = self.operation.effect, _may_take_effect(self)
         if isinstance(error, errors.SigningError):
-            if is_late:
+            if may_take_effect:
                 error.effect = "unknown"
             is_unknown = error.effect == "unknown"
         else:
-            # The call was cancelled, or the caller's own source failed.
-            is_unknown = (body is not None and body.started) or bool(self.reconciler and self.reconciler.ambiguous)
+            # The call was cancelled, or something of the caller's own failed.
+            is_unknown = may_take_effect or bool(self.reconciler and self.reconciler.ambiguous)
         if is_unknown and effect is not None:
             effect.note_unresolved()
-        if is_late and isinstance(error, Exception) and not isinstance(error, errors.SigningError):
+        if may_take_effect and isinstance(error, Exception) and not isinstance(error, errors.SigningError):
             raise _unknown(self, f"the call failed ({type(error).__name__})", may_clear=effect is not None) from error
 
     def _succeed(self, value: T) -> T:
@@ -330,12 +326,11 @@ class _Call(Generic[T]):
         except errors.SigningError as error:
             text = f"{cause}the service could not be read: {error}"
             unknown = _unknown(self, text, known=known, may_clear=error.transient)
+            unknown.client_wide, unknown.__cause__ = error.client_wide, error
         except Exception as error:
             # A rate limiter of the caller's own may raise anything.
             text = f"{cause}the service could not be read ({type(error).__name__})"
             unknown = _unknown(self, text, known=known, may_clear=True)
-        if self.only_reads:
-            unknown.allow_repeat()
         self._note_verdict("unknown")
         raise unknown
 
@@ -367,12 +362,12 @@ def _text(error: Exception) -> str:
     return str(error) if isinstance(error, errors.SigningError) else type(error).__name__
 
 
-def _may_be_late(call: _Call[Any]) -> bool:
-    """Return whether a call that fails, and whose effect does not show, may take effect nevertheless."""
+def _may_take_effect(call: _Call[Any]) -> bool:
+    """Return whether a call that fails, and whose effect does not show, may have taken effect or do so late."""
     effect, repeat = call.operation.effect, call.operation.repeat
     # A reminder is repeated after a 5xx, which may have taken effect.
     is_late = call.may_have_taken_effect if effect is None else effect.may_show_late
-    return is_late and retry.effect_of(repeat) == "unknown"
+    return (is_late or call.exchange.may_have_taken_effect) and retry.effect_of(repeat) == "unknown"
 
 
 def _unknown(

@@ -154,6 +154,15 @@ class Exchange(Generic[T]):
             received = 0 if self._head is None or self._head.detached else self._head.received
             attempt.end(self.status, self.request_id, error, transmitted=transmitted, received=received)
 
+    @property
+    def may_have_taken_effect(self) -> bool:
+        """Whether the request may have gone out whole, and the service did not refuse it.
+
+        If the body's source failed, the request is incomplete, and no service carries it out.
+        """
+        body, status = self.body, self.status
+        return body is not None and body.started and body.failure is None and not 400 <= (status or 0) < 500
+
     # The errors of a response that is not usable
 
     def timeout_error(self) -> errors.RequestTimeout:

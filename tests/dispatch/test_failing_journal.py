@@ -41,10 +41,11 @@ async def test_journal_failure_at_any_step_stops_the_call_before_an_unjournaled_
             async with SqliteJournal(path) as journal:
                 failing = Failing(journal, at, JournalError("the journal x: database or disk is full"))
                 before = count(sandbox)["signings.send"]
-                with pytest.raises(JournalError, match=r"^the journal x: database or disk is full"):
+                with pytest.raises(JournalError, match=r"^the journal x: database or disk is full") as caught:
                     await client.dispatch(parcel.package, failing)
-                if at <= 6:
-                    assert count(sandbox)["signings.send"] == before
+                was_sent = count(sandbox)["signings.send"] > before
+                assert was_sent == (at == 8)
+                assert caught.value.effect == ("unknown" if was_sent else "none")
             await client.dispatch(parcel.package, path)
             sent_well(sandbox, parcel, spare=1)
 
@@ -100,6 +101,36 @@ async def test_single_journal_failure_stops_the_run(sandbox: Sandbox, client: Si
         assert len(sandbox.signings) < 10
         await all_of(client.dispatch_many(packages, journal))
     sent_well(sandbox, *parcels, spare=2)
+
+
+@pytest.mark.parametrize(("kind", "effect"), [("drop-after-commit", "unknown"), ("expired-token", "none")])
+async def test_effect_of_a_journal_failure_after_a_failed_send_is_unknown_unless_the_send_was_refused(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str, effect: str
+) -> None:
+    sandbox.faults.add("signings.send", kind)
+    sandbox.faults.add("signings.get", "503", times=None)
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        failing = Failing(journal, 5, OSError(28, "No space left on device"), only="write")
+        with pytest.raises(JournalError, match="No space left") as caught:
+            await client.dispatch(parcel_of(1, 1).package, failing)
+    assert len(sandbox.requests_of("signings.send")) == 1
+    assert caught.value.effect == effect
+
+
+async def test_effect_of_a_journal_failure_is_unknown_if_an_earlier_run_began_to_send(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    package = parcel_of(1, 1).package
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    unread = sandbox.faults.add("signings.get", "503", times=None)
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        with pytest.raises(OutcomeUnknown):
+            await client.dispatch(package, journal)
+        unread.remove()
+        with pytest.raises(JournalError) as caught:
+            await client.dispatch(package, Failing(journal, 1, JournalError("gone"), only="write"))
+        assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
+        assert (await client.dispatch(package, journal)).is_draft is False
 
 
 @pytest.mark.parametrize("once", [False, True])

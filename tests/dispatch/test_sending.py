@@ -14,18 +14,20 @@ import attrs
 import pytest
 
 from signing_async import (
+    DecodeError,
     DraftChanged,
     InvalidRequest,
     NewRecipient,
     OutcomeUnknown,
-    OutcomeUnknownTimeout,
     PdfSource,
     Progress,
     Recipient,
+    RequestTimeout,
     RetryPolicy,
     ServerError,
     Signing,
     SigningClient,
+    SigningError,
     SigningPackage,
     TransportError,
     Unauthorized,
@@ -104,6 +106,40 @@ async def test_unknown_sending_is_not_transient_where_another_run_would_not_know
     with pytest.raises(OutcomeUnknown) as caught:
         await client.dispatch(parcel_of().package, journal)
     assert not caught.value.transient
+
+
+async def test_unknown_sending_is_client_wide_if_the_token_was_rejected_and_clears_with_another_token(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """The response is lost, and the token is revoked before the signing is read."""
+    parcels, path = [parcel_of(1, 1, name=f"Lease {number}") for number in range(3)], tmp_path / "journal"
+    packages = [parcel.package for parcel in parcels]
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    revoked = sandbox.faults.add("signings.get", "expired-token", times=None)
+    sandbox.faults.add("signings.create", "expired-token", skip=1, times=None)
+    unknown, *others = [result.error async for result in client.dispatch_many(packages, path, concurrency=1)]
+    assert isinstance(unknown, OutcomeUnknown)
+    assert (unknown.effect, unknown.transient, unknown.client_wide, unknown.fatal) == ("unknown", False, True, True)
+    assert [type(error) for error in others] == [Unauthorized, Unauthorized]
+    assert [error.effect for error in others if isinstance(error, Unauthorized)] == ["none", "none"]
+    assert count(sandbox)["signings.create"] == 1
+    revoked.remove()
+    sandbox.faults.clear()
+    assert [result.error async for result in client.dispatch_many(packages, path)] == [None] * 3
+    sent_well(sandbox, *parcels)
+
+
+async def test_success_that_does_not_show_is_not_transient_without_a_journal(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    """The next call would send a second signing."""
+    with pytest.MonkeyPatch.context() as patch:
+        moments = lagging(patch, 1)
+        sandbox.faults.add("signings.get", "503", skip=1, times=None)
+        with pytest.raises(OutcomeUnknown, match="could not be verified: the service could not be read") as caught:
+            await client.dispatch(parcel_of().package)
+    assert len(moments) == 1
+    assert (caught.value.may_clear, caught.value.transient) == (True, False)
 
 
 async def test_unknown_sending_that_took_effect_is_not_repeated(
@@ -362,11 +398,41 @@ async def test_upload_of_unknown_outcome_is_repeated_in_one_more_draft(
     other = parcel_of(name="Other")
     sandbox.faults.add("documents.upload", "drop-before-commit", times=None)
     sandbox.faults.add("signings.get", "503", times=None)
-    with pytest.raises(OutcomeUnknown, match=r"documents\.upload"):
+    with pytest.raises(TransportError, match=r"^documents\.upload: .*; nothing was sent; dispatch again") as caught:
         await client.dispatch(other.package, tmp_path / "other")
+    assert (caught.value.effect, caught.value.transient, caught.value.client_wide) == ("none", True, False)
+    assert state_of(tmp_path / "other")["status"] == "draft"
     sandbox.faults.clear()
     await client.dispatch(other.package, tmp_path / "other")
     sent_well(sandbox, other, spare=3)
+
+
+async def test_upload_of_unknown_outcome_is_fatal_if_the_token_was_rejected_and_nothing_is_sent(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    sandbox.faults.add("documents.upload", "drop-after-commit", times=None)
+    sandbox.faults.add("signings.get", "expired-token", times=None)
+    packages = [parcel_of(1, 1, name=f"Lease {number}").package for number in range(2)]
+    errors = [result.error async for result in client.dispatch_many(packages, tmp_path / "journal", concurrency=1)]
+    assert [type(error) for error in errors] == [TransportError, Unauthorized]
+    for error in errors:
+        assert isinstance(error, SigningError)
+        assert (error.effect, error.transient, error.fatal) == ("none", False, True)
+    assert len(sandbox.signings) == 2
+    assert count(sandbox)["signings.send"] == 0
+
+
+async def test_draft_whose_creation_cannot_be_decoded_has_no_effect(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """The next run creates another draft."""
+    parcel = parcel_of(1, 1)
+    sandbox.faults.add("signings.create", "not-json")
+    with pytest.raises(DecodeError) as caught:
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    assert caught.value.effect == "none"
+    await client.dispatch(parcel.package, tmp_path / "journal")
+    sent_well(sandbox, parcel, spare=1)
 
 
 async def test_timeout_in_a_step_is_raised_and_the_next_run_creates_a_new_draft(
@@ -374,8 +440,9 @@ async def test_timeout_in_a_step_is_raised_and_the_next_run_creates_a_new_draft(
 ) -> None:
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     sandbox.faults.add("recipients.add", "hang", times=None)
-    with pytest.raises(OutcomeUnknownTimeout):
+    with pytest.raises(RequestTimeout, match=r"^recipients\.add: .*; nothing was sent; dispatch again") as caught:
         await client.with_options(timeout=0.4).dispatch(parcel.package, path)
+    assert (caught.value.effect, caught.value.transient) == ("none", True)
     (draft,) = sandbox.signings
     sandbox.faults.clear()
     assert (await client.dispatch(parcel.package, path)).id != draft.id

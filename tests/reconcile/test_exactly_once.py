@@ -126,6 +126,28 @@ async def test_reminder_whose_repeat_the_callers_rate_limiter_prevents_is_an_unk
     assert isinstance(caught.value.__cause__, LookupError)
 
 
+async def test_reminder_after_whose_request_the_callers_rate_limiter_fails_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    class Fickle(LocalRateLimiter):
+        def release(self, acquired_at: float, accepted: bool | None) -> None:
+            raise ConnectionError("the limiter is gone")
+
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
+        with pytest.raises(OutcomeUnknown, match=r"the call failed \(ConnectionError\)$") as caught:
+            await fickle.recipients.remind(signing, recipient.id)
+        # A reading, and a draft that notifies nobody, may be repeated.
+        with pytest.raises(ConnectionError):
+            await fickle.me()
+        with pytest.raises(ConnectionError):
+            await _draft(fickle)
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert not caught.value.transient
+
+
 @pytest.mark.parametrize("kind", ["drop-after-commit", "drop-before-commit"])
 async def test_remind_is_not_repeated_after_a_lost_response(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
     signing = await _sendable(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from signing_async import (
     SigningPackage,
     Timeouts,
     Token,
+    TransportError,
 )
 from signing_async.signings import Signings
 from tests.dispatch.observing import state_of
@@ -158,7 +160,7 @@ async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_
             service.scripts[key] += script("503", Fate("504", effect_after), "401")
             error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
-        assert error.effect == "unknown"
+        assert (error.effect, error.transient, error.client_wide, error.fatal) == ("unknown", False, True, True)
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -170,7 +172,7 @@ async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outco
 
         async def load(self) -> Token | None:
             if self.broken:
-                raise OSError("the disk is gone")
+                raise OSError(errno.EIO, "the disk is gone")
             return await super().load()
 
     async with LateService().running() as service:
@@ -183,6 +185,9 @@ async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outco
             service.scripts[key] += script("504")
             error, _ = await _outcome(call)
         assert isinstance(error, OutcomeUnknown)
+        # Other calls fail too until the store works again; this one is not to be repeated even then.
+        facts = error.effect, error.may_clear, error.client_wide, error.transient, error.fatal
+        assert facts == ("unknown", True, True, False, False)
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -205,6 +210,52 @@ async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outc
         assert isinstance(error, OutcomeUnknown)
         assert "the service could not be read (LookupError)" in str(error)
         assert error.may_clear
+
+
+class _FailingRelease(LocalRateLimiter):
+    """Fails after the requests of a call."""
+
+    def __init__(self, service: LateService, error: Exception) -> None:
+        super().__init__()
+        self._service = service
+        self._error = error
+
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        super().release(acquired_at, accepted)
+        if any(held.requests for held in self._service.held.values()):
+            raise self._error
+
+
+@pytest.mark.parametrize("fate", ["ok", "504", "drop"])
+@pytest.mark.parametrize("failure", [LookupError("the limiter is gone"), TransportError("the limiter is gone")])
+@pytest.mark.parametrize("write", WRITES)
+async def test_rate_limiter_that_fails_after_the_first_request_leaves_the_outcome_unknown(
+    write: str, failure: Exception, fate: str
+) -> None:
+    async with LateService().running() as service:
+        limiter = _FailingRelease(service, failure)
+        async with SigningClient(service.origin, "token", retry=POLICY, rate_limiter=limiter) as client:
+            key, call = _call(client, write)
+            service.scripts[key] += script(fate)
+            error, _ = await _outcome(call)
+        assert error is not None
+        assert error.effect == "unknown"
+        if isinstance(failure, LookupError):
+            assert isinstance(error, OutcomeUnknown)
+            assert str(error).endswith("the outcome is unknown: the call failed (LookupError)")
+            assert (error.may_clear, error.__cause__) == (True, failure)
+        assert service.held[key].requests == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_rate_limiter_that_fails_after_a_refusal_leaves_the_outcome_known(write: str) -> None:
+    async with LateService().running() as service:
+        limiter = _FailingRelease(service, LookupError("the limiter is gone"))
+        async with SigningClient(service.origin, "token", retry=POLICY, rate_limiter=limiter) as client:
+            key, call = _call(client, write)
+            service.scripts[key] += script("403")
+            with pytest.raises(LookupError):
+                await call
 
 
 @pytest.mark.parametrize("effect_after", [None, 0.8])
