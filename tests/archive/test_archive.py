@@ -328,6 +328,42 @@ async def test_name_that_is_always_taken_is_a_result_with_an_error(
         assert [str(result.error) for result in await sweep(archive)] == ["taken", "taken"]
 
 
+async def test_stray_file_in_place_of_a_folder_fails_only_the_documents_of_that_folder(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    """In each sweep, until the file is removed. The error of `collect` is not one of the whole archive."""
+    for number in range(3):
+        await completed(sandbox, client, f"Lease {number}", ("a.pdf",))
+    folder.mkdir()
+    (folder / "Lease 1").write_bytes(b"mine")
+    template = "{signing.name}/{signing.id}-{document.name}"
+    async with Archive(client, folder, journal=journal, template=template, concurrency=1) as archive:
+        results = await sweep(archive)
+        assert sorted((result.signing.name, result.error is None) for result in results) == [
+            ("Lease 0", True),
+            ("Lease 1", False),
+            ("Lease 2", True),
+        ]
+        (again,) = await sweep(archive)
+        assert "File exists" in str(again.error)
+        with pytest.raises(ArchiveConflict) as caught:
+            await archive.collect(again.signing)
+        assert not caught.value.client_wide
+        (folder / "Lease 1").unlink()
+        assert len(await archived(archive)) == 1
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_folder_in_place_of_a_file_gives_the_document_a_name_with_a_hash(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    signing = await completed(sandbox, client, documents=("a.pdf",))
+    (folder / f"{signing.id}.pdf").mkdir(parents=True)
+    async with Archive(client, folder, journal=journal, template="{signing.id}") as archive:
+        (name,) = await archived(archive)
+    assert name.startswith(f"{signing.id}-")
+
+
 async def test_download_that_cannot_be_written_stops_the_sweep(
     sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
 ) -> None:
