@@ -238,7 +238,11 @@ class _OneSigning:
             if isinstance(error, SigningError):
                 raise
             message = f"cannot keep a download: {error.strerror}: {error.filename or path}"
-            raise ArchiveError(message, transient=is_transient(error)) from None
+            # A download that was removed, as by a cleaner of temporary files, is no failure of the archive.
+            is_removed = isinstance(error, FileNotFoundError)
+            failure = ArchiveError(message, transient=is_removed or is_transient(error))
+            failure.client_wide = not is_removed
+            raise failure from None
         finally:
             if path is not None:
                 path.unlink(missing_ok=True)

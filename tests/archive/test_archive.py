@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -362,6 +363,46 @@ async def test_folder_in_place_of_a_file_gives_the_document_a_name_with_a_hash(
     async with Archive(client, folder, journal=journal, template="{signing.id}") as archive:
         (name,) = await archived(archive)
     assert name.startswith(f"{signing.id}-")
+
+
+@pytest.mark.parametrize("kept", ["", "*.lock"])
+async def test_documents_are_archived_after_the_folder_of_downloads_was_removed(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, kept: str
+) -> None:
+    """As by a cleaner of temporary files, with the locks beside the folders or without."""
+    await completed(sandbox, client)
+    assert len(await archived(archive)) == 2
+    for path in (folder / ".incoming").iterdir():
+        if path.is_dir():
+            path.rmdir()
+        elif not kept:
+            path.unlink()
+    await completed(sandbox, client)
+    assert len(await archived(archive)) == 2
+    await archive.aclose()
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_download_that_is_removed_before_it_is_placed_fails_only_its_document(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await completed(sandbox, client)
+    real, removed = Documents.download_signed, list[Path]()
+
+    async def download(self: Documents, signing: Signing, document: Any, path: Path, **named: Any) -> SealedFile:
+        sealed = await real(self, signing, document, path, **named)
+        if not removed:
+            removed.append(path)
+            shutil.rmtree(path.parent)
+        return sealed
+
+    monkeypatch.setattr(Documents, "download_signed", download)
+    failed, kept = await sweep(archive)
+    assert isinstance(failed.error, ArchiveError)
+    assert "cannot keep a download: No such file or directory" in str(failed.error)
+    assert (failed.error.transient, failed.error.client_wide) == (True, False)
+    assert kept.error is None
+    assert len(await archived(archive)) == 1
 
 
 async def test_download_that_cannot_be_written_stops_the_sweep(
