@@ -22,7 +22,7 @@ from .._tasks import finish
 from ..dispatch.entry import GuardedJournal
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
-from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError, StorageError
+from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError
 from ..models import Document, Signing, SigningState
 from ..telemetry import switch
 from ..telemetry.kept import find_context, keep_context
@@ -145,7 +145,7 @@ class _OneSigning:
         try:
             await self._read_signing()
         except Exception as error:
-            _raise_if_fatal(error)
+            raise_if_client_wide(error)
             log.warning("signing %s was not archived: %s", one_line(self._signing.id), error)
             return [ArchiveResult(self._signing, error=error)]
         if self._signing.state is not SigningState.COMPLETED or (matches is not None and not matches(self._signing)):
@@ -188,7 +188,7 @@ class _OneSigning:
             else:
                 is_new = await self._archive.manifest.append(entry)
         except Exception as error:
-            _raise_if_fatal(error)
+            raise_if_client_wide(error)
             level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
             ids = one_line(document.id), one_line(self._signing.id)
             log.log(level, "document %s of signing %s was not archived: %s", *ids, error)
@@ -283,10 +283,7 @@ class _OneSigning:
         await self._archive.journal.write(self._claim, text)
 
 
-def _raise_if_fatal(error: Exception) -> None:
+def raise_if_client_wide(error: Exception) -> None:
     """Raise an error that other signings would have too."""
-    if isinstance(error, ClaimLost):
-        raise error
-    # Without its stores an archive cannot continue. A call to the service may succeed for the next signing.
-    if isinstance(error, SigningError) and (error.fatal or (error.client_wide and isinstance(error, StorageError))):
+    if isinstance(error, ClaimLost) or (isinstance(error, SigningError) and error.client_wide):
         raise error

@@ -19,6 +19,7 @@ from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 
 import signing_async.archive
 from signing_async import (
+    AuthError,
     ConfigurationError,
     DecodeError,
     InvalidRequest,
@@ -280,6 +281,22 @@ async def test_configuration_error_stops_the_sweep_if_other_calls_fail_too(
     else:
         assert [type(result.error) for result in await sweep(archive)] == [ConfigurationError] * 6
         assert len(attempts) == 6
+
+
+async def test_token_that_cannot_be_obtained_for_now_stops_the_sweep(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other documents would get the same error. The next sweep resumes."""
+    await completed(sandbox, client)
+
+    async def fail(*_: object, **__: object) -> SealedFile:
+        raise AuthError("the token endpoint is not available", transient=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Documents, "download_signed", fail)
+        with pytest.raises(AuthError):
+            await sweep(archive)
+    assert len(await archived(archive)) == 2
 
 
 async def test_failing_journal_stops_the_sweep(
