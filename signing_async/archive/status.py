@@ -18,6 +18,7 @@ from ..errors import InvalidRequest, NotFound, NotYetSigned
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
 from ..worker_pool import Results, Several
+from .collector import raise_if_client_wide
 
 if TYPE_CHECKING:
     from ..client import SigningClient
@@ -39,13 +40,14 @@ _KIND_OF: dict[SigningState, StuckKind] = {
 
 @attrs.frozen
 class StuckSigning:
-    """A signing that does not proceed.
+    """A signing that does not proceed, or about which that is not known.
 
     ``not_sent``: a draft that holds documents. ``no_progress``: a signing that was sent, and some of whose recipients
     have not finished. ``not_sealed``: a completed signing, some of whose documents are not yet sealed.
+    ``not_examined``: a signing that could not be read, or whose recipients could not; ``error`` says why.
     """
 
-    kind: StuckKind
+    kind: StuckKind | Literal["not_examined"]
     signing: Signing
     pending: tuple[Recipient, ...] = ()
     """The recipients of a sent signing who have not finished."""
@@ -53,6 +55,7 @@ class StuckSigning:
     """The documents of a draft; those of a completed signing that are not sealed."""
     reminders: tuple[RemindResult, ...] = ()
     """The reminders that were sent, or failed, just now."""
+    error: Exception | None = None
 
 
 @attrs.frozen
@@ -77,7 +80,7 @@ class ArchiveStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is stuck."""
+        """Whether all signings could be examined, and nothing is stuck."""
         return not self.signings and not self.dispatches
 
 
@@ -98,7 +101,8 @@ async def archive_status(
     left out. With ``remind_every``, the recipients who have not finished a stuck signing are reminded, at most once in
     that time: the journal records when. The whole list of signings is fetched, and each signing that may be stuck is
     read; if the service does not say which documents are sealed, a download of each is opened. To read fewer signings,
-    pass ``since``, or the ``kinds`` to look for. ::
+    pass ``since``, or the ``kinds`` to look for. A signing that cannot be examined is reported with its error, whatever
+    the ``kinds``; an error that is ``client_wide`` is raised. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:
@@ -190,6 +194,9 @@ class _Search:
         except NotFound:
             # It was deleted since it was listed.
             stuck = None
+        except Exception as error:
+            raise_if_client_wide(error)
+            stuck = StuckSigning("not_examined", signing, error=error)
         return Several(() if stuck is None else (stuck,))
 
     async def _find_stuck(self, signing: Signing) -> StuckSigning | None:

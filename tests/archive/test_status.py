@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from signing_async import NewRecipient, RetryPolicy, SigningClient, SigningError, SigningPackage, SqliteJournal
-from signing_async.archive import Archive, archive_status
-from signing_async.errors import InvalidRequest, ServerError
+from signing_async.archive import Archive, StuckSigning, archive_status
+from signing_async.errors import DecodeError, Forbidden, InvalidRequest, ServerError, Unauthorized
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import completed, count, sent
 from tests.pdfs import make_pdf
@@ -165,6 +164,48 @@ async def test_signing_that_was_deleted_since_it_was_listed_is_not_stuck() -> No
     assert [stuck.signing.id for stuck in status.signings] == ["s3"]
 
 
+@pytest.mark.parametrize("failure", ["403", "undecodable"])
+async def test_signing_that_cannot_be_examined_is_reported_and_the_others_are_examined(failure: str) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            listed = [{"id": f"s{number}", "is_draft": False, "is_completed": False} for number in range(3)]
+            return web.json_response({"data": listed})
+        if "s1" not in request.path.split("/"):
+            return web.json_response([{"id": "r1", "email": "anna@example.com"}])
+        if failure == "403":
+            return web.json_response({"code": "forbidden"}, status=403)
+        return web.json_response({"nope": 1})
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        status = await archive_status(client, kinds=["no_progress"])
+    found = {stuck.signing.id: stuck for stuck in status.signings}
+    assert {id_: stuck.kind for id_, stuck in found.items()} == {
+        "s0": "no_progress",
+        "s1": "not_examined",
+        "s2": "no_progress",
+    }
+    assert isinstance(found["s1"].error, Forbidden if failure == "403" else DecodeError)
+    assert (found["s0"].error, found["s1"].pending) == (None, ())
+
+
+async def test_signing_that_cannot_be_examined_is_not_ok() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": [{"id": "s1", "is_draft": True}]})
+        return web.json_response({"code": "forbidden"}, status=403)
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        assert not (await archive_status(client)).ok
+
+
+async def test_error_that_other_signings_would_have_too_is_raised(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None
+) -> None:
+    sandbox.faults.add("recipients.list", "expired-token", times=None)
+    with pytest.raises(Unauthorized):
+        await archive_status(client, after=NOW)
+
+
 async def test_pending_recipients_are_reminded_once_in_the_given_time(
     sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
@@ -195,14 +236,16 @@ async def test_failed_list_of_recipients_does_not_count_as_a_reminder(
     sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
     """The next run reminds. The recipients are listed once, before the journal is written."""
+    found: list[StuckSigning] = []
     hasty = SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1))
     async with hasty:
         for skip in (0, 1):
             sandbox.faults.clear()
             sandbox.faults.add("recipients.list", "500", times=1, skip=skip)
-            with suppress(ServerError):
-                waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings
-    assert [one.error for one in waiting.reminders] == [None]
+            found.append((await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings[0])
+    assert [(one.kind, len(one.reminders)) for one in found] == [("not_examined", 0), ("no_progress", 1)]
+    assert isinstance(found[0].error, ServerError)
+    assert found[1].reminders[0].error is None
     assert count(sandbox)["recipients.list"] == 2
 
 
