@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Collection
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -13,11 +13,11 @@ import attrs
 
 from .. import _checks
 from ..dispatch.entry import SENDING, SENT, GuardedJournal, PackageState, open_journal
-from ..dispatch.journal import Journal, JournalRecord, ListedJournal
+from ..dispatch.journal import ClaimLost, Journal, JournalRecord, ListedJournal
 from ..errors import InvalidRequest, NotFound, NotYetSigned
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
-from ..worker_pool import Results, Several
+from ..worker_pool import Results, Several, log
 from .collector import raise_if_client_wide
 
 if TYPE_CHECKING:
@@ -99,10 +99,11 @@ async def archive_status(
     A signing is stuck if it was not updated for ``after``; a dispatch without an outcome, if nothing was written for
     ``dispatches_after``. Signings and dispatches last updated before ``since`` (a time, or a timedelta before now) are
     left out. With ``remind_every``, the recipients who have not finished a stuck signing are reminded, at most once in
-    that time: the journal records when. The whole list of signings is fetched, and each signing that may be stuck is
-    read; if the service does not say which documents are sealed, a download of each is opened. To read fewer signings,
-    pass ``since``, or the ``kinds`` to look for. A signing that cannot be examined is reported with its error, whatever
-    the ``kinds``; an error that is ``client_wide`` is raised. ::
+    that time: the journal records when. A reminder that was surely not sent does not count. The whole list of signings
+    is fetched, and each signing that may be stuck is read; if the service does not say which documents are sealed, a
+    download of each is opened. To read fewer signings, pass ``since``, or the ``kinds`` to look for. A signing that
+    cannot be examined is reported with its error, whatever the ``kinds``. An error that is ``client_wide`` is
+    raised. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:
@@ -229,18 +230,39 @@ class _Search:
             return False
 
     async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
-        """Remind the pending recipients, unless that was done a short time ago."""
+        """Remind the pending recipients, except those who were reminded a short time ago."""
         if not pending or self._remind_every is None or self._journal is None:
             return ()
         journal = GuardedJournal(self._journal, telemetry=self._client._transport.options.telemetry)
         claim = await journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}")
         if claim is None:
             return ()
+        results: list[RemindResult] = []
         try:
-            if claim.state is not None and self._now < datetime.fromisoformat(claim.state) + self._remind_every:
-                return ()
-            # Written first: if the run is killed after this, the recipients are not reminded twice.
-            await journal.write(claim, self._now.isoformat())
-            return tuple(await self._client.recipients.remind_pending(signing, pending))
+            reminded = _decode_reminded(claim.state)
+            latest = self._now - self._remind_every
+            due = [one for one in pending if one.id not in reminded or reminded[one.id] <= latest]
+            if due:
+                # Written first: if the run is killed after this, the recipients are not reminded twice.
+                await journal.write(claim, _encode_reminded(reminded | {one.id: self._now for one in due}))
+                results = await self._client.recipients.remind_pending(signing, due)
+                sent = [one.recipient.id for one in results if one.error is None or one.error.effect == "unknown"]
+                if len(sent) < len(due):
+                    await journal.write(claim, _encode_reminded(reminded | dict.fromkeys(sent, self._now)))
+        except ClaimLost as error:
+            log.warning("%s", error)
         finally:
             await journal.release(claim)
+        return tuple(results)
+
+
+def _encode_reminded(reminded: Mapping[str, datetime]) -> str:
+    return json.dumps({recipient: time.isoformat() for recipient, time in reminded.items()})
+
+
+def _decode_reminded(state: str | None) -> dict[str, datetime]:
+    """Return when each recipient was reminded, by id."""
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        return {recipient: datetime.fromisoformat(time) for recipient, time in json.loads(state or "{}").items()}
+    # An entry that cannot be decoded costs a reminder.
+    return {}

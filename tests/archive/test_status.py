@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from signing_async import NewRecipient, RetryPolicy, SigningClient, SigningError, SigningPackage, SqliteJournal
+from signing_async import (
+    Claim,
+    ClaimLost,
+    NewRecipient,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    SigningPackage,
+    SqliteJournal,
+)
 from signing_async.archive import Archive, StuckSigning, archive_status
-from signing_async.errors import DecodeError, Forbidden, InvalidRequest, ServerError, Unauthorized
+from signing_async.errors import DecodeError, Forbidden, InvalidRequest, RateLimited, ServerError, Unauthorized
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import completed, count, sent
 from tests.pdfs import make_pdf
@@ -219,6 +228,86 @@ async def test_pending_recipients_are_reminded_once_in_the_given_time(
     assert await remind(WEEK) == []
     assert await remind(NOW) == ["anna@example.com"]
     assert len([one for one in sandbox.requests if one.operation == "recipients.remind"]) == 2
+
+
+async def test_only_reminders_that_were_surely_not_sent_are_sent_by_the_next_run(
+    sandbox: Sandbox, client: SigningClient, journal: Path
+) -> None:
+    """Of three recipients, one is reminded, the outcome of one is unknown, and one is rejected by a 429."""
+    signing = await client.signings.create(name="Lease", language="EN", signing_order="parallel")
+    await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    for order, name in enumerate(("anna", "bo", "cy"), start=1):
+        await client.recipients.add(signing, email=f"{name}@example.com", order=order)
+    await client.signings.send(signing)
+    sandbox.faults.add("recipients.remind", "drop-after-commit", skip=1)
+    sandbox.faults.add("recipients.remind", "429", times=None, skip=1)
+
+    async def remind(every: timedelta) -> list[tuple[str, str | None]]:
+        async with SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty:
+            (waiting,) = (await archive_status(hasty, journal, after=NOW, remind_every=every)).signings
+        return [(one.recipient.email[:2], one.error and one.error.effect) for one in waiting.reminders]
+
+    assert await remind(WEEK) == [("an", None), ("bo", "unknown"), ("cy", "none")]
+    sandbox.faults.clear()
+    assert await remind(WEEK) == [("cy", None)]
+    assert await remind(WEEK) == []
+    assert [name for name, _ in await remind(NOW)] == ["an", "bo", "cy"]
+
+
+async def test_failed_reminder_is_no_reason_to_forget_the_ones_before(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    await archive_status(client, journal, after=NOW, remind_every=NOW)
+    async with SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty:
+        sandbox.faults.add("recipients.remind", "429")
+        waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=NOW)).signings
+        assert isinstance(waiting.reminders[0].error, RateLimited)
+        waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings
+    assert waiting.reminders == ()
+
+
+class Losing:
+    """A journal whose claims are lost at one of its writes."""
+
+    def __init__(self, journal: SqliteJournal, at: int) -> None:
+        self.claim, self.release, self.records = journal.claim, journal.release, journal.records
+        self._journal = journal
+        self._left = at
+
+    async def write(self, claim: Claim, state: str) -> None:
+        self._left -= 1
+        if not self._left:
+            raise ClaimLost(claim.key)
+        await self._journal.write(claim, state)
+
+
+@pytest.mark.parametrize(("at", "reminders"), [(1, 0), (2, 1)])
+async def test_reminders_of_a_run_whose_claim_is_lost_are_reported(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path, at: int, reminders: int
+) -> None:
+    """Before they are sent, nobody is reminded: another run does it."""
+    sandbox.faults.add("recipients.remind", "429", times=None)
+    async with (
+        SqliteJournal(journal) as opened,
+        SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty,
+    ):
+        waiting, _ = (await archive_status(hasty, Losing(opened, at), after=NOW, remind_every=WEEK)).signings
+    assert (waiting.kind, len(waiting.reminders)) == ("no_progress", reminders)
+    assert count(sandbox)["recipients.remind"] == reminders
+
+
+async def test_reminders_that_cannot_be_decoded_from_the_journal_are_sent_again(
+    client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    signing = next(one for one in [one async for one in client.signings.list()] if one.name == "sent")
+    async with SqliteJournal(journal) as opened:
+        for state in ("[", "7", '{"r": 7}', '{"r": "lately"}'):
+            claim = await opened.claim(f"archive-remind:{client.base_url}:{signing.id}")
+            assert claim is not None
+            await opened.write(claim, state)
+            await opened.release(claim)
+            waiting, _ = (await archive_status(client, opened, after=NOW, remind_every=WEEK)).signings
+            assert [one.error for one in waiting.reminders] == [None]
 
 
 async def test_failed_reminder_is_a_result_and_counts(
