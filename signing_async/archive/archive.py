@@ -90,8 +90,8 @@ class Archive:
 
         Signings come in the order of the service's list, after the rest of a sweep that was interrupted. What was
         archived before yields nothing. A document that fails is a result with an error, and the others go on; the next
-        sweep tries again. If the store or the journal fails, the sweep stops with an `ArchiveError` or a
-        `JournalError`. ``on_progress`` receives the documents and bytes archived so far; their totals are not known.
+        sweep tries again. An error that is ``client_wide`` stops the sweep: the store or the journal fails, or there is
+        no token. ``on_progress`` receives the documents and bytes archived so far; their totals are not known.
         """
         sweep = Sweep(self._collector, self._matches, ProgressReporter(on_progress))
         results: Results[ArchiveResult] = Results(

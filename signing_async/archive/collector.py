@@ -22,7 +22,7 @@ from .._tasks import finish
 from ..dispatch.entry import GuardedJournal
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
-from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError, StorageError
+from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError
 from ..models import Document, Signing, SigningState
 from ..telemetry import switch
 from ..telemetry.kept import find_context, keep_context
@@ -145,7 +145,7 @@ class _OneSigning:
         try:
             await self._read_signing()
         except Exception as error:
-            _raise_if_fatal(error)
+            raise_if_client_wide(error)
             log.warning("signing %s was not archived: %s", one_line(self._signing.id), error)
             return [ArchiveResult(self._signing, error=error)]
         if self._signing.state is not SigningState.COMPLETED or (matches is not None and not matches(self._signing)):
@@ -188,7 +188,7 @@ class _OneSigning:
             else:
                 is_new = await self._archive.manifest.append(entry)
         except Exception as error:
-            _raise_if_fatal(error)
+            raise_if_client_wide(error)
             level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
             ids = one_line(document.id), one_line(self._signing.id)
             log.log(level, "document %s of signing %s was not archived: %s", *ids, error)
@@ -238,7 +238,11 @@ class _OneSigning:
             if isinstance(error, SigningError):
                 raise
             message = f"cannot keep a download: {error.strerror}: {error.filename or path}"
-            raise ArchiveError(message, transient=is_transient(error)) from None
+            # A download that was removed, as by a cleaner of temporary files, is no failure of the archive.
+            is_removed = isinstance(error, FileNotFoundError)
+            failure = ArchiveError(message, transient=is_removed or is_transient(error))
+            failure.client_wide = not is_removed
+            raise failure from None
         finally:
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -279,10 +283,7 @@ class _OneSigning:
         await self._archive.journal.write(self._claim, text)
 
 
-def _raise_if_fatal(error: Exception) -> None:
+def raise_if_client_wide(error: Exception) -> None:
     """Raise an error that other signings would have too."""
-    if isinstance(error, ClaimLost):
-        raise error
-    # Without its stores an archive cannot continue. A call to the service may succeed for the next signing.
-    if isinstance(error, SigningError) and (error.fatal or (error.client_wide and isinstance(error, StorageError))):
+    if isinstance(error, ClaimLost) or (isinstance(error, SigningError) and error.client_wide):
         raise error

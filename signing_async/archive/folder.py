@@ -33,6 +33,15 @@ _NO_LINKS = (
     errno.EMLINK,
     errno.EINVAL,
 )
+# Something that is no folder, or no file, is in the way; or the file system allows no such name.
+_UNUSABLE_NAME = (
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EILSEQ,
+)
 
 
 class FolderStore:
@@ -106,10 +115,17 @@ class FolderStore:
 
 
 def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
-    make_folders(target.parent, root)
+    make_folders(root, root)
     with source.open("r+b") as file:  # Windows syncs only files that are open for writing
         os.fsync(file.fileno())
-    if not _place(source, target) and (target.is_symlink() or _hash(target) != sha256):
+    try:
+        make_folders(target.parent, root)
+        is_stored = _place(source, target) or (not target.is_symlink() and _hash(target) == sha256)
+    except OSError as error:
+        if error.errno not in _UNUSABLE_NAME:
+            raise
+        raise ArchiveConflict(f"the archive {root}: {error.strerror}: {error.filename}") from None
+    if not is_stored:
         raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
     # The run that placed the file may have been killed before this.
     sync_folder(target.parent)
@@ -165,7 +181,9 @@ def _read(path: Path, offset: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(_BLOCK)
-    except (NotADirectoryError, IsADirectoryError) as error:
+    except OSError as error:
+        if error.errno not in _UNUSABLE_NAME:
+            raise
         raise FileNotFoundError(error.errno, error.strerror, error.filename) from None
 
 

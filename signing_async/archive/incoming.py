@@ -28,7 +28,7 @@ class Incoming:
     """
 
     def __init__(self, store: ArchiveStore) -> None:
-        self._parent = store.incoming if isinstance(store, FolderStore) else _own_temporary_folder()
+        self._in_archive = store.incoming if isinstance(store, FolderStore) else None
         self._opening = asyncio.Lock()
         self._folder: Path | None = None
         self._lock: int | None = None
@@ -36,8 +36,7 @@ class Incoming:
     async def new_path(self) -> Path:
         """Return a free path."""
         async with self._opening:
-            folder = await asyncio.to_thread(self._open) if self._folder is None else self._folder
-            self._folder = folder
+            folder = await asyncio.to_thread(self._open)
         return folder / f"{secrets.token_hex(8)}.pdf"
 
     async def aclose(self) -> None:
@@ -45,12 +44,20 @@ class Incoming:
         await asyncio.to_thread(self._close)
 
     def _open(self) -> Path:
-        if self._parent is None:
+        if self._folder is not None and self._folder.is_dir():
+            return self._folder
+        # A cleaner of temporary files may have removed the folder.
+        self._close()
+        self._folder = self._make_folder()
+        return self._folder
+
+    def _make_folder(self) -> Path:
+        parent = self._find_parent()
+        if parent is None:
             return Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._remove_dead()
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
-            folder = self._parent / secrets.token_hex(8)
+            folder = parent / secrets.token_hex(8)
             lock = _lock_of(folder)
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             # Before it was locked, another process may have taken it for a dead one's and removed it.
@@ -60,17 +67,20 @@ class Incoming:
             os.close(self._lock)
 
     def _close(self) -> None:
-        folder, self._folder = self._folder, None
+        folder, lock = self._folder, self._lock
+        self._folder = self._lock = None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        if folder is not None and self._lock is not None:
-            remove_locked(_lock_of(folder), partial(os.close, self._lock))
-        self._remove_dead()
+        if folder is not None and lock is not None:
+            remove_locked(_lock_of(folder), partial(os.close, lock))
+        parent = self._find_parent()
+        if parent is not None:
+            for left in parent.glob("*.lock"):
+                _remove_if_dead(left)
 
-    def _remove_dead(self) -> None:
-        if self._parent is not None:
-            for lock in self._parent.glob("*.lock"):
-                _remove_if_dead(lock)
+    def _find_parent(self) -> Path | None:
+        # Each time: another user may prepare the temporary folder once it was removed.
+        return self._in_archive or _own_temporary_folder()
 
 
 def _own_temporary_folder() -> Path | None:

@@ -54,6 +54,7 @@ _TRANSIENT_CODES = (
     *("ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded"),
 )
 _LOADER = botocore.loaders.create_loader()  # it keeps the models: a second client opens in 0.03 s instead of 0.16 s
+_OF_ONE_KEY = (*_CONFLICTS, "KeyTooLongError")
 _MISSING = ("NoSuchKey", "404")
 _NOT_SUPPORTED = (501, 505)  # such as a header that a compatible store does not implement
 _SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
@@ -208,7 +209,9 @@ class Bucket:
 
     def _failure(self, operation: str, error: Exception) -> ArchiveError:
         kind = _Conflict if _code(error) in _CONFLICTS else ArchiveError
-        return kind(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=_is_transient(error))
+        failure = kind(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=_is_transient(error))
+        failure.client_wide = _code(error) not in _OF_ONE_KEY
+        return failure
 
 
 class _Conflict(ArchiveError):
@@ -257,7 +260,9 @@ def _checksum(data: bytes) -> str:
 def _check_hash(source: Path, found: str, expected: str) -> None:
     if found != expected:
         message = f"{source}: changed before it was stored (sha256 mismatch: expected {expected}, found {found})"
-        raise ArchiveError(message, transient=False)
+        failure = ArchiveError(message, transient=False)
+        failure.client_wide = False
+        raise failure
 
 
 def _redact_session_token(record: logging.LogRecord) -> bool:

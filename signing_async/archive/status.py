@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Collection
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -13,11 +13,12 @@ import attrs
 
 from .. import _checks
 from ..dispatch.entry import SENDING, SENT, GuardedJournal, PackageState, open_journal
-from ..dispatch.journal import Journal, JournalRecord, ListedJournal
+from ..dispatch.journal import ClaimLost, Journal, JournalRecord, ListedJournal
 from ..errors import InvalidRequest, NotFound, NotYetSigned
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
-from ..worker_pool import Results, Several
+from ..worker_pool import Results, Several, log
+from .collector import raise_if_client_wide
 
 if TYPE_CHECKING:
     from ..client import SigningClient
@@ -39,13 +40,14 @@ _KIND_OF: dict[SigningState, StuckKind] = {
 
 @attrs.frozen
 class StuckSigning:
-    """A signing that does not proceed.
+    """A signing that does not proceed, or about which that is not known.
 
     ``not_sent``: a draft that holds documents. ``no_progress``: a signing that was sent, and some of whose recipients
     have not finished. ``not_sealed``: a completed signing, some of whose documents are not yet sealed.
+    ``not_examined``: a signing that could not be read, or whose recipients could not; ``error`` says why.
     """
 
-    kind: StuckKind
+    kind: StuckKind | Literal["not_examined"]
     signing: Signing
     pending: tuple[Recipient, ...] = ()
     """The recipients of a sent signing who have not finished."""
@@ -53,6 +55,7 @@ class StuckSigning:
     """The documents of a draft; those of a completed signing that are not sealed."""
     reminders: tuple[RemindResult, ...] = ()
     """The reminders that were sent, or failed, just now."""
+    error: Exception | None = None
 
 
 @attrs.frozen
@@ -77,7 +80,7 @@ class ArchiveStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is stuck."""
+        """Whether all signings could be examined, and nothing is stuck."""
         return not self.signings and not self.dispatches
 
 
@@ -96,9 +99,11 @@ async def archive_status(
     A signing is stuck if it was not updated for ``after``; a dispatch without an outcome, if nothing was written for
     ``dispatches_after``. Signings and dispatches last updated before ``since`` (a time, or a timedelta before now) are
     left out. With ``remind_every``, the recipients who have not finished a stuck signing are reminded, at most once in
-    that time: the journal records when. The whole list of signings is fetched, and each signing that may be stuck is
-    read; if the service does not say which documents are sealed, a download of each is opened. To read fewer signings,
-    pass ``since``, or the ``kinds`` to look for. ::
+    that time: the journal records when. A reminder that was surely not sent does not count. The whole list of signings
+    is fetched, and each signing that may be stuck is read; if the service does not say which documents are sealed, a
+    download of each is opened. To read fewer signings, pass ``since``, or the ``kinds`` to look for. A signing that
+    cannot be examined is reported with its error, whatever the ``kinds``. An error that is ``client_wide`` is
+    raised. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:
@@ -190,6 +195,9 @@ class _Search:
         except NotFound:
             # It was deleted since it was listed.
             stuck = None
+        except Exception as error:
+            raise_if_client_wide(error)
+            stuck = StuckSigning("not_examined", signing, error=error)
         return Several(() if stuck is None else (stuck,))
 
     async def _find_stuck(self, signing: Signing) -> StuckSigning | None:
@@ -222,18 +230,39 @@ class _Search:
             return False
 
     async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
-        """Remind the pending recipients, unless that was done a short time ago."""
+        """Remind the pending recipients, except those who were reminded a short time ago."""
         if not pending or self._remind_every is None or self._journal is None:
             return ()
         journal = GuardedJournal(self._journal, telemetry=self._client._transport.options.telemetry)
         claim = await journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}")
         if claim is None:
             return ()
+        results: list[RemindResult] = []
         try:
-            if claim.state is not None and self._now < datetime.fromisoformat(claim.state) + self._remind_every:
-                return ()
-            # Written first: if the run is killed after this, the recipients are not reminded twice.
-            await journal.write(claim, self._now.isoformat())
-            return tuple(await self._client.recipients.remind_pending(signing, pending))
+            reminded = _decode_reminded(claim.state)
+            latest = self._now - self._remind_every
+            due = [one for one in pending if one.id not in reminded or reminded[one.id] <= latest]
+            if due:
+                # Written first: if the run is killed after this, the recipients are not reminded twice.
+                await journal.write(claim, _encode_reminded(reminded | {one.id: self._now for one in due}))
+                results = await self._client.recipients.remind_pending(signing, due)
+                sent = [one.recipient.id for one in results if one.error is None or one.error.effect == "unknown"]
+                if len(sent) < len(due):
+                    await journal.write(claim, _encode_reminded(reminded | dict.fromkeys(sent, self._now)))
+        except ClaimLost as error:
+            log.warning("%s", error)
         finally:
             await journal.release(claim)
+        return tuple(results)
+
+
+def _encode_reminded(reminded: Mapping[str, datetime]) -> str:
+    return json.dumps({recipient: time.isoformat() for recipient, time in reminded.items()})
+
+
+def _decode_reminded(state: str | None) -> dict[str, datetime]:
+    """Return when each recipient was reminded, by id."""
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        return {recipient: datetime.fromisoformat(time) for recipient, time in json.loads(state or "{}").items()}
+    # An entry that cannot be decoded costs a reminder.
+    return {}

@@ -21,7 +21,8 @@ class ArchiveStore(Protocol):
     async def put(self, name: str, source: Path, sha256: str) -> None:
         """Store a local file, durably and atomically: readers see the whole file or none.
 
-        If the name holds the same content, there is nothing to do. Raises `ArchiveConflict` if it holds another.
+        If the name holds the same content, there is nothing to do. Raises `ArchiveConflict` if it holds another, or if
+        it cannot hold a file, as with a file in place of a folder: an error of this name, not of the whole archive.
         ``sha256`` is the file's hash in hexadecimal. The source may be moved.
         """
 

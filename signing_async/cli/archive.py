@@ -14,7 +14,7 @@ import click
 from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
 from .command_base import Seconds, State, command, common_options, refuse_password
 from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
-from .exits import NOT_SOUND, STUCK, code_of, code_of_all
+from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
 from .output import on_one_line
 from .records import recipient_facts, signing_facts
 from .signings import duration, duration_or_moment, moment
@@ -34,6 +34,7 @@ KINDS = {
     "no_progress": "not signed",
     "not_sealed": "not sealed",
     "not_sent": "not sent",
+    "not_examined": "could not be examined",
 }
 
 
@@ -157,7 +158,7 @@ def status(state: State, journal: str | None, after: timedelta, since: datetime 
     Unsent drafts that have documents, sent signings without progress (with the recipients who have not signed),
     completed signings whose documents are not sealed, and dispatches in the journal without an outcome for an hour.
 
-    Exit codes: 0: nothing is stuck. 9: something is.
+    Exit codes: 0: nothing is stuck. 9: something is. 1: nothing that is known, but a signing could not be examined.
 
     \b
     Example:
@@ -287,6 +288,10 @@ class _Run:
 
         found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
         for stuck in found.signings:
+            if stuck.error is not None:
+                self._errors.setdefault(code_of(stuck.error), stuck.error)
+                facts = {"signing": stuck.signing.id, "reminded": False}
+                self._out.failed(stuck.signing.name or stuck.signing.id, stuck.error, facts)
             for reminder in stuck.reminders:
                 email = reminder.recipient.email
                 facts = {"signing": stuck.signing.id, "email": email, "reminded": reminder.error is None}
@@ -357,7 +362,8 @@ async def _status(state: State, journal: str | None, after: timedelta, since: da
         rows = [_signing_row(state, stuck) for stuck in found.signings]
         rows += [_dispatch_row(state, dispatch) for dispatch in found.dispatches]
         state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
-    state.end(0 if found.ok else STUCK)
+    is_stuck = bool(found.dispatches) or any(stuck.error is None for stuck in found.signings)
+    state.end(0 if found.ok else STUCK if is_stuck else FAILED)
 
 
 def _print_json(state: State, found: ArchiveStatus) -> None:
@@ -366,7 +372,8 @@ def _print_json(state: State, found: ArchiveStatus) -> None:
         pending = [recipient_facts(recipient, done_fields) for recipient in stuck.pending]
         documents = [{"id": document.id, "name": document.name} for document in stuck.documents]
         facts = {"stuck": stuck.kind, "signing": signing_facts(stuck.signing)}
-        state.out.result({**facts, "pending": pending, "documents": documents})
+        error = {} if stuck.error is None else {"error": facts_of(stuck.error)}
+        state.out.result({**facts, "pending": pending, "documents": documents, **error})
     for dispatch in found.dispatches:
         state.out.result({"stuck": "dispatch", "dispatch": dispatch})
 
@@ -374,8 +381,9 @@ def _print_json(state: State, found: ArchiveStatus) -> None:
 def _signing_row(state: State, stuck: StuckSigning) -> tuple[str, ...]:
     people = [recipient.email for recipient in stuck.pending]
     names = people or [document.name or document.id for document in stuck.documents]
+    details = ", ".join(names) if stuck.error is None else str(stuck.error)
     signing = stuck.signing
-    return signing.id, signing.name, KINDS[stuck.kind], state.out.time(signing.updated_at), ", ".join(names)
+    return signing.id, signing.name, KINDS[stuck.kind], state.out.time(signing.updated_at), details
 
 
 def _dispatch_row(state: State, dispatch: OpenDispatch) -> tuple[str, ...]:

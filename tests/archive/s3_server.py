@@ -28,6 +28,8 @@ CREDENTIALS = {
 }
 _AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=AKIA/20310101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
+_REFUSALS = {"ConditionalRequestConflict": 409, "OperationAborted": 409, "KeyTooLongError": 400}
+
 
 class S3Server:
     """The server at ``url``, for as long as the block lasts. Each test makes its own bucket."""
@@ -63,7 +65,7 @@ class Proxy:
     """What came through the proxy, and what it does with a request instead of forwarding it.
 
     ``fail`` gets each request; it returns what to do with it: ``"forward"``, ``"lose request"``, ``"lose response"``,
-    ``"cut off"`` (the response), a status, or the code of a conflict to respond with. ``page_size`` is the most that a
+    ``"cut off"`` (the response), a status, or the code of a refusal to respond with. ``page_size`` is the most that a
     list returns.
     """
 
@@ -88,9 +90,9 @@ async def failing(target: str) -> AsyncIterator[Proxy]:
             return web.Response()
         if isinstance(todo, int):
             return web.Response(status=todo)
-        if todo in ("ConditionalRequestConflict", "OperationAborted"):
+        if todo in _REFUSALS:
             text = f"<Error><Code>{todo}</Code><Message>Try again</Message></Error>"
-            return web.Response(status=409, text=text, content_type="application/xml")
+            return web.Response(status=_REFUSALS[todo], text=text, content_type="application/xml")
         if todo == "lose request":
             _abort(request)
             return web.Response()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 
 import signing_async.archive
 from signing_async import (
+    AuthError,
     ConfigurationError,
     DecodeError,
     InvalidRequest,
@@ -281,6 +283,22 @@ async def test_configuration_error_stops_the_sweep_if_other_calls_fail_too(
         assert len(attempts) == 6
 
 
+async def test_token_that_cannot_be_obtained_for_now_stops_the_sweep(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other documents would get the same error. The next sweep resumes."""
+    await completed(sandbox, client)
+
+    async def fail(*_: object, **__: object) -> SealedFile:
+        raise AuthError("the token endpoint is not available", transient=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Documents, "download_signed", fail)
+        with pytest.raises(AuthError):
+            await sweep(archive)
+    assert len(await archived(archive)) == 2
+
+
 async def test_failing_journal_stops_the_sweep(
     sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
 ) -> None:
@@ -326,6 +344,82 @@ async def test_name_that_is_always_taken_is_a_result_with_an_error(
     await completed(sandbox, client, documents=("a.pdf", "A.pdf"))
     async with Archive(client, Broken(folder, ArchiveConflict("taken")), journal=journal) as archive:
         assert [str(result.error) for result in await sweep(archive)] == ["taken", "taken"]
+
+
+async def test_stray_file_in_place_of_a_folder_fails_only_the_documents_of_that_folder(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    """In each sweep, until the file is removed. The error of `collect` is not one of the whole archive."""
+    for number in range(3):
+        await completed(sandbox, client, f"Lease {number}", ("a.pdf",))
+    folder.mkdir()
+    (folder / "Lease 1").write_bytes(b"mine")
+    template = "{signing.name}/{signing.id}-{document.name}"
+    async with Archive(client, folder, journal=journal, template=template, concurrency=1) as archive:
+        results = await sweep(archive)
+        assert sorted((result.signing.name, result.error is None) for result in results) == [
+            ("Lease 0", True),
+            ("Lease 1", False),
+            ("Lease 2", True),
+        ]
+        (again,) = await sweep(archive)
+        assert "File exists" in str(again.error)
+        with pytest.raises(ArchiveConflict) as caught:
+            await archive.collect(again.signing)
+        assert not caught.value.client_wide
+        (folder / "Lease 1").unlink()
+        assert len(await archived(archive)) == 1
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_folder_in_place_of_a_file_gives_the_document_a_name_with_a_hash(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    signing = await completed(sandbox, client, documents=("a.pdf",))
+    (folder / f"{signing.id}.pdf").mkdir(parents=True)
+    async with Archive(client, folder, journal=journal, template="{signing.id}") as archive:
+        (name,) = await archived(archive)
+    assert name.startswith(f"{signing.id}-")
+
+
+@pytest.mark.parametrize("kept", ["", "*.lock"])
+async def test_documents_are_archived_after_the_folder_of_downloads_was_removed(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, kept: str
+) -> None:
+    """As by a cleaner of temporary files, with the locks beside the folders or without."""
+    await completed(sandbox, client)
+    assert len(await archived(archive)) == 2
+    for path in (folder / ".incoming").iterdir():
+        if path.is_dir():
+            path.rmdir()
+        elif not kept:
+            path.unlink()
+    await completed(sandbox, client)
+    assert len(await archived(archive)) == 2
+    await archive.aclose()
+    assert (await judge(sandbox, folder)).wrong == []
+
+
+async def test_download_that_is_removed_before_it_is_placed_fails_only_its_document(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await completed(sandbox, client)
+    real, removed = Documents.download_signed, list[Path]()
+
+    async def download(self: Documents, signing: Signing, document: Any, path: Path, **named: Any) -> SealedFile:
+        sealed = await real(self, signing, document, path, **named)
+        if not removed:
+            removed.append(path)
+            shutil.rmtree(path.parent)
+        return sealed
+
+    monkeypatch.setattr(Documents, "download_signed", download)
+    failed, kept = await sweep(archive)
+    assert isinstance(failed.error, ArchiveError)
+    assert "cannot keep a download: No such file or directory" in str(failed.error)
+    assert (failed.error.transient, failed.error.client_wide) == (True, False)
+    assert kept.error is None
+    assert len(await archived(archive)) == 1
 
 
 async def test_download_that_cannot_be_written_stops_the_sweep(

@@ -105,21 +105,35 @@ async def test_file_that_cannot_be_linked_for_another_reason_is_an_error(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "link", link)
-    with pytest.raises(ArchiveError, match="Read-only file system"):
+    with pytest.raises(ArchiveError, match="Read-only file system") as caught:
         await put(store, tmp_path, "a.pdf", b"one")
+    assert caught.value.fatal
 
 
-async def test_unusable_path_is_an_error_that_names_the_file_and_is_not_transient(
+async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:
+    """And reading it finds no file."""
     folder.mkdir()
     (folder / "x").write_bytes(b"a file where a folder is needed")
-    with pytest.raises(ArchiveError, match=r"Not a directory|File exists") as caught:
-        await put(store, tmp_path, "x/a.pdf", b"one")
-    assert not caught.value.transient
     (folder / "loop").symlink_to("loop")
-    with pytest.raises(ArchiveError, match="Too many levels of symbolic links"):
-        await content(store, "loop")
+    (folder / "y.pdf").mkdir()
+    for name in ("x/a.pdf", "x/y/a.pdf", "loop/a.pdf", "y.pdf", "a" * 300, f"{'a' * 300}/a.pdf"):
+        with pytest.raises(ArchiveConflict, match=r"exists|Not a dir|Is a dir|too long|symbolic links") as caught:
+            await put(store, tmp_path, name, b"one")
+        assert not caught.value.client_wide
+        with pytest.raises(FileNotFoundError):
+            await content(store, name)
+    await put(store, tmp_path, "a.pdf", b"one")
+
+
+async def test_file_in_place_of_the_archive_is_a_permanent_error_of_all_names(
+    store: FolderStore, folder: Path, tmp_path: Path
+) -> None:
+    folder.write_bytes(b"a file where the archive should be")
+    with pytest.raises(ArchiveError, match="File exists") as caught:
+        await put(store, tmp_path, "x/a.pdf", b"one")
+    assert caught.value.fatal
 
 
 async def test_full_disk_is_a_transient_error(
@@ -131,6 +145,20 @@ async def test_full_disk_is_a_transient_error(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ArchiveError, match="No space left on device") as caught:
         await put(store, tmp_path, "a.pdf", b"one")
+    assert (caught.value.transient, caught.value.client_wide) == (True, True)
+
+
+async def test_file_that_cannot_be_read_for_now_is_a_transient_error(
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(store, tmp_path, "a.pdf", b"one")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(ArchiveError, match="Input/output error") as caught:
+        await content(store, "a.pdf")
     assert caught.value.transient
 
 

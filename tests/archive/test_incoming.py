@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -71,6 +72,23 @@ async def test_system_without_user_ids_has_temporary_files_too(
     assert (await incoming.new_path()).parent.parent == temporary
     await incoming.aclose()
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+async def test_temporary_folder_that_was_removed_is_made_again(temporary: Path, folder: Path, prepared: bool) -> None:
+    """Not where another user may have prepared one meanwhile."""
+    incoming = Incoming(Elsewhere(folder))
+    before = await incoming.new_path()
+    shared = before.parent.parent
+    shutil.rmtree(shared)
+    if prepared:
+        shared.mkdir()
+        shared.chmod(0o777)
+    path = await incoming.new_path()
+    assert path.parent.parent == (temporary if prepared else shared)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    await incoming.aclose()
+    assert [path for path in temporary.rglob("*") if path not in (shared,)] == []
 
 
 @pytest.mark.parametrize("trap", ["link", "dangling link", "file", "open"])

@@ -122,6 +122,19 @@ async def test_append_is_repeated_after_a_conflict_but_not_forever(store: S3Stor
     assert not isinstance(failed.value, ArchiveConflict)
 
 
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "KeyTooLongError"])
+async def test_document_whose_key_is_refused_does_not_stop_the_sweep(
+    sandbox: Sandbox, client: SigningClient, store: S3Store, proxy: Proxy, tmp_path: Path, code: str
+) -> None:
+    await completed(sandbox, client, documents=("a.pdf", "b.pdf"))
+    proxy.fail = Once("a.pdf", code, times=99)
+    async with Archive(client, store, journal=tmp_path / "journal") as archive:
+        failed, kept = [result async for result in archive.sweep()]
+        assert (f"failed: {code}" in str(failed.error), kept.error) == (True, None)
+        (again,) = [result async for result in archive.sweep()]
+        assert f"failed: {code}" in str(again.error)
+
+
 async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, proxy: Proxy) -> None:
     await store.append("manifest.jsonl", 0, b"1\n")
     proxy.fail = Once("PUT", "lose response")
@@ -195,7 +208,7 @@ async def test_file_that_changed_before_it_was_stored_is_refused(
     source.write_bytes(content)
     with pytest.raises(ArchiveError, match=r"lease\.pdf: changed before it was stored \(sha256 mismatch") as changed:
         await store.put("lease.pdf", source, hashlib.sha256(b"checked").hexdigest())
-    assert not changed.value.transient
+    assert (changed.value.transient, changed.value.client_wide) == (False, False)
     assert uploads(s3, bucket) == 0
     with pytest.raises(FileNotFoundError):
         await content_of(store, "lease.pdf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from signing_async import NewRecipient, RetryPolicy, SigningClient, SigningError, SigningPackage, SqliteJournal
-from signing_async.archive import Archive, archive_status
-from signing_async.errors import InvalidRequest, ServerError
+from signing_async import (
+    Claim,
+    ClaimLost,
+    NewRecipient,
+    RetryPolicy,
+    SigningClient,
+    SigningError,
+    SigningPackage,
+    SqliteJournal,
+)
+from signing_async.archive import Archive, StuckSigning, archive_status
+from signing_async.errors import DecodeError, Forbidden, InvalidRequest, RateLimited, ServerError, Unauthorized
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import completed, count, sent
 from tests.pdfs import make_pdf
@@ -165,6 +173,48 @@ async def test_signing_that_was_deleted_since_it_was_listed_is_not_stuck() -> No
     assert [stuck.signing.id for stuck in status.signings] == ["s3"]
 
 
+@pytest.mark.parametrize("failure", ["403", "undecodable"])
+async def test_signing_that_cannot_be_examined_is_reported_and_the_others_are_examined(failure: str) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            listed = [{"id": f"s{number}", "is_draft": False, "is_completed": False} for number in range(3)]
+            return web.json_response({"data": listed})
+        if "s1" not in request.path.split("/"):
+            return web.json_response([{"id": "r1", "email": "anna@example.com"}])
+        if failure == "403":
+            return web.json_response({"code": "forbidden"}, status=403)
+        return web.json_response({"nope": 1})
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        status = await archive_status(client, kinds=["no_progress"])
+    found = {stuck.signing.id: stuck for stuck in status.signings}
+    assert {id_: stuck.kind for id_, stuck in found.items()} == {
+        "s0": "no_progress",
+        "s1": "not_examined",
+        "s2": "no_progress",
+    }
+    assert isinstance(found["s1"].error, Forbidden if failure == "403" else DecodeError)
+    assert (found["s0"].error, found["s1"].pending) == (None, ())
+
+
+async def test_signing_that_cannot_be_examined_is_not_ok() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": [{"id": "s1", "is_draft": True}]})
+        return web.json_response({"code": "forbidden"}, status=403)
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        assert not (await archive_status(client)).ok
+
+
+async def test_error_that_other_signings_would_have_too_is_raised(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None
+) -> None:
+    sandbox.faults.add("recipients.list", "expired-token", times=None)
+    with pytest.raises(Unauthorized):
+        await archive_status(client, after=NOW)
+
+
 async def test_pending_recipients_are_reminded_once_in_the_given_time(
     sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
@@ -178,6 +228,86 @@ async def test_pending_recipients_are_reminded_once_in_the_given_time(
     assert await remind(WEEK) == []
     assert await remind(NOW) == ["anna@example.com"]
     assert len([one for one in sandbox.requests if one.operation == "recipients.remind"]) == 2
+
+
+async def test_only_reminders_that_were_surely_not_sent_are_sent_by_the_next_run(
+    sandbox: Sandbox, client: SigningClient, journal: Path
+) -> None:
+    """Of three recipients, one is reminded, the outcome of one is unknown, and one is rejected by a 429."""
+    signing = await client.signings.create(name="Lease", language="EN", signing_order="parallel")
+    await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    for order, name in enumerate(("anna", "bo", "cy"), start=1):
+        await client.recipients.add(signing, email=f"{name}@example.com", order=order)
+    await client.signings.send(signing)
+    sandbox.faults.add("recipients.remind", "drop-after-commit", skip=1)
+    sandbox.faults.add("recipients.remind", "429", times=None, skip=1)
+
+    async def remind(every: timedelta) -> list[tuple[str, str | None]]:
+        async with SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty:
+            (waiting,) = (await archive_status(hasty, journal, after=NOW, remind_every=every)).signings
+        return [(one.recipient.email[:2], one.error and one.error.effect) for one in waiting.reminders]
+
+    assert await remind(WEEK) == [("an", None), ("bo", "unknown"), ("cy", "none")]
+    sandbox.faults.clear()
+    assert await remind(WEEK) == [("cy", None)]
+    assert await remind(WEEK) == []
+    assert [name for name, _ in await remind(NOW)] == ["an", "bo", "cy"]
+
+
+async def test_failed_reminder_is_no_reason_to_forget_the_ones_before(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    await archive_status(client, journal, after=NOW, remind_every=NOW)
+    async with SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty:
+        sandbox.faults.add("recipients.remind", "429")
+        waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=NOW)).signings
+        assert isinstance(waiting.reminders[0].error, RateLimited)
+        waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings
+    assert waiting.reminders == ()
+
+
+class Losing:
+    """A journal whose claims are lost at one of its writes."""
+
+    def __init__(self, journal: SqliteJournal, at: int) -> None:
+        self.claim, self.release, self.records = journal.claim, journal.release, journal.records
+        self._journal = journal
+        self._left = at
+
+    async def write(self, claim: Claim, state: str) -> None:
+        self._left -= 1
+        if not self._left:
+            raise ClaimLost(claim.key)
+        await self._journal.write(claim, state)
+
+
+@pytest.mark.parametrize(("at", "reminders"), [(1, 0), (2, 1)])
+async def test_reminders_of_a_run_whose_claim_is_lost_are_reported(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path, at: int, reminders: int
+) -> None:
+    """Before they are sent, nobody is reminded: another run does it."""
+    sandbox.faults.add("recipients.remind", "429", times=None)
+    async with (
+        SqliteJournal(journal) as opened,
+        SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty,
+    ):
+        waiting, _ = (await archive_status(hasty, Losing(opened, at), after=NOW, remind_every=WEEK)).signings
+    assert (waiting.kind, len(waiting.reminders)) == ("no_progress", reminders)
+    assert count(sandbox)["recipients.remind"] == reminders
+
+
+async def test_reminders_that_cannot_be_decoded_from_the_journal_are_sent_again(
+    client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    signing = next(one for one in [one async for one in client.signings.list()] if one.name == "sent")
+    async with SqliteJournal(journal) as opened:
+        for state in ("[", "7", '{"r": 7}', '{"r": "lately"}'):
+            claim = await opened.claim(f"archive-remind:{client.base_url}:{signing.id}")
+            assert claim is not None
+            await opened.write(claim, state)
+            await opened.release(claim)
+            waiting, _ = (await archive_status(client, opened, after=NOW, remind_every=WEEK)).signings
+            assert [one.error for one in waiting.reminders] == [None]
 
 
 async def test_failed_reminder_is_a_result_and_counts(
@@ -195,14 +325,16 @@ async def test_failed_list_of_recipients_does_not_count_as_a_reminder(
     sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
     """The next run reminds. The recipients are listed once, before the journal is written."""
+    found: list[StuckSigning] = []
     hasty = SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1))
     async with hasty:
         for skip in (0, 1):
             sandbox.faults.clear()
             sandbox.faults.add("recipients.list", "500", times=1, skip=skip)
-            with suppress(ServerError):
-                waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings
-    assert [one.error for one in waiting.reminders] == [None]
+            found.append((await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings[0])
+    assert [(one.kind, len(one.reminders)) for one in found] == [("not_examined", 0), ("no_progress", 1)]
+    assert isinstance(found[0].error, ServerError)
+    assert found[1].reminders[0].error is None
     assert count(sandbox)["recipients.list"] == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -177,10 +178,19 @@ async def test_store_that_cannot_be_listed_is_verified_without_extra_files(fille
     assert (report.ok, report.documents) == (True, 5)
 
 
-async def test_archive_that_cannot_be_read_is_an_error(filled: Path) -> None:
+async def test_loop_of_links_in_place_of_a_file_is_a_missing_file(filled: Path) -> None:
     (filled / "Å/1.pdf").unlink()
     (filled / "Å/1.pdf").symlink_to("1.pdf")
-    with pytest.raises(ArchiveError, match="Too many levels of symbolic links"):
+    report = await verify_archive(filled)
+    assert [(finding.kind, finding.path) for finding in report.findings] == [("missing_file", "Å/1.pdf")]
+
+
+async def test_archive_that_cannot_be_read_is_an_error(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(ArchiveError, match="Input/output error"):
         await verify_archive(filled)
 
 

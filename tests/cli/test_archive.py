@@ -276,11 +276,13 @@ def test_follow_archives_what_is_completed_later_and_ends_cleanly(
     assert not list(tmp_path.rglob(".incoming/*"))
 
 
-def test_follow_goes_on_after_reminders_failed_with_a_transient_error(
-    run: Run, complete: Complete, service: Service, tmp_path: Path
+@pytest.mark.parametrize("operation", ["recipients.list", "signings.list"])
+def test_follow_goes_on_after_reminders_failed(
+    run: Run, complete: Complete, service: Service, tmp_path: Path, operation: str
 ) -> None:
-    service.draft("a.pdf", to=("anna@example.com",), sent=True)
-    service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
+    """Of one signing, which is a result, or of all."""
+    waiting = service.draft("a.pdf", to=("anna@example.com",), sent=True)
+    service.do(service.sandbox.faults.add, operation, "500", times=None)
     following = subprocess.Popen(
         [*COMMAND, "archive", "contracts", "--follow", "--every", "1", "--remind-after", "0d", "--json"],
         cwd=tmp_path,
@@ -292,7 +294,13 @@ def test_follow_goes_on_after_reminders_failed_with_a_transient_error(
     )
     assert following.stdout is not None
     assert following.stderr is not None
-    assert "reminders are tried again later, after: HTTP 500" in json.loads(following.stderr.readline())["warning"]
+    if operation == "recipients.list":
+        line = json.loads(following.stdout.readline())
+        assert (line["signing"], line["reminded"], line["error"]["status"]) == (waiting, False, 500)
+    else:
+        while "reminders are tried again later, after: HTTP 500" not in following.stderr.readline():
+            assert following.poll() is None
+        service.do(service.sandbox.faults.clear)
     complete(1)
     assert [json.loads(following.stdout.readline())["document"] is not None for _ in range(2)] == [True, True]
     following.send_signal(signal.SIGINT)
@@ -348,6 +356,22 @@ def test_status_tells_what_is_stuck(run: Run, complete: Complete, service: Servi
     ran = run("archive", "status", "--after", "0d", "--json")
     assert [line["stuck"] for line in ran.lines] == ["no_progress", "not_sent"]
     assert [recipient["email"] for recipient in ran.lines[0]["pending"]] == ["anna@example.com"]
+
+
+def test_status_shows_a_signing_that_could_not_be_examined(run: Run, service: Service) -> None:
+    """Exit code 1, unless another signing is stuck."""
+    service.draft("a.pdf", to=("anna@example.com",), name="Waiting", sent=True)
+    service.do(service.sandbox.faults.add, "recipients.list", "not-json", times=None)
+    ran = run("archive", "status", "--after", "0d")
+    assert ran.code == 1
+    row = ran.out.splitlines()[1]
+    assert "could not be examined" in row
+    assert "recipients.list" in row
+    service.draft("lease.pdf", name="Forgotten")
+    ran = run("archive", "status", "--after", "0d", "--json")
+    assert ran.code == 9
+    assert [(line["stuck"], "error" in line) for line in ran.lines] == [("not_examined", True), ("not_sent", False)]
+    assert ran.lines[0]["error"]["type"] == "DecodeError"
 
 
 def test_status_refuses_a_journal_that_does_not_exist(run: Run, tmp_path: Path) -> None:
