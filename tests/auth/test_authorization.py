@@ -174,7 +174,9 @@ async def test_malformed_callback_is_refused_and_nothing_is_sent(
         assert not server.requests
 
 
-@pytest.mark.parametrize("query", ["error=access_denied&state=s", "state=s", "code=c&state=another", "code=used&state=s"])
+@pytest.mark.parametrize(
+    "query", ["error=access_denied&state=s", "state=s", "code=c&state=another", "code=used&state=s"]
+)
 async def test_refused_callback_does_not_concern_calls_with_the_current_token(query: str) -> None:
     store = MemoryTokenStore(Token("valid", "refresh"))
     refusal = says({"error": "invalid_grant"}, 400)
