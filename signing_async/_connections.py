@@ -6,7 +6,7 @@ import ssl
 
 from .errors import TransportError
 
-__all__ = ["connection_error", "is_untrusted", "roots_problem"]
+__all__ = ["connection_error", "connection_flags", "is_untrusted", "roots_problem"]
 
 
 def is_untrusted(error: object) -> bool:
@@ -17,11 +17,15 @@ def is_untrusted(error: object) -> bool:
     return isinstance(error, ssl.SSLCertVerificationError)  # aiohttp's and asyncpg's errors are too
 
 
+def connection_flags(untrusted: bool) -> tuple[bool, bool]:
+    """Return ``transient`` and ``client_wide`` of a failure to connect: every call meets the same certificate."""
+    return not untrusted, untrusted
+
+
 def connection_error(message: str, cause: BaseException) -> TransportError:
     """Return the error for a connection that could not be made; `is_untrusted` decides whether it is permanent."""
     error = TransportError(message)
-    error.client_wide = is_untrusted(cause)
-    error.transient = not error.client_wide
+    error.transient, error.client_wide = connection_flags(is_untrusted(cause))
     return error
 
 

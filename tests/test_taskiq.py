@@ -664,7 +664,7 @@ async def test_wait_without_workers_times_out_and_keeps_the_message(place: Workp
         assert await place.left() == (1, 0)
 
 
-@pytest.mark.parametrize("how", ["stopped", "stopped while it is waited for", "gone"])
+@pytest.mark.parametrize("how", ["stopped", "stopped before the outcome is read", "gone"])
 async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
     how: str, redis: RedisServer, place: Workplace, tmp_path: Path
 ) -> None:
@@ -678,7 +678,7 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
             fault.callback(redis.start if how == "gone" else redis.wake)
             steps: dict[str, Callable[[], Awaitable[Any]]] = {
                 "stopped": lambda: enqueue(package),
-                "stopped while it is waited for": enqueued.wait,
+                "stopped before the outcome is read": enqueued.outcome,
                 "gone": enqueuing(redis_streams(url)).__aenter__,
             }
             async with asyncio.timeout(10):
@@ -687,6 +687,34 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
             assert caught.value.__context__ is None
             assert caught.value.transient
             fault.close()
+
+
+async def test_wait_continues_through_an_outage_of_the_broker(
+    redis: RedisServer, place: Workplace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "signing_async")
+    async with working(place.worker()), enqueuing(place.streams()) as enqueue, contextlib.AsyncExitStack() as fault:
+        enqueued = await enqueue(packages(tmp_path, 1)[0])
+        await place.emptied()
+        redis.stop()
+        fault.callback(redis.wake)
+        waiting = asyncio.create_task(enqueued.wait(0.02, timeout=60))
+        async with asyncio.timeout(60):
+            while "cannot read a result from the broker now" not in caplog.text:
+                assert not waiting.done()
+                await asyncio.sleep(0.02)
+        redis.wake()
+        assert (await waiting).error is None
+
+
+async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_path: Path) -> None:
+    with running_redis() as server:
+        async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:
+            enqueued = await enqueue(packages(tmp_path, 1)[0])
+            await direct.execute_command("ACL", "SETUSER", "default", "-exists")
+            with pytest.raises(TransportError, match=r"^the broker is unavailable \(NoPermissionError\)$") as caught:
+                await enqueued.wait(0.02, timeout=60)
+    assert not caught.value.transient
 
 
 async def test_refused_login_to_the_broker_is_a_permanent_failure() -> None:

@@ -66,10 +66,7 @@ def read_callback(callback: str, state: str | None) -> str | SigningError:
         return InvalidRequest("exchange: state is missing: pass the state of the authorization request")
     returned = query.get("state", [])
     if len(returned) != 1 or not hmac.compare_digest(_bytes(returned[0]), _bytes(state)):
-        mismatch = StateMismatch("the callback's state does not match the authorization request: it may be forged")
-        # Another callback may be genuine.
-        mismatch.client_wide = False
-        return mismatch
+        return StateMismatch("the callback's state does not match the authorization request: it may be forged")
     codes = query.get("code", [])
     if "error" in query:
         secrets = (state, *codes)

@@ -147,6 +147,8 @@ class OAuth:
     ) -> TokenForm | SigningError:
         code = read_callback(callback_url_or_code, state)
         if isinstance(code, SigningError):
+            # Other calls use the current token, and another callback may be genuine.
+            code.client_wide = False
             return code
         proof = {} if code_verifier is None else {"code_verifier": code_verifier}
         return self._endpoint.form(grant_type="authorization_code", redirect_uri=self.redirect_uri, code=code, **proof)

@@ -75,12 +75,14 @@ class CurrentToken:
         self._refreshing: asyncio.Task[Token] | None = None
         self._replacing: str | None = None
         self._unsaved: tuple[str | None, Token] | None = None
-        """A token whose save failed, and the access token that it replaces in the store; None: any, or none."""
+        """A token that is not saved, and the access token that it replaces in the store; None after a login: any."""
         self._rejected: tuple[str, RefreshRejected] | None = None
         """The refresh token that the service rejected last, and its error."""
 
     async def token(self) -> Token:
         """Return the token to use now, refreshed first if it is about to expire."""
+        if self._unsaved is not None and self._unsaved[0] is None:
+            return await self.refresh(self._token)  # Saves it. The current token may be another user's.
         token = await self._current()
         if token is None:
             raise AuthError("there is no token yet: send the user to authorization_request().url, then call exchange()")
@@ -146,11 +148,18 @@ class CurrentToken:
 
     async def _exchange(self, form: TokenForm) -> Token:
         # Acquire the lock first: a code works only once, so it is not used unless its token can be saved.
-        async with self._locked():
-            token = await self._endpoint.request("oauth.exchange", form)
-            await self._save(token)
-        log.debug("token obtained")
-        return token
+        token: Token | None = None
+        try:
+            async with self._locked():
+                token = await self._endpoint.request("oauth.exchange", form)
+                self._unsaved = (None, token)
+                await self._save(token)
+            log.debug("token obtained")
+            return token
+        except SigningError as error:
+            if token is None or isinstance(error, TokenSuperseded):
+                raise
+            raise _exchange_unsaved(error) from None
 
     async def _refresh(self, rejected: Token | None) -> Token:
         telemetry = switch.active() if self._endpoint.caller().telemetry else None
@@ -189,7 +198,8 @@ class CurrentToken:
                     self._publish(stored)
                     return stored, True
                 token = await self._request_refresh(stored)
-            await self._save(token, replaces=stored)
+                self._unsaved = (stored.access_token, token)
+            await self._save(token)
         log.debug("token refreshed")
         return token, False
 
@@ -258,10 +268,8 @@ class CurrentToken:
             )
         return token
 
-    async def _save(self, token: Token, replaces: Token | None = None) -> None:
-        """Save a new token, then publish it."""
-        # If the save fails, the next refresh or `settle` repeats it: the refresh token may already be used up.
-        self._unsaved = (None if replaces is None else replaces.access_token, token)
+    async def _save(self, token: Token) -> None:
+        """Save the unsaved token, then publish it. A save that fails is repeated: the refresh token may be used up."""
         try:
             await _stored(self._store.save(token))
         except TokenSuperseded:
@@ -279,9 +287,7 @@ class CurrentToken:
 
     def _unsaved_successor(self, stored: Token | None) -> Token | None:
         """Return the token that could not be saved, if it is still the successor of the stored one."""
-        if self._unsaved is None:
-            return None
-        replaces, token = self._unsaved
+        replaces, token = self._unsaved or (None, None)
         if replaces is None or (stored is not None and replaces == stored.access_token):
             return token
         # The save succeeded after all, another process has saved a newer token, or the user has logged out.
@@ -294,14 +300,10 @@ class CurrentToken:
             async with self._locked():
                 stored = await self._load()
                 if self._unsaved_successor(stored) is not None:
-                    await self._save(token, replaces=stored)
+                    await self._save(token)
             return token
         except Exception as error:
-            lost = AuthError(
-                "a new token could not be saved and is lost with this process, so the user may have to authorize again:"
-                f" {_text(error)}",
-                transient=isinstance(error, SigningError) and error.transient,
-            )
+            lost = _lost(error)
         log.error("%s", lost)
         raise lost
 
@@ -311,6 +313,26 @@ class CurrentToken:
             return AuthError("there is no token to refresh: authorize first")
         self._token = None
         return AuthError("the token was removed from its store (logout): authorize again")
+
+
+def _exchange_unsaved(error: SigningError) -> AuthError:
+    """Return the error of an exchange whose token could not be saved."""
+    unsaved = AuthError(
+        f"{error}; the code was used and its token is kept in memory: do not repeat the exchange, because the next"
+        " call, settle() or aclose() saves the token"
+    )
+    # Other calls fail only if they cannot save the token either.
+    unsaved.client_wide = False
+    return unsaved
+
+
+def _lost(error: Exception) -> AuthError:
+    """Return the error for a token whose save failed for the last time."""
+    return AuthError(
+        "a new token could not be saved and is lost with this process, so the user may have to authorize again:"
+        f" {_text(error)}",
+        transient=isinstance(error, SigningError) and error.transient,
+    )
 
 
 def _text(error: Exception) -> str:

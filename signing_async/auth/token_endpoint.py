@@ -186,9 +186,10 @@ class _TokenRequest:
         code = error.code
         if isinstance(named, str) and named:
             code = one_line(redact(named, self.secrets()))[:_MAX_CODE_LENGTH]
-        # A failing or busy endpoint's verdict on the refresh token is not final.
-        refused = not error.transient and code == "invalid_grant" and "refresh_token" in self._form.fields
-        return (RefreshRejected if refused else AuthError)(
+        # A failing or busy endpoint's verdict on the refresh token or the code is not final.
+        refused = not error.transient and code == "invalid_grant"
+        is_refresh = "refresh_token" in self._form.fields
+        failure = (RefreshRejected if refused and is_refresh else AuthError)(
             str(error),
             code=code,
             status=error.status,
@@ -196,6 +197,9 @@ class _TokenRequest:
             retry_after=error.retry_after,
             transient=error.transient,
         )
+        # A refused code does not concern calls with the current token.
+        failure.client_wide = is_refresh or not refused
+        return failure
 
 
 def _parse(body: bytes) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from ..dispatch.run import DispatchResult, SigningPackage
-from ..errors import ConfigurationError, InvalidRequest, WaitTimeout
+from ..errors import ConfigurationError, InvalidRequest, TransportError, WaitTimeout
 from ..models import Signing
 
 __all__ = ["Patience", "WorkerError", "Workers", "workers"]
@@ -87,12 +87,21 @@ class Workers:
 
     async def _outcomes(self, pending: dict[Any, SigningPackage], patience: Patience) -> AsyncIterator[DispatchResult]:
         began = last_outcome = time.monotonic()
-        is_timeout = False
+        is_timeout = is_outage = False
         while pending and not is_timeout:
             now = time.monotonic()
             is_timeout = patience.seconds is not None and now - began >= patience.seconds
             for enqueued in list(pending)[: None if is_timeout else BATCH]:
-                outcome = await enqueued.outcome()
+                try:
+                    outcome = await enqueued.outcome()
+                except TransportError as error:
+                    if not error.transient:
+                        raise
+                    if not is_outage:
+                        patience.warn(f"{error}; waiting for it")
+                    is_outage = True
+                    break
+                is_outage = False
                 if outcome is not None:
                     last_outcome = now
                     yield _result(pending.pop(enqueued), outcome)

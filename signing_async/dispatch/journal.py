@@ -26,9 +26,11 @@ __all__ = [
     "JournalRecord",
     "ListedJournal",
     "SqliteJournal",
+    "check_key",
     "check_text",
 ]
 
+_MAX_KEY_BYTES = 1000
 _TABLE = (
     "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
     " updated_at REAL NOT NULL) WITHOUT ROWID"
@@ -129,7 +131,7 @@ class SqliteJournal:
             )
 
     async def claim(self, key: str) -> Claim | None:
-        check_text("key", key)
+        check_key(key)
         return await self._commits.run(lambda connection: self._claim(connection, key), self._unclaim)
 
     async def write(self, claim: Claim, state: str) -> None:
@@ -184,6 +186,14 @@ class SqliteJournal:
 def _select_page(connection: sqlite3.Connection, after: str) -> list[tuple[str, str, float]]:
     statement = "SELECT key, state, updated_at FROM packages WHERE key > ? AND state IS NOT NULL ORDER BY key LIMIT 500"
     return connection.execute(statement, (after,)).fetchall()
+
+
+def check_key(key: str) -> None:
+    """Raise `InvalidRequest` if not every journal can hold the key. PostgreSQL indexes at most 2,704 bytes."""
+    check_text("key", key)
+    size = len(key.encode())
+    if size > _MAX_KEY_BYTES:
+        raise InvalidRequest(f"key: must be at most {_MAX_KEY_BYTES:,} bytes in UTF-8, got {size:,}: {key[:40]!r}...")
 
 
 def check_text(name: str, value: object) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import unicodedata
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from typing import IO, Any, TypeVar, cast
 
 import attrs
@@ -20,7 +21,7 @@ from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
 from ..signings import check_signing
-from .journal import check_text
+from .journal import check_key
 
 __all__ = ["CheckedPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"]
 
@@ -60,9 +61,9 @@ class SigningPackage:
 
     ``documents`` are paths, bytes, binary files, async iterators or `PdfSource`. In a sequential signing the recipients
     sign by their ``order``; if none has one, in the order of the list. ``key`` names the package in a journal: each key
-    is sent once. Without a key, a hash of the content names it: the fields, and the documents' names and bytes. Two
-    identical packages in one `dispatch_many` need keys. So do those of two calls: a call with the same content is taken
-    for a repeated one, and returns the signing of the first. ::
+    (at most 1,000 bytes) is sent once. Without a key, a hash of the content names it: the fields, and the documents'
+    names and bytes. Two identical packages in one `dispatch_many` need keys. So do those of two calls: a call with the
+    same content is taken for a repeated one, and returns the signing of the first. ::
 
         SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com", "Anna", "Berg")],
                        key="lease-2031")
@@ -129,7 +130,7 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
     }
     problems = [*_problems_of("", lambda: check_signing(fields))]
     if package.key is not None:
-        problems += _problems_of("", lambda: check_text("key", package.key))
+        problems += _problems_of("", partial(check_key, package.key))
     recipients = _check_recipients(package, problems)
     transient: list[str] = []
     buffer = _Buffer()

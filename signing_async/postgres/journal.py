@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Self
 
-from ..dispatch.journal import Claim, ClaimLost, JournalError, JournalRecord
+from ..dispatch.journal import Claim, ClaimLost, JournalError, JournalRecord, check_key, check_text
 from .database import Database, Pool
 from .leases import Leases
 
@@ -96,12 +96,14 @@ class PostgresJournal:
         await self._database.create_table()
 
     async def claim(self, key: str) -> Claim | None:
+        check_key(key)
         if key in self._leases.held:
             return None
         self._leases.held[key] = None
         return await self._leases.claim(self._claim(key), self._release_unwanted)
 
     async def write(self, claim: Claim, state: str) -> None:
+        check_text("state", state)
         self._check(claim)
         await self._update(_WRITE, claim, state, self._leases.duration)
 

@@ -30,7 +30,7 @@ from ..errors import (
     WaitTimeout,
 )
 from ..models import Signing
-from .streams import call_broker, kept, redis_streams, report, should_redeliver
+from .streams import call_broker, kept, poll_broker, redis_streams, report, should_redeliver
 
 __all__ = ["Enqueued", "Outcome", "add_dispatch", "broker", "enqueuing"]
 
@@ -77,7 +77,10 @@ class Enqueued:
         return f"Enqueued({self.key!r})"
 
     async def outcome(self) -> Outcome | None:
-        """Return the outcome, or None if no worker has reported it yet. Outcomes are kept for a day."""
+        """Return the outcome, or None if no worker has reported it yet. Outcomes are kept for a day.
+
+        Raise `TransportError` if the broker is unavailable.
+        """
         if not await call_broker(self._task.is_ready()):
             return None
         result = await call_broker(self._task.get_result())
@@ -91,15 +94,14 @@ class Enqueued:
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
         """Return the outcome as soon as a worker reports it; raise `WaitTimeout` after ``timeout`` seconds.
 
-        Asks every ``poll`` seconds. Without a ``timeout``, and without workers, this waits forever.
+        Asks every ``poll`` seconds, also during an outage of the broker. Without a ``timeout``, and without workers,
+        this waits forever.
         """
         if timeout is not None:
             _checks.number("timeout", timeout, above=0)
         try:
             async with asyncio.timeout(timeout):
-                while (outcome := await self.outcome()) is None:
-                    await asyncio.sleep(poll)
-                return outcome
+                return await poll_broker(self.outcome, poll)
         except TimeoutError:
             message = f"no worker reported on package {self.key!r} within {timeout:g} s: it may still be sent"
         timed_out = WaitTimeout(message)

@@ -6,16 +6,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, TypeVar
 
 from taskiq import Context, TaskiqDepends, TaskiqEvents, TaskiqState
 from taskiq.exceptions import NoResultError
 
-from ..errors import SigningError, TransportError
+from ..errors import SigningError
 from ..webhooks import Drop, Event, EventFilter, EventStatus, Inbox, RetryLater, StoredEvent
 from ..webhooks.inbox import EventHandler
-from .streams import call_broker, kept, report, should_redeliver
+from .streams import call_broker, kept, poll_broker, report, should_redeliver
 
 __all__ = ["event_task"]
 
@@ -59,7 +60,8 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
         async def enqueue_and_wait(event: Event) -> None:
             stored = await inbox.get(event.id)
             assert stored is not None
-            _raise_end(await _end_of(await call_broker(task.kiq(event.id, stored.fence))))
+            enqueued = await call_broker(task.kiq(event.id, stored.fence))
+            _raise_end(await poll_broker(partial(_end_of, enqueued), _POLL))
 
         async def close(state: TaskiqState) -> None:
             await inbox.aclose()
@@ -75,20 +77,12 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
 # In the process that runs the inbox
 
 
-async def _end_of(enqueued: Any) -> dict[str, Any]:
-    """Return how a task ended. A task that broke off is delivered again, and an outage of the broker may pass."""
-    while True:
-        try:
-            if await call_broker(enqueued.is_ready()):
-                result = await call_broker(enqueued.get_result())
-                if not result.is_err:
-                    end: dict[str, Any] = result.return_value
-                    return end
-        except TransportError as error:
-            if not error.transient:
-                raise
-            log.debug("cannot read the result of a task now: %s", error)
-        await asyncio.sleep(_POLL)
+async def _end_of(enqueued: Any) -> dict[str, Any] | None:
+    """Return how a task ended; None if it has not ended, or broke off and is delivered again."""
+    if not await call_broker(enqueued.is_ready()):
+        return None
+    result = await call_broker(enqueued.get_result())
+    return None if result.is_err else result.return_value
 
 
 def _raise_end(end: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -25,7 +25,9 @@ from .._foreign import is_transient
 from ..errors import SigningError, TransportError
 from ..redis.connection import Connection
 
-__all__ = ["call_broker", "kept", "redis_streams", "report", "should_redeliver"]
+__all__ = ["call_broker", "kept", "poll_broker", "redis_streams", "report", "should_redeliver"]
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("signing_async")
 
@@ -58,6 +60,19 @@ async def call_broker(call: Awaitable[Any]) -> Any:
     unavailable = TransportError(f"the broker is unavailable ({name})")
     unavailable.transient, unavailable.client_wide = transient, True
     raise unavailable
+
+
+async def poll_broker(read: Callable[[], Awaitable[T | None]], pause: float) -> T:
+    """Return the first result of ``read`` that is not None. An outage of the broker is waited out."""
+    while True:
+        try:
+            if (result := await read()) is not None:
+                return result
+        except TransportError as error:
+            if not error.transient:
+                raise
+            log.debug("cannot read a result from the broker now: %s", error)
+        await asyncio.sleep(pause)
 
 
 async def report(outcome: dict[str, Any], seconds: float, context: Context) -> bool:

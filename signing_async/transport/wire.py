@@ -25,7 +25,7 @@ from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 from yarl import URL
 
-from .._connections import is_untrusted
+from .._connections import connection_flags, is_untrusted
 from .._foreign import is_transient
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
@@ -436,7 +436,7 @@ async def send(
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch) as error:
         untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
         message = _describe(error, "the server's certificate is not trusted" if untrusted else "could not connect")
-        return Failure(Outcome.UNSENT, message, transient=not untrusted, client_wide=untrusted)
+        return Failure(Outcome.UNSENT, message, *connection_flags(untrusted))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         # aiohttp sends the headers of a request with a body together with the body's first bytes.
         outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT

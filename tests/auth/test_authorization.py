@@ -12,8 +12,10 @@ import pytest
 from signing_async import (
     AuthError,
     InvalidRequest,
+    MemoryTokenStore,
     SigningError,
     StateMismatch,
+    Token,
 )
 from signing_async.auth.authorization import read_callback
 from signing_async.sandbox import Sandbox
@@ -24,6 +26,7 @@ from tests.auth.oauth_servers import (
     grants,
     oauth_for,
     sandbox_oauth,
+    says,
 )
 
 
@@ -169,6 +172,19 @@ async def test_malformed_callback_is_refused_and_nothing_is_sent(
         with pytest.raises(kind, match=words):
             await oauth.exchange(callback, state="s")
         assert not server.requests
+
+
+@pytest.mark.parametrize(
+    "query", ["error=access_denied&state=s", "state=s", "code=c&state=another", "code=used&state=s"]
+)
+async def test_refused_callback_does_not_concern_calls_with_the_current_token(query: str) -> None:
+    store = MemoryTokenStore(Token("valid", "refresh"))
+    refusal = says({"error": "invalid_grant"}, 400)
+    async with Scripted(refusal) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(AuthError) as caught:
+            await oauth.exchange(f"{REDIRECT}?{query}", state="s")
+        assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (False, False, False)
+        assert await oauth.access_token() == "valid"
 
 
 async def test_kept_state_with_lone_surrogate_is_state_mismatch() -> None:

@@ -157,14 +157,56 @@ async def test_unsaved_token_is_dropped_when_another_process_has_refreshed() -> 
         assert parse_qs(server.requests[1].body.decode())["refresh_token"] == ["refresh-theirs"]
 
 
-async def test_exchanged_token_that_cannot_be_saved_is_not_used() -> None:
-    store = WatchedStore(Token("access-old", "refresh-old", in_seconds(3600)))
-    store.fail_saves = 1
+@pytest.mark.parametrize("current", ["none", "stored", "in use"])
+async def test_exchanged_token_is_used_as_soon_as_it_can_be_saved(current: str) -> None:
+    store = WatchedStore(None if current == "none" else Token("access-old", "refresh-old", in_seconds(3600)))
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(AuthError, match="the token store failed: OSError"):
+        if current == "in use":
+            assert await oauth.access_token() == "access-old"
+        store.fail_saves = 3
+        with pytest.raises(AuthError, match="do not repeat the exchange") as caught:
             await oauth.exchange("code")
-        assert await oauth.access_token() == "access-old"
-        assert store.done == ["lock", "save", "unlock", "load"]
+        assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (False, False, False)
+        for _ in range(2):
+            with pytest.raises(AuthError, match=r"^the token store failed: OSError$"):
+                await oauth.access_token()
+        assert await asyncio.gather(*(oauth.access_token() for _ in range(3))) == ["access-new"] * 3
+        kept = await store.load()
+        assert kept is not None
+        assert kept.access_token == "access-new"
+        assert len(server.requests) == 1
+
+
+async def test_exchange_whose_lock_cannot_be_released_is_not_to_be_repeated() -> None:
+    class Unreleased(MemoryTokenStore):
+        @contextlib.asynccontextmanager
+        async def lock(self) -> AsyncIterator[None]:
+            async with super().lock():
+                yield
+            raise ConnectionError
+
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Unreleased()) as oauth:
+        with pytest.raises(AuthError, match=r"^the token store failed: ConnectionError; .* do not repeat") as caught:
+            await oauth.exchange("code")
+        assert not caught.value.transient
+        assert await oauth.access_token() == "access-new"
+
+
+async def test_exchange_whose_lock_cannot_be_acquired_may_be_repeated() -> None:
+    class Unavailable(MemoryTokenStore):
+        failures = 1
+
+        def lock(self) -> AbstractAsyncContextManager[None]:
+            if self.failures:
+                self.failures -= 1
+                raise ConnectionError
+            return super().lock()
+
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Unavailable()) as oauth:
+        with pytest.raises(AuthError, match=r"^the token store failed: ConnectionError$") as caught:
+            await oauth.exchange("code")
+        assert caught.value.transient
+        assert (await oauth.exchange("code")).access_token == "access-new"
 
 
 async def test_refresh_adopts_the_newer_token_of_another_process(tmp_path: Path) -> None:

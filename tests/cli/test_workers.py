@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from signing_async import NewRecipient, SigningPackage, WaitTimeout
+from signing_async import NewRecipient, SigningPackage, TransportError, WaitTimeout
 from signing_async.cli.dispatch import without_password
 from signing_async.cli.workers import Patience, Workers
+from signing_async.taskiq import Outcome
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
@@ -188,6 +189,37 @@ async def test_package_that_no_worker_reports_on_may_still_be_sent() -> None:
         (result,) = [each async for each in results]
     assert isinstance(result.error, WaitTimeout)
     assert result.error.effect == "unknown"
+
+
+@pytest.mark.parametrize("transient", [True, False])
+async def test_outage_of_the_broker_is_reported_once_and_waited_out(transient: bool) -> None:
+    class Reported:
+        def __init__(self, package: SigningPackage) -> None:
+            self.package = package
+
+        async def outcome(self) -> Outcome:
+            if faults:
+                raise faults.pop()
+            return Outcome(str(self.package.key), f"signing-{self.package.key}", None, None)
+
+    async def enqueue(package: SigningPackage) -> Reported:
+        return Reported(package)
+
+    faults = [TransportError("the broker is unavailable (TimeoutError)") for _ in range(3)]
+    for fault in faults:
+        fault.transient = transient
+    recipients = [NewRecipient("anna@example.com")]
+    packages = [SigningPackage("Lease", "EN", ["lease.pdf"], recipients, key=key) for key in ("a", "b")]
+    warnings: list[str] = []
+    waiting = Workers(enqueue, Patience(60, warnings.append))
+    async with waiting.dispatch_many(packages, None, 1) as results:
+        if transient:
+            sent = [result.signing.id async for result in results if result.signing is not None]
+            assert sent == ["signing-a", "signing-b"]
+        else:
+            with pytest.raises(TransportError):
+                await anext(results)
+    assert warnings == (["the broker is unavailable (TimeoutError); waiting for it"] if transient else [])
 
 
 def test_report_is_kept_until_its_packages_are_sent(

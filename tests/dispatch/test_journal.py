@@ -18,7 +18,7 @@ import pytest
 
 import signing_async._group_commit
 import signing_async._owner_lock
-from signing_async import SqliteJournal
+from signing_async import InvalidRequest, SqliteJournal
 from signing_async._group_commit import GroupCommit
 from signing_async.dispatch.journal import Claim, ClaimLost
 from tests.dispatch.holders import holder, taken
@@ -34,6 +34,13 @@ async def test_claim_returns_the_last_text_and_a_larger_fencing_token(path: Path
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") == Claim("lease", "two ❤", 2)
         assert await journal.claim("other") == Claim("other", None, 1)
+
+
+async def test_key_of_more_than_1000_bytes_is_refused(path: Path) -> None:
+    async with SqliteJournal(path) as journal:
+        assert await journal.claim("Å" * 500) is not None
+        with pytest.raises(InvalidRequest, match=r"^key: must be at most 1,000 bytes in UTF-8, got 1,002: 'ÅÅ"):
+            await journal.claim("Å" * 501)
 
 
 async def test_file_format_of_earlier_versions_is_read_and_written(path: Path) -> None:

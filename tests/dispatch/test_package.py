@@ -124,6 +124,13 @@ async def test_key_that_a_journal_cannot_hold_is_refused(key: Any) -> None:
     assert problem.startswith("key: must be a non-empty string without null characters, got ")
 
 
+@pytest.mark.parametrize("key", ["k" * 1001, "Å" * 501, "😀" * 251], ids=["one byte", "two bytes", "four bytes"])
+async def test_key_of_more_than_1000_bytes_is_refused(key: str) -> None:
+    (problem,) = await problems_of(package(key=key))
+    assert problem == f"key: must be at most 1,000 bytes in UTF-8, got {len(key.encode()):,}: {key[:40]!r}..."
+    (await prepare(package(key=key[:-1]), MOST)).close()
+
+
 async def test_sequential_recipients_without_orders_are_numbered_and_partial_or_repeated_orders_are_refused() -> None:
     people = [NewRecipient(f"{name}@example.com") for name in "abc"]
     prepared = await prepare(package(recipients=people, signing_order=SigningOrder.SEQUENTIAL), MOST)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import signal
+import string
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -14,9 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
+import attrs
 import pytest
 
-from signing_async import ConfigurationError, NewRecipient, PdfSource, SigningClient, SigningPackage
+from signing_async import ConfigurationError, InvalidRequest, NewRecipient, PdfSource, SigningClient, SigningPackage
 from signing_async.dispatch.journal import ClaimLost, JournalError
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
@@ -276,15 +279,33 @@ async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServ
         await claimed(one, "a")
 
 
-@pytest.mark.parametrize("key", ["a\0b", "\ud800", 5])
-async def test_key_that_postgresql_cannot_store_is_a_journal_error(key: Any, dsn: str) -> None:
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", 5])
+async def test_text_that_postgresql_cannot_store_is_refused(text: Any, dsn: str) -> None:
     async with journals(dsn) as (one, _):
-        with pytest.raises(JournalError, match=r"^PostgreSQL at "):
-            await one.claim(key)
+        with pytest.raises(InvalidRequest, match=r"^key: must be a non-empty string without null characters, got "):
+            await one.claim(text)
         claim = await claimed(one, "a")
-        with pytest.raises(JournalError, match=r"^PostgreSQL at "):
-            await one.write(claim, key)
+        with pytest.raises(InvalidRequest, match=r"^state: must be a non-empty string without null characters, got "):
+            await one.write(claim, text)
         await one.write(claim, "{}")
+
+
+async def test_longest_key_is_stored_and_a_longer_one_is_refused(dsn: str) -> None:
+    """PostgreSQL compresses a key before it limits its size: these characters are random."""
+    key = "".join(chr(random.Random(number).randrange(0x10000, 0x110000)) for number in range(250))
+    async with journals(dsn) as (one, two):
+        await one.write(await claimed(one, key), "{}")
+        assert await two.claim(key) is None
+        with pytest.raises(InvalidRequest, match=r"^key: must be at most 1,000 bytes in UTF-8, got 1,001: "):
+            await one.claim(key + "k")
+
+
+async def test_package_with_too_long_a_key_does_not_end_the_run(dsn: str, client: SigningClient) -> None:
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=4000))
+    packages = [package(0), attrs.evolve(package(1), key=long), package(2)]
+    async with journals(dsn) as (one, _):
+        results = [result async for result in client.dispatch_many(packages, one, concurrency=1)]
+    assert [type(result.error) for result in results] == [type(None), InvalidRequest, type(None)]
 
 
 async def test_server_that_only_reads_during_a_failover_is_transient(dsn: str) -> None:
