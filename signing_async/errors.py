@@ -442,7 +442,7 @@ class ArchiveError(StorageError):
 
 
 class ArchiveConflict(ArchiveError):
-    """Another writer was first, or the name holds a file with other content. Nothing was written."""
+    """Another writer was first, or the name cannot hold the file. Nothing was written."""
 
     client_wide: bool = False
 

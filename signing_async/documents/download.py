@@ -192,7 +192,9 @@ class Download:
     def write(self, chunks: Iterable[bytes], *, sync: bool = False) -> None:
         try:
             with self._path.open(self._mode) as file:
-                self._mode = "ab"
+                # Appending would make the file anew if it was removed meanwhile.
+                self._mode = "r+b"
+                file.seek(0, os.SEEK_END)
                 for chunk in chunks:
                     self._digest.update(chunk)
                     self._size += file.write(chunk)

@@ -624,6 +624,31 @@ async def test_thread_that_outlives_a_cancelled_download_leaves_no_file(
     assert untouched(target)
 
 
+async def test_download_whose_file_is_removed_meanwhile_fails(target: Path) -> None:
+    """As by a cleaner of temporary files: a file with the rest alone would pass for the whole."""
+    data, removed = make_pdf(4 * 2**20), asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(data))})
+        await response.prepare(request)
+        await response.write(data[: 2 * 2**20])
+        await removed.wait()
+        await response.write(data[2 * 2**20 :])
+        return response
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        task = asyncio.create_task(to_file(client, target))
+        async with asyncio.timeout(30):
+            while not (parts := list(target.parent.glob("*.part"))) or not parts[0].stat().st_size:
+                await asyncio.sleep(0.005)
+        parts[0].unlink()
+        removed.set()
+        with pytest.raises(FileNotFoundError) as caught:
+            await task
+    assert caught.value.filename == str(target)
+    assert untouched(target)
+
+
 @pytest.mark.parametrize("read", WAYS)
 async def test_stalled_download_ends_at_its_deadline(target: Path, read: Read) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
