@@ -24,7 +24,7 @@ def test_errors_as_json_go_to_standard_error_with_type_and_exit_code(
         (["show", "..", "--json"], "InvalidRequest", 2),
         (["show", "none", "--json"], "NotFound", 1),
         (["me", "--base-url", "x", "--json"], "ConfigurationError", 2),
-        (["me", "--json", "--timeout", "0.1"], "TransportError", 1),
+        (["me", "--json", "--timeout", "1"], "TransportError", 1),
     ):
         if kind == "TransportError":
             monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")

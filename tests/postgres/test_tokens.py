@@ -333,7 +333,7 @@ async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_bac
 async def test_store_closes_although_the_lock_cannot_be_released(
     postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = PostgresTokenStore(dsn, "anna", timeout=0.3)
+    store = PostgresTokenStore(dsn, "anna", timeout=2)
     await store.save(OLD)
     with contextlib.ExitStack() as fault:
         with contextlib.suppress(ZeroDivisionError):
