@@ -45,8 +45,8 @@ __all__ = ["ArchiveResult", "Collector", "Judgement"]
 class ArchiveResult:
     """The result of one document. ``entry`` is its line in the manifest; with an error it is None.
 
-    If the signing itself can't be read, ``document`` is None. A `NotYetSigned` error is reported until the service has
-    the sealed file: each sweep tries again.
+    If the signing itself can't be claimed or read, ``document`` is None. A `NotYetSigned` error is reported until the
+    service has the sealed file: each sweep tries again.
     """
 
     signing: Signing
@@ -101,7 +101,10 @@ class Collector:
 
         ``matches`` is asked once the signing was read; without it the signing counts as a match.
         """
-        claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
+        try:
+            claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
+        except Exception as error:
+            return [_failed(signing, error)]
         if claim is None:
             return None
         try:
@@ -145,9 +148,7 @@ class _OneSigning:
         try:
             await self._read_signing()
         except Exception as error:
-            raise_if_client_wide(error)
-            log.warning("signing %s was not archived: %s", one_line(self._signing.id), error)
-            return [ArchiveResult(self._signing, error=error)]
+            return [_failed(self._signing, error)]
         if self._signing.state is not SigningState.COMPLETED or (matches is not None and not matches(self._signing)):
             return []
         self._names = self._archive.template.names(self._archive.service, self._signing)
@@ -281,6 +282,13 @@ class _OneSigning:
         pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
         text = keep_context(json.dumps({"pending": pending, "complete": self._complete}), self._context)
         await self._archive.journal.write(self._claim, text)
+
+
+def _failed(signing: Signing, error: Exception) -> ArchiveResult:
+    """Log an error of the signing itself, and return its result; raise an error that other signings would have too."""
+    raise_if_client_wide(error)
+    log.warning("signing %s was not archived: %s", one_line(signing.id), error)
+    return ArchiveResult(signing, error=error)
 
 
 def raise_if_client_wide(error: Exception) -> None:

@@ -17,7 +17,7 @@ import attrs
 from attrs import validators
 
 from .._foreign import is_transient
-from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError
 from ..telemetry import switch
 from ..telemetry.kept import keep_context
 from ..worker_pool import log
@@ -46,7 +46,7 @@ _is_ids = validators.deep_mapping(
 
 
 class GuardedJournal:
-    """Any journal: its unexpected errors are raised as `JournalError`, and its operations are observed."""
+    """Any journal: its foreign errors are raised as `JournalError`, and its operations are observed."""
 
     def __init__(self, journal: Journal, *, telemetry: bool) -> None:
         self._journal = journal
@@ -65,7 +65,7 @@ class GuardedJournal:
             await asyncio.shield(releasing)
         except ClaimLost:
             pass
-        except JournalError as error:
+        except SigningError as error:
             log.warning("%s", error)
 
     async def _observe(self, name: str, operation: Awaitable[T]) -> T:
@@ -89,7 +89,7 @@ class GuardedJournal:
 async def _converting(operation: Awaitable[T]) -> T:
     try:
         return await operation
-    except (ClaimLost, JournalError):
+    except (ClaimLost, SigningError):
         raise
     except Exception as error:
         message = f"the journal failed: {type(error).__name__}: {error}"
@@ -184,7 +184,7 @@ class JournalEntry:
     async def save(self) -> None:
         """Write the state as it is now. Concurrent calls share a write; raises `ClaimLost` if the claim is stale.
 
-        If the sending had begun, and was not refused, the effect of a `JournalError` is unknown.
+        If the sending had begun, and was not refused, the effect of a journal's error is unknown.
         """
         self._changes += 1
         change = self._changes
@@ -195,7 +195,7 @@ class JournalEntry:
             text = keep_context(json.dumps(attrs.asdict(self.state)), self._context)
             try:
                 await self._journal.write(self._claim, text)
-            except JournalError as error:
+            except SigningError as error:
                 if DRAFT not in (self._saved_status, status):
                     error.effect = "unknown"
                 raise

@@ -63,7 +63,9 @@ class Claim:
 class Journal(Protocol):
     """Keeps one text for each package, and lets one run at a time work on it.
 
-    Its failures are raised as `JournalError`. ``signing_async.testing`` has a suite that implementations should pass.
+    Its failures are raised as `JournalError`, which ends a run. A `SigningError` that is not ``client_wide``, such as
+    an `InvalidRequest` for a key, fails only its package. ``signing_async.testing`` has a suite that implementations
+    should pass.
     """
 
     async def claim(self, key: str) -> Claim | None:

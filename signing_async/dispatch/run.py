@@ -162,8 +162,7 @@ class _Run:
             prepared = await self._prepare(job)
         except Exception as error:
             return DispatchResult(job.package, None, error)
-        claim = await self._guarded.claim(prepared.key)
-        result = None if claim is None else await self._observe(job, prepared, claim)
+        result = await self._claim(job, prepared)
         if result is None:
             return job.defer()
         job.close()
@@ -201,6 +200,16 @@ class _Run:
         if result.error is not None and job.package.key is None:
             del self._without_key[bytes.fromhex(prepared.content)]
 
+    async def _claim(self, job: _Job, prepared: Prepared) -> DispatchResult | None:
+        """Send the package under its claim; return None if another run holds the claim."""
+        try:
+            claim = await self._guarded.claim(prepared.key)
+        except SigningError as error:
+            if error.client_wide:
+                raise
+            return DispatchResult(job.package, None, error)
+        return None if claim is None else await self._observe(job, prepared, claim)
+
     async def _observe(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
         if self._observed is None:
             return await self._send(job, prepared, claim, None)
@@ -223,9 +232,9 @@ class _Run:
         except ClaimLost as error:
             log.warning("%s", error)
             return None
-        except JournalError:
-            raise
         except Exception as error:
+            if isinstance(error, JournalError) and error.client_wide:
+                raise
             if isinstance(error, OutcomeUnknown) and not isinstance(self._journal, NoJournal):
                 # The next run knows from the journal what is ambiguous, and reads the service first.
                 error.transient = error.may_clear
@@ -239,6 +248,10 @@ class _Run:
         except ClaimLost as lost:
             log.warning("%s", lost)
             return None
+        except SigningError as failure:
+            if failure.client_wide:
+                raise
+            log.warning("%s", failure)
         if isinstance(error, SigningError) and error.fatal:
             self._fatal = error
         return DispatchResult(job.package, sending.known_signing(), error, sending.abandoned)

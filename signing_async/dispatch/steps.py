@@ -161,9 +161,6 @@ class Sending:
         if not is_exact:
             draft.abandon("it may hold more or less than the package")
             is_exact = await draft.complete(last=True)
-        if not is_exact and state.is_ambiguous:
-            draft.abandon("the outcome of one of its steps is unknown")
-            raise TransportError("the outcome of a step is unknown for two drafts; nothing was sent; dispatch again")
         if not is_exact:
             draft.abandon("it holds more or less than the package")
             raise DraftChanged(
@@ -279,8 +276,8 @@ class Draft:
     async def complete(self, *, last: bool) -> bool:
         """Create the draft if there is none, and add what is missing; return whether it holds exactly the package.
 
-        If the outcome of a step is unknown, return False; or raise, if this is the ``last`` draft to be tried. An error
-        of a step has no ``effect``: a draft that is not sent notifies nobody.
+        If the outcome of a step is unknown, return False; or raise, if this is the ``last`` draft to be tried, or if
+        the failure is not transient. An error of a step has no ``effect``: a draft that is not sent notifies nobody.
         """
         state, resumed = self._entry.state, self._entry.state.signing is not None
         missing = self._missing_documents()
@@ -293,13 +290,14 @@ class Draft:
         try:
             await self._upload_all(missing)
             await self._add_recipients()
+            if state.is_ambiguous:
+                raise OutcomeUnknown("a lost request may still add to the draft")
         except SigningError as error:
             if error.effect == "none":
                 raise
-            if last or isinstance(error, TimeoutError):
-                raise _unsent(error) from error
-            return False
-        if state.is_ambiguous:
+            unsent = _unsent(error)
+            if last or isinstance(error, TimeoutError) or not unsent.transient:
+                raise unsent from error
             return False
         return not (resumed or self.tracked.ambiguities.total()) or await self._is_unchanged()
 
@@ -404,10 +402,15 @@ class Draft:
 
 
 def _unsent(error: SigningError) -> TransportError:
-    """Return the error for a step of unknown outcome: the next run sends another draft."""
+    """Return the error for a step of unknown outcome: the next run sends another draft.
+
+    It is transient if the step's own failure is: another draft needs no reading if its steps succeed.
+    """
     kind = RequestTimeout if isinstance(error, TimeoutError) else TransportError
-    unsent = kind(f"{error}; nothing was sent; dispatch again")
-    unsent.transient, unsent.client_wide = not error.fatal, error.client_wide
+    is_transient = error.after_transient if isinstance(error, OutcomeUnknown) else error.transient
+    is_transient = is_transient and not error.fatal
+    unsent = kind(f"{error}; nothing was sent{'; dispatch again' if is_transient else ''}")
+    unsent.transient, unsent.client_wide = is_transient, error.client_wide
     return unsent
 
 

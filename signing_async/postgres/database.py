@@ -15,7 +15,7 @@ import attrs
 
 from .. import _checks
 from .._connections import is_untrusted, roots_problem
-from ..errors import ConfigurationError, SigningError
+from ..errors import ConfigurationError, SigningError, StorageError
 from ..transport.redaction import redact
 
 try:
@@ -80,6 +80,7 @@ class _Failed:
     message: str
     pool_exhausted: bool = False
     transient: bool = False
+    is_data_refused: bool = False
 
 
 class Database:
@@ -166,6 +167,9 @@ class Database:
     def _make_error(self, failed: _Failed) -> SigningError:
         error = self._failure(f"PostgreSQL at {self.address}: {failed.message}")
         error.transient = failed.transient
+        if failed.is_data_refused and isinstance(error, StorageError):
+            # Such as a key that the database's encoding cannot hold. The token of a client concerns all its calls.
+            error.client_wide = False
         return error
 
     async def create_table(self) -> None:
@@ -196,7 +200,7 @@ class Database:
                         problem = self.describe(error)
                         if not _is_transient(error, pool):
                             hint = f"; create the table with:\n{self.sql}" if is_table_missing else ""
-                            return _Failed(problem + hint)
+                            return _Failed(problem + hint, is_data_refused=isinstance(error, asyncpg.DataError))
                     await asyncio.sleep(_RETRY_AFTER)
         pool_exhausted = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
         if pool_exhausted:

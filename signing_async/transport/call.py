@@ -382,6 +382,7 @@ def _unknown(
         known=known,
         may_clear=may_clear,
     )
+    unknown.after_transient = call.last_failure is None or call.last_failure.transient
     log.warning("%s", unknown)
     return unknown
 

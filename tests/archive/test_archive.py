@@ -39,6 +39,7 @@ from signing_async import (
 )
 from signing_async._verify.roots import load_roots
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
+from signing_async.dispatch.journal import Claim
 from signing_async.documents.resource import Documents
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
 from signing_async.postgres import PostgresJournal
@@ -250,6 +251,30 @@ async def test_signing_that_cannot_be_read_is_a_result_without_a_document(
     assert (failed.signing.id, failed.document, failed.entry) == (signing.id, None, None)
     assert failed.error is not None
     assert len(await archived(archive)) == 2
+
+
+async def test_signing_whose_claim_the_journal_refuses_is_a_result_and_the_others_are_archived(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    signings = [await completed(sandbox, client, f"Lease {number}", ("a.pdf",)) for number in range(3)]
+    long = signings[1].id
+
+    class WithLongId(SqliteJournal):
+        """A journal that finds one signing's id too long."""
+
+        async def claim(self, key: str) -> Claim | None:
+            return await super().claim(key + "x" * 1000 if key.endswith(long) else key)
+
+    async with WithLongId(journal) as refusing, Archive(client, folder, journal=refusing) as archive:
+        for new in (2, 0):
+            results = await sweep(archive)
+            assert len([result for result in results if result.entry is not None]) == new
+            (failed,) = (result for result in results if result.error is not None)
+            assert (failed.signing.id, failed.document) == (long, None)
+            assert isinstance(failed.error, InvalidRequest)
+        with pytest.raises(InvalidRequest, match="at most 1,000 bytes"):
+            await archive.collect(long)
+    assert f"signing {long} was not archived: " in caplog.text
 
 
 async def test_rejected_token_stops_the_sweep(sandbox: Sandbox, client: SigningClient, archive: Archive) -> None:

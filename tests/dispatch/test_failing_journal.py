@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import socket
 import sqlite3
 import ssl
@@ -14,14 +16,16 @@ import redis.exceptions
 from signing_async import (
     ConfigurationError,
     DispatchResult,
+    InvalidRequest,
     JournalError,
     OutcomeUnknown,
     SigningClient,
+    SigningError,
     SqliteJournal,
     TransportError,
     Unauthorized,
 )
-from signing_async.dispatch.journal import ClaimLost
+from signing_async.dispatch.journal import Claim, ClaimLost
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Fate, fated_client
 from tests.dispatch.observing import (
@@ -78,8 +82,6 @@ async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningCl
         (redis.exceptions.ReadOnlyError("a replica"), True),
         (redis.exceptions.AuthenticationError("wrong password"), False),
         (ZeroDivisionError("by a replica"), True),
-        (TransportError("the store of the journal is unavailable"), True),
-        (ConfigurationError("the store of the journal: invalid URL"), False),
     ],
 )
 async def test_failure_of_a_callers_own_journal_is_permanent_if_its_file_cannot_be_used(
@@ -89,6 +91,84 @@ async def test_failure_of_a_callers_own_journal_is_permanent_if_its_file_cannot_
         with pytest.raises(JournalError, match="the journal failed: ") as caught:
             await client.dispatch(parcel_of().package, Failing(journal, 1, failure))
     assert caught.value.transient is transient
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        InvalidRequest("key: at most 20 characters, got 30"),
+        TransportError("the store of the journal is unavailable"),
+        ConfigurationError("the store of the journal: invalid URL"),
+    ],
+)
+async def test_error_of_this_package_that_a_callers_journal_raises_is_raised_unchanged(
+    client: SigningClient, tmp_path: Path, failure: SigningError, at: int
+) -> None:
+    """Whether the claim or a write fails."""
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        with pytest.raises(type(failure)) as caught:
+            await client.dispatch(parcel_of().package, Failing(journal, at, failure))
+    assert caught.value is failure
+
+
+class Refusing(SqliteJournal):
+    """A journal that refuses an operation on the package with the key ``refused``."""
+
+    def __init__(self, path: Path, operation: str, error: Exception) -> None:
+        super().__init__(path)
+        self._operation = operation
+        self._error = error
+
+    def _check(self, operation: str, key: str) -> None:
+        if (operation, key) == (self._operation, "refused"):
+            raise self._error
+
+    async def claim(self, key: str) -> Claim | None:
+        self._check("claim", key)
+        return await super().claim(key)
+
+    async def write(self, claim: Claim, state: str) -> None:
+        self._check(json.loads(state)["status"], claim.key)
+        await super().write(claim, state)
+
+
+def error_of_one_item() -> JournalError:
+    """Return the error of a journal that cannot hold the key, or the text, of one package."""
+    error = JournalError("the database cannot hold it", transient=False)
+    error.client_wide = False
+    return error
+
+
+@pytest.mark.parametrize("operation", ["claim", "draft", "sending", "sent"])
+@pytest.mark.parametrize("failure", [InvalidRequest("key: at most 20 characters"), error_of_one_item()])
+async def test_package_that_the_journal_refuses_fails_alone(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, operation: str, failure: SigningError
+) -> None:
+    keys = ["first", "refused", "third", "fourth"]
+    refused, *others = parcels = [parcel_of(1, 1, name=key, key=key) for key in sorted(keys, key="refused".__ne__)]
+    packages = [parcel.package for parcel in (others[0], refused, *others[1:])]
+    async with Refusing(tmp_path / "journal", operation, copy.copy(failure)) as journal:
+        results = await all_of(client.dispatch_many(packages, journal, concurrency=1))
+    assert [result.package.key for result in results] == keys
+    (error,) = (result.error for result in results if result.error is not None)
+    assert isinstance(error, type(failure))
+    was_sent = operation == "sent"
+    assert (error.effect, error.transient) == ("unknown" if was_sent else "none", False)
+    sent_well(sandbox, *(parcels if was_sent else others), spare=1)
+    await client.dispatch(refused.package, tmp_path / "journal")
+    sent_well(sandbox, *parcels, spare=1)
+
+
+async def test_client_wide_error_of_a_claim_stops_the_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    failure = ConfigurationError("the store of the journal: invalid URL")
+    packages = [parcel_of(1, 1, key=f"{number}").package for number in range(3)]
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        with pytest.raises(ConfigurationError, match="the store of the journal"):
+            await all_of(client.dispatch_many(packages, Failing(journal, 1, failure)))
+    assert sandbox.requests == []
 
 
 async def test_single_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
@@ -154,8 +234,11 @@ async def test_failed_release_does_not_change_the_result(
         assert (await client.dispatch(parcel_of(name="One").package, failing)).is_draft is False
         failing = Failing(journal, 1, OSError("gone"), only="release")
         assert (await client.dispatch(parcel_of(name="Two").package, failing)).is_draft is False
+        failing = Failing(journal, 1, TransportError("the store is unavailable"), only="release")
+        assert (await client.dispatch(parcel_of(name="Three").package, failing)).is_draft is False
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "the journal failed: OSError: gone"
+        "the journal failed: OSError: gone",
+        "the store is unavailable",
     ]
 
 

@@ -350,10 +350,10 @@ async def test_lost_uploads_of_two_drafts_are_a_transient_failure_and_nothing_is
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     sandbox.faults.add("documents.upload", "drop-before-commit")
     sandbox.faults.add("documents.upload", "drop-before-commit", skip=1)
-    with pytest.raises(TransportError, match="unknown for two drafts; nothing was sent; dispatch again") as caught:
+    with pytest.raises(TransportError, match="may still add to the draft; nothing was sent; dispatch again") as caught:
         await client.dispatch(parcel.package, path)
     assert (caught.value.effect, caught.value.transient) == ("none", True)
-    assert len(state_of(path)["abandoned"]) == 2
+    assert len(state_of(path)["abandoned"]) == 1
     await client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel, spare=2)
 
@@ -418,8 +418,40 @@ async def test_upload_of_unknown_outcome_is_fatal_if_the_token_was_rejected_and_
     for error in errors:
         assert isinstance(error, SigningError)
         assert (error.effect, error.transient, error.fatal) == ("none", False, True)
-    assert len(sandbox.signings) == 2
+    assert len(sandbox.signings) == 1
     assert count(sandbox)["signings.send"] == 0
+
+
+@pytest.mark.parametrize("readings", ["not-json", "503"])
+async def test_upload_whose_response_cannot_be_decoded_is_a_permanent_failure_if_reading_cannot_tell(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, readings: str
+) -> None:
+    """Another draft would meet the same response: a worker must not create drafts without end."""
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "not-json", times=None)
+    sandbox.faults.add("signings.get", readings, times=None)
+    with pytest.raises(TransportError, match=r"(?m)^documents\.upload: .*; nothing was sent$") as caught:
+        await client.dispatch(parcel.package, path)
+    assert (caught.value.effect, caught.value.transient, caught.value.client_wide) == ("none", False, False)
+    assert len(sandbox.signings) == 1
+    sandbox.faults.clear()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=1)
+
+
+async def test_lost_upload_is_a_transient_failure_if_reading_fails_for_good(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """Without another lost response the next run reads nothing before it sends."""
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    lost = sandbox.faults.add("documents.upload", "drop-before-commit", times=None)
+    sandbox.faults.add("signings.get", "not-json", times=None)
+    with pytest.raises(TransportError, match=r"; nothing was sent; dispatch again") as caught:
+        await client.dispatch(parcel.package, path)
+    assert (caught.value.effect, caught.value.transient) == ("none", True)
+    lost.remove()
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel, spare=2)
 
 
 async def test_draft_whose_creation_cannot_be_decoded_has_no_effect(

@@ -19,6 +19,15 @@ async def dsn(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture
+async def latin1(postgres: PostgresServer) -> AsyncIterator[str]:
+    """A database that cannot hold all of Unicode."""
+    await postgres.execute("DROP DATABASE IF EXISTS latin1")
+    await postgres.execute("CREATE DATABASE latin1 ENCODING 'LATIN1' TEMPLATE template0")
+    yield postgres.dsn().replace("/postgres?", "/latin1?")
+    await postgres.execute("DROP DATABASE latin1 WITH (FORCE)")
+
+
+@pytest.fixture
 def table(dsn: str) -> str:
     """The table of the events, with its schema."""
     return f"{dsn.rpartition('=')[2]}.signing_events"

@@ -50,6 +50,21 @@ def package(number: int) -> SigningPackage:
     return SigningPackage(f"Lease {number}", "EN", [pdf], [NewRecipient(f"anna{number}@example.com")])
 
 
+async def test_package_whose_key_the_database_cannot_hold_fails_alone(
+    sandbox: Sandbox, client: SigningClient, latin1: str
+) -> None:
+    keys = ["first", "Łódź", "third", "Malmö"]
+    packages = [attrs.evolve(package(number), key=key) for number, key in enumerate(keys)]
+    async with PostgresJournal(latin1, lease=60, timeout=20) as journal:
+        results = [result async for result in client.dispatch_many(packages, journal, concurrency=1)]
+    assert [result.package.key for result in results] == keys
+    (error,) = (result.error for result in results if result.error is not None)
+    assert error is results[1].error
+    assert isinstance(error, JournalError)
+    assert (error.transient, error.client_wide, error.effect) == (False, False, "none")
+    assert len(sandbox.signings) == 3
+
+
 # Leases
 
 

@@ -131,6 +131,13 @@ async def test_every_operation_fails_in_time_during_an_outage(
     assert await store.load() == NEW
 
 
+async def test_name_that_the_database_cannot_hold_fails_every_call(latin1: str) -> None:
+    async with PostgresTokenStore(latin1, "Łódź", timeout=20) as store:
+        with pytest.raises(AuthError, match="UntranslatableCharacterError") as caught:
+            await store.load()
+    assert caught.value.fatal
+
+
 async def test_restart_shorter_than_the_timeout_is_not_noticed(postgres: PostgresServer, dsn: str) -> None:
     async with PostgresTokenStore(dsn, "anna", timeout=30) as store:
         await store.save(OLD)
