@@ -20,8 +20,9 @@ _TRANSIENT = frozenset(
 )
 # Subclasses of redis-py's `ConnectionError`.
 _PERMANENT = frozenset({"AuthenticationError", "AuthorizationError", "ExternalAuthProviderError"})
-# The codes of replies that have no class in redis-py.
-_TRANSIENT_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
+# The codes of replies that have no class in redis-py, or none as the error of a script: up to Redis 6.2 that is
+# "ERR Error running script (...): @user_script: 2: -READONLY ...".
+_TRANSIENT_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY"})
 
 
 def is_transient(error: Exception) -> bool:
@@ -34,7 +35,8 @@ def is_transient(error: Exception) -> bool:
     if names & _REDIS:
         # redis-py replaces the error of the socket.
         is_permanent = bool(names & _PERMANENT) or is_untrusted(error.__context__)
-        return not is_permanent and (bool(names & _TRANSIENT) or str(error).partition(" ")[0] in _TRANSIENT_CODES)
+        code = str(error).rpartition(": -")[2].partition(" ")[0]
+        return not is_permanent and (bool(names & _TRANSIENT) or code in _TRANSIENT_CODES)
     if any(base.__module__ == "sqlite3" for base in type(error).__mro__):
         from . import _sqlite  # sqlite3 is not imported for every client
 

@@ -10,6 +10,9 @@ from redis import exceptions
 from signing_async._foreign import is_transient
 from signing_async.errors import ConfigurationError, TransportError
 
+# How Redis up to 6.2 begins the error of a command in a script.
+OF_SCRIPT = "Error running script (call to f_6b1bf486): @user_script:2: @user_script: 2:"
+
 
 class ValkeyError(Exception):
     """The base class of a fork of redis-py."""
@@ -37,6 +40,9 @@ class BusyFile(sqlite3.OperationalError):
         (exceptions.ConnectionError("refused"), True),
         (exceptions.AuthenticationError("wrong password"), False),
         (exceptions.ResponseError("MISCONF cannot save to disk"), True),
+        (exceptions.ResponseError(f"{OF_SCRIPT} -READONLY You can't write against a read only replica."), True),
+        (exceptions.ResponseError(f"{OF_SCRIPT} -OOM command not allowed when used memory > 'maxmemory'."), True),
+        (exceptions.ResponseError(f"{OF_SCRIPT} -NOPERM this user has no permissions"), False),
         (exceptions.ResponseError("unknown command"), False),
         (exceptions.SlotNotCoveredError("slot 1"), True),
         (exceptions.RedisClusterException("all keys must map to the same key slot"), False),

@@ -371,15 +371,18 @@ async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("problem", ["another inbox", "another key"])
-async def test_worker_that_can_never_read_the_inbox_leaves_the_message_to_another(
-    redis: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, problem: str
+async def test_no_attempt_is_counted_by_a_worker_that_can_never_read_the_inbox_and_another_handles_the_event(
+    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
 ) -> None:
-    broker, wrong, right = (redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4) for _ in range(3))
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.01)
+    # Redelivery would come too late.
+    broker, wrong, right = (redis_streams(redis.url, queue=tmp_path.name) for _ in range(3))
     (tmp_path / "foreign.db").write_bytes(b"not a database" * 100)
     of_wrong = Inbox(tmp_path / ("foreign.db" if problem == "another inbox" else "inbox.db"), key=bytes(32))
     calls: list[str] = []
+    once = HandlerRetryPolicy(max_attempts=1, base_delay=0)
     async with (
-        opened(tmp_path, broker, key=KEY) as inbox,
+        opened(tmp_path, broker, key=KEY, retry=once) as inbox,
         of_wrong,
         Inbox(tmp_path / "inbox.db", key=KEY) as of_right,
     ):
@@ -389,7 +392,7 @@ async def test_worker_that_can_never_read_the_inbox_leaves_the_message_to_anothe
         await inbox.add(*delivery("a"))
         async with inbox.running():
             async with working(wrong), asyncio.timeout(60):
-                while caplog.text.count("event a is handled later: ") < 2:
+                while caplog.text.count("no attempt is counted: TaskFailed: InboxError: ") < 3:
                     await asyncio.sleep(0.02)
             async with working(right):
                 stored = await until_settled(inbox)
@@ -437,14 +440,20 @@ async def test_event_that_no_worker_can_ever_read_fails_its_attempt(
     assert stored.error == "TaskFailed: InboxError: event a is damaged"
 
 
-async def test_worker_that_cannot_read_the_inbox_leaves_the_message_for_redelivery(
-    environment: dict[str, str], postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_no_attempt_is_counted_by_a_worker_that_cannot_read_the_inbox_for_now(
+    environment: dict[str, str],
+    postgres: PostgresServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broker = redis_streams(environment["SIGNING_BROKER"], queue=tmp_path.name, redeliver_after=0.4)
-    worker = redis_streams(environment["SIGNING_BROKER"], queue=tmp_path.name, redeliver_after=0.4)
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.01)
+    # Redelivery would come too late.
+    broker, worker = (redis_streams(environment["SIGNING_BROKER"], queue=tmp_path.name) for _ in range(2))
     calls: list[str] = []
+    once = HandlerRetryPolicy(max_attempts=1, base_delay=0)
     async with (
-        PostgresInbox(environment["SIGNING_INBOX"], lease=60, timeout=0.5) as inbox,
+        PostgresInbox(environment["SIGNING_INBOX"], lease=60, timeout=0.5, retry=once) as inbox,
         PostgresInbox(environment["SIGNING_INBOX"], timeout=0.5) as of_worker,
         Redis.from_url(environment["SIGNING_BROKER"]) as direct,
     ):
@@ -458,8 +467,9 @@ async def test_worker_that_cannot_read_the_inbox_leaves_the_message_for_redelive
             with postgres.down():
                 receiving = contextlib.AsyncExitStack()
                 await receiving.enter_async_context(working(worker))
-                while "event a is handled later: PostgreSQL at" not in caplog.text:
-                    await asyncio.sleep(0.02)
+                async with asyncio.timeout(60):
+                    while "event a cannot be read: PostgreSQL at" not in caplog.text:
+                        await asyncio.sleep(0.02)
             stored = await until_settled(inbox)
             await receiving.aclose()
         await broker.shutdown()

@@ -234,7 +234,7 @@ async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator
     if broker is not None:
         from .workers import Patience, workers
 
-        patience = Patience(plan.patience, state.out.warn) if plan.aim == "sent" else None
+        patience = Patience(plan.patience if plan.aim == "sent" else 0, state.out.warn)
         async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, patience) as sender:
             yield sender
         return

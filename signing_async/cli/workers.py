@@ -11,8 +11,9 @@ from typing import Any
 import attrs
 
 from ..dispatch.run import DispatchResult, SigningPackage
-from ..errors import ConfigurationError, InvalidRequest, TransportError, WaitTimeout
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError, TransportError, WaitTimeout
 from ..models import Signing
+from ..worker_pool import copy_unsent
 
 __all__ = ["Patience", "WorkerError", "Workers", "workers"]
 
@@ -27,7 +28,7 @@ QUIET = 30.0
 
 @attrs.frozen
 class Patience:
-    """How many seconds to wait for the workers (None: without limit), and how to warn if they are silent."""
+    """How many seconds to wait for the workers (None: without limit, 0: not at all), and how to warn of a delay."""
 
     seconds: float | None
     warn: Callable[[str], None]
@@ -43,8 +44,8 @@ class WorkerError(Exception):
 
 
 @asynccontextmanager
-async def workers(url: str, journal: str, max_pdf_bytes: int, patience: Patience | None) -> AsyncIterator[Workers]:
-    """Connect to the workers' broker. Without ``patience`` their outcomes are not waited for."""
+async def workers(url: str, journal: str, max_pdf_bytes: int, patience: Patience) -> AsyncIterator[Workers]:
+    """Connect to the workers' broker."""
     if "://" not in journal:
         raise InvalidRequest("--broker: needs a journal that all workers can reach: --journal postgresql://...")
     try:
@@ -58,7 +59,7 @@ async def workers(url: str, journal: str, max_pdf_bytes: int, patience: Patience
 class Workers:
     """The part of a client that `dispatch` uses, carried out by workers."""
 
-    def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], patience: Patience | None) -> None:
+    def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], patience: Patience) -> None:
         self._enqueue = enqueue
         self._patience = patience
 
@@ -71,19 +72,39 @@ class Workers:
 
     async def _results(self, packages: Iterable[SigningPackage]) -> AsyncIterator[DispatchResult]:
         pending: dict[Any, SigningPackage] = {}
+        ended_by: SigningError | None = None
         for package in packages:
+            if ended_by is not None:
+                yield DispatchResult(package, None, copy_unsent(ended_by))
+                continue
             try:
-                enqueued = await self._enqueue(package)
-            except InvalidRequest as error:
+                enqueued = await self._enqueue_through_outage(package)
+            except SigningError as error:
+                if error.client_wide:
+                    ended_by = error
                 yield DispatchResult(package, None, error)
                 continue
-            if self._patience is None:
+            if self._patience.seconds == 0:
                 yield DispatchResult(package)
             else:
                 pending[enqueued] = package
-        if self._patience is not None:
-            async for result in self._outcomes(pending, self._patience):
-                yield result
+        async for result in self._outcomes(pending, self._patience):
+            yield result
+
+    async def _enqueue_through_outage(self, package: SigningPackage) -> Any:
+        """Enqueue a package. An outage of the broker is waited out; its error is raised when the time is up."""
+        began, is_outage = time.monotonic(), False
+        while True:
+            try:
+                return await self._enqueue(package)
+            except SigningError as error:
+                is_over = self._patience.seconds and time.monotonic() - began >= self._patience.seconds
+                if is_over or error.fatal or not error.client_wide:
+                    raise
+                if not is_outage:
+                    self._patience.warn(f"{error}; waiting for it")
+                is_outage = True
+            await asyncio.sleep(POLL)
 
     async def _outcomes(self, pending: dict[Any, SigningPackage], patience: Patience) -> AsyncIterator[DispatchResult]:
         began = last_outcome = time.monotonic()
@@ -96,7 +117,9 @@ class Workers:
                     outcome = await enqueued.outcome()
                 except TransportError as error:
                     if not error.transient:
-                        raise
+                        for package in pending.values():
+                            yield DispatchResult(package, None, OutcomeUnknown(f"{error}: it may still be sent"))
+                        return
                     if not is_outage:
                         patience.warn(f"{error}; waiting for it")
                     is_outage = True

@@ -29,7 +29,7 @@ _CONTEXT: Any = TaskiqDepends()
 
 
 class TaskFailed(Exception):
-    """The handler failed in its worker. The text is that of its error, and so is ``client_wide``."""
+    """The attempt failed in its worker, with this text. No attempt is counted if it is ``client_wide``."""
 
     def __init__(self, text: str, client_wide: bool) -> None:
         super().__init__(text)
@@ -107,11 +107,9 @@ async def _work(
     try:
         stored = await _find_attempt(inbox, event_id, fence)
     except SigningError as error:
-        if should_redeliver(error):
-            log.warning("event %s is handled later: %s", event_id, error)
-            # Not acknowledged, so delivered again.
-            raise NoResultError from None
-        end = _failed(event_id, error)
+        log.warning("event %s cannot be read: %s", event_id, error)
+        # The inbox counts no attempt that may succeed later, or with another worker.
+        end = _failed(error, client_wide=should_redeliver(error))
     else:
         if stored is None:
             log.info("an attempt of event %s is over: its message is dropped", event_id)
@@ -145,11 +143,10 @@ async def _call(handler: EventHandler, stored: StoredEvent, timeout: float) -> d
     except RetryLater as later:
         return {"end": "later", "seconds": later.seconds, "text": later.reason}
     except Exception as error:
-        return _failed(stored.id, error)
+        log.warning("the handler of event %s failed", stored.id, exc_info=error)
+        return _failed(error, client_wide=bool(getattr(error, "client_wide", False)))
     return {"end": "handled"}
 
 
-def _failed(event_id: str, error: Exception) -> dict[str, Any]:
-    log.warning("the handler of event %s failed", event_id, exc_info=error)
-    text, client_wide = f"{type(error).__name__}: {error}", bool(getattr(error, "client_wide", False))
-    return {"end": "failed", "text": text, "client_wide": client_wide}
+def _failed(error: Exception, *, client_wide: bool) -> dict[str, Any]:
+    return {"end": "failed", "text": f"{type(error).__name__}: {error}", "client_wide": client_wide}

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from signing_async import NewRecipient, SigningPackage, TransportError, WaitTimeout
+from signing_async import NewRecipient, OutcomeUnknown, SigningPackage, TransportError, WaitTimeout
 from signing_async.cli.dispatch import without_password
+from signing_async.cli.output import Output
 from signing_async.cli.workers import Patience, Workers
 from signing_async.taskiq import Outcome
 from tests.cli.conftest import Run
@@ -191,35 +192,114 @@ async def test_package_that_no_worker_reports_on_may_still_be_sent() -> None:
     assert result.error.effect == "unknown"
 
 
+class Reported:
+    """A package that was sent, if the broker responds."""
+
+    def __init__(self, package: SigningPackage, faults: list[TransportError]) -> None:
+        self.package = package
+        self.faults = faults
+
+    async def outcome(self) -> Outcome:
+        if self.faults:
+            raise self.faults.pop()
+        return Outcome(str(self.package.key), f"signing-{self.package.key}", None, None)
+
+
+def broker_errors(number: int, *, transient: bool) -> list[TransportError]:
+    """Return errors such as those of the broker."""
+    errors = [TransportError("the broker is unavailable (TimeoutError)") for _ in range(number)]
+    for error in errors:
+        error.transient, error.client_wide = transient, True
+    return errors
+
+
+def packages(*keys: str) -> list[SigningPackage]:
+    """Return a package for each key."""
+    return [SigningPackage("Lease", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")], key=key) for key in keys]
+
+
 @pytest.mark.parametrize("transient", [True, False])
 async def test_outage_of_the_broker_is_reported_once_and_waited_out(transient: bool) -> None:
-    class Reported:
-        def __init__(self, package: SigningPackage) -> None:
-            self.package = package
-
-        async def outcome(self) -> Outcome:
-            if faults:
-                raise faults.pop()
-            return Outcome(str(self.package.key), f"signing-{self.package.key}", None, None)
+    """After a refusal it is unknown which packages are sent."""
 
     async def enqueue(package: SigningPackage) -> Reported:
-        return Reported(package)
+        return Reported(package, faults)
 
-    faults = [TransportError("the broker is unavailable (TimeoutError)") for _ in range(3)]
-    for fault in faults:
-        fault.transient = transient
-    recipients = [NewRecipient("anna@example.com")]
-    packages = [SigningPackage("Lease", "EN", ["lease.pdf"], recipients, key=key) for key in ("a", "b")]
+    faults = broker_errors(3, transient=transient)
     warnings: list[str] = []
     waiting = Workers(enqueue, Patience(60, warnings.append))
-    async with waiting.dispatch_many(packages, None, 1) as results:
-        if transient:
-            sent = [result.signing.id async for result in results if result.signing is not None]
-            assert sent == ["signing-a", "signing-b"]
-        else:
-            with pytest.raises(TransportError):
-                await anext(results)
-    assert warnings == (["the broker is unavailable (TimeoutError); waiting for it"] if transient else [])
+    async with waiting.dispatch_many(packages("a", "b"), None, 1) as results:
+        found = [result async for result in results]
+    if transient:
+        assert [result.signing and result.signing.id for result in found] == ["signing-a", "signing-b"]
+        assert warnings == ["the broker is unavailable (TimeoutError); waiting for it"]
+    else:
+        text = "the broker is unavailable (TimeoutError): it may still be sent"
+        assert [(result.package.key, str(result.error)) for result in found] == [("a", text), ("b", text)]
+        assert all(isinstance(result.error, OutcomeUnknown) for result in found)
+        assert not warnings
+
+
+@pytest.mark.parametrize("transient", [True, False])
+async def test_packages_enqueued_before_the_broker_fails_for_good_or_too_long_are_reported(transient: bool) -> None:
+    async def enqueue(package: SigningPackage) -> Reported:
+        if package.key == "a":
+            return Reported(package, [])
+        attempts.append(str(package.key))
+        raise broker_errors(1, transient=transient)[0]
+
+    attempts: list[str] = []
+    waiting = Workers(enqueue, Patience(0.3, lambda text: None))
+    async with waiting.dispatch_many(packages("a", "b", "c"), None, 1) as results:
+        found = {result.package.key: result async for result in results}
+    assert found["a"].signing is not None
+    assert [str(found[key].error) for key in ("b", "c")] == ["the broker is unavailable (TimeoutError)"] * 2
+    assert set(attempts) == {"b"}
+
+
+def test_outage_of_the_broker_during_the_enqueuing_is_reported_once_and_waited_out(
+    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warn, dispatch_many = Output.warn, Workers.dispatch_many
+
+    def fill_memory(*arguments: Any) -> Any:
+        with Redis.from_url(redis.url) as direct:
+            direct.config_set("maxmemory", "1")
+        return dispatch_many(*arguments)
+
+    def free_memory(*arguments: Any) -> None:
+        warn(*arguments)
+        with Redis.from_url(redis.url) as direct:
+            direct.config_set("maxmemory", "0")
+
+    monkeypatch.setattr(Workers, "dispatch_many", fill_memory)
+    monkeypatch.setattr(Output, "warn", free_memory)
+    ran = run("dispatch", "leases.csv", "--broker", redis.url)
+    assert (ran.code, ran.out) == (0, "3 of 3 packages were enqueued, 0 failed.\n")
+    assert ran.err.count("Warning: the broker is unavailable (OutOfMemoryError); waiting for it") == 1
+    with Redis.from_url(redis.url) as direct:
+        assert direct.xlen("signing-dispatch") == 3
+
+
+def test_packages_that_the_broker_refuses_for_good_are_in_the_report(
+    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch_many = Workers.dispatch_many
+
+    def forbid(*arguments: Any) -> Any:
+        with Redis.from_url(redis.url) as direct:
+            direct.execute_command("ACL", "SETUSER", "default", "-xadd")
+        return dispatch_many(*arguments)
+
+    monkeypatch.setattr(Workers, "dispatch_many", forbid)
+    try:
+        ran = run("dispatch", "leases.csv", "--broker", redis.url)
+    finally:
+        with Redis.from_url(redis.url) as direct:
+            direct.execute_command("ACL", "SETUSER", "default", "+xadd")
+    assert ran.code == 1
+    assert "0 of 3 packages were enqueued, 3 failed." in ran.out
+    assert Path("leases.failures.csv").read_text("utf-8").count("the broker is unavailable (NoPermissionError)") == 3
 
 
 def test_report_is_kept_until_its_packages_are_sent(

@@ -922,6 +922,38 @@ async def test_refused_script_is_permanent_unless_redis_cannot_be_written_for_no
     assert caught.value.transient is transient
 
 
+@pytest.mark.parametrize(
+    ("reason", "transient"),
+    [
+        ("-READONLY You can't write against a read only replica.", True),
+        ("-OOM command not allowed when used memory > 'maxmemory'.", True),
+        ("Wrong number of args calling Redis command From Lua script", False),
+    ],
+)
+async def test_script_refused_by_redis_6_is_permanent_unless_redis_cannot_be_written_for_now(
+    reason: str, transient: bool
+) -> None:
+    """Redis up to 6.2 puts the code behind the place in the script."""
+    place = "ERR Error running script (call to f_6b1bf486): @user_script:2: @user_script: 2:"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while header := await reader.readline():
+                words = [await read_word(reader) for _ in range(int(header[1:]))]
+                writer.write(f"-{place} {reason}\r\n".encode() if words[0] == b"EVALSHA" else b"+OK\r\n")
+
+    async def read_word(reader: asyncio.StreamReader) -> bytes:
+        size = int((await reader.readline())[1:])
+        return (await reader.readexactly(size + 2))[:-2]
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with RedisTokenStore(f"redis://127.0.0.1:{port}", "a") as store:
+            with pytest.raises(AuthError, match="Error running script") as caught:
+                await store.save(NEW)
+    assert caught.value.transient is transient
+
+
 async def test_redis_that_runs_a_long_script_is_a_transient_failure(redis: RedisServer) -> None:
     async def load_forever() -> None:
         while True:
