@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -332,11 +332,27 @@ def test_discarded_report_leaves_the_old_one(written: Written, tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_report_that_cannot_be_written_is_an_error(written: Written, tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_is_an_error_at_the_check(written: Written, tmp_path: Path) -> None:
     with Manifest(written(CSV)) as manifest:
         report = FailureReport(tmp_path / "none" / "failed.csv", manifest)
         with pytest.raises(InvalidRequest, match=r"--failures: '.*/none/failed\.csv' cannot be written: No such file"):
-            report.add({}, "k", "no")
+            report.check()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_report_on_a_full_disk_is_an_error_at_its_end(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_full(self: FailureReport) -> IO[str]:
+        return Path("/dev/full").open("w", encoding="utf-8")
+
+    monkeypatch.setattr(FailureReport, "_open", open_full)
+    with Manifest(written(CSV)) as manifest:
+        report = FailureReport(tmp_path / "failed.csv", manifest)
+        report.add(next(manifest.entries()).row, "k", "no")
+        with pytest.raises(OSError, match="No space left"):
+            report.finish()
+        report.discard()
 
 
 @pytest.mark.parametrize(
