@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -253,6 +254,23 @@ def test_file_that_is_no_manifest_is_rejected(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest) as caught:
             Manifest(tmp_path / name)
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("code", "transient"), [(errno.EMFILE, True), (errno.ENOSPC, True), (errno.EACCES, False)])
+def test_manifest_or_report_that_cannot_be_opened_for_now_is_a_transient_error(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    path = written(CSV)
+    with Manifest(path) as manifest, monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        with pytest.raises(InvalidRequest, match="cannot be opened") as of_manifest:
+            Manifest(path)
+        with pytest.raises(InvalidRequest, match="cannot be written") as of_report:
+            FailureReport(tmp_path / "failed.csv", manifest).check()
+    assert (of_manifest.value.transient, of_report.value.transient) == (transient, transient)
 
 
 def test_manifest_that_changed_while_it_was_read_is_an_error(written: Written) -> None:
