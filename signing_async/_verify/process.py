@@ -10,11 +10,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import SigningError
+
 __all__ = ["run_worker"]
 
 MEMORY = 512 * 2**20  # a file of 90 MiB takes 470 MiB in all
 MEMORY_PER_BYTE = 4
 OUT_OF_MEMORY = 3
+# Sent by another process or the system, as when the machine has no memory left. Others are caused by the file.
+_KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from signing_async._verify.worker import main; main()"
@@ -22,7 +26,10 @@ _START = (
 
 
 def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, bool], timeout: float) -> dict[str, Any]:
-    """Return the fields of a `sealed.Report` from a worker process. A file that exceeds the limits is not sound."""
+    """Return the fields of a `sealed.Report` from a worker process. A file that exceeds the limits is not sound.
+
+    Raises a transient `SigningError` if the worker process is killed from outside.
+    """
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
     path = json.dumps([os.path.abspath(each) for each in sys.path])  # noqa: PTH100  # an empty entry is this folder
@@ -37,7 +44,12 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     if done.returncode == OUT_OF_MEMORY:
         return _not_verified(f"verification took more than {memory >> 20} MiB of memory")
     if done.returncode < 0:
-        return _not_verified(f"the verifying process was ended by {signal.Signals(-done.returncode).name}")
+        name = signal.Signals(-done.returncode).name
+        if name not in _KILLED:
+            return _not_verified(f"the verifying process was ended by {name}")
+        killed = SigningError(f"signing_async.sealed: could not verify: worker process was killed by {name}")
+        killed.transient = True
+        raise killed
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     raise RuntimeError(f"signing_async.sealed: worker process failed: {lines[-1] if lines else done.returncode}")
 

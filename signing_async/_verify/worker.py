@@ -42,7 +42,8 @@ def _limit(seconds: int, memory: int) -> None:
         import resource
     except ModuleNotFoundError:
         return
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    # At the hard limit Linux sends SIGKILL, like any process that is killed from outside.
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # macOS also counts memory that is only reserved
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -107,8 +107,12 @@ class FolderStore:
         except FileNotFoundError:
             raise
         except OSError as error:
-            message = f"the archive {self.path}: {error.strerror}: {error.filename or ''}"
-            raise ArchiveError(message, transient=is_transient(error)) from None
+            raise ArchiveError(_describe(self.path, error), transient=is_transient(error)) from None
+
+
+def _describe(root: Path, error: OSError) -> str:
+    # The second name is the target of a link or a replacement.
+    return f"the archive {root}: {error.strerror}: {error.filename2 or error.filename or ''}"
 
 
 # In threads, which may outlive a cancelled call
@@ -124,7 +128,7 @@ def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
     except OSError as error:
         if error.errno not in _UNUSABLE_NAME:
             raise
-        raise ArchiveConflict(f"the archive {root}: {error.strerror}: {error.filename}") from None
+        raise ArchiveConflict(_describe(root, error)) from None
     if not is_stored:
         raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
     # The run that placed the file may have been killed before this.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
-from .command_base import Seconds, State, command, common_options, refuse_password
+from .command_base import Seconds, State, command, common_options, make_folder, refuse_password
 from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
 from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
 from .output import on_one_line
@@ -183,10 +183,7 @@ def _default_journal(to: str) -> str:
     if "://" in to:
         raise InvalidRequest("--journal: an archive in S3 needs one: a path, or postgresql://... for many machines")
     folder = Path(to)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"could not create the folder {to!r}: {error.strerror}") from None
+    make_folder(folder, "FOLDER")
     # Names that begin with a dot are not part of the archive.
     return str(folder / ".journal")
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .. import _checks
+from .._files import unusable
 from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
 from .output import Output
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..transport.call import Attempt
 
-__all__ = ["Seconds", "State", "command", "common_options", "read_text", "refuse_password"]
+__all__ = ["Seconds", "State", "command", "common_options", "make_folder", "read_text", "refuse_password"]
 
 T = TypeVar("T")
 
@@ -241,6 +242,14 @@ def refuse_password(option: str, text: str | None, advice: str) -> None:
 
     if text is not None and holds_password(text):
         raise InvalidRequest(f"{option}: every process on this machine can read a password in an argument; {advice}")
+
+
+def make_folder(folder: Path, argument: str) -> None:
+    """Create the folder that an argument names, unless it exists."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable(f"{argument}: could not create the folder {str(folder)!r}: {error.strerror}", error) from None
 
 
 def read_text(path: str, option: str) -> str:

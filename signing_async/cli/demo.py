@@ -25,11 +25,11 @@ from ..auth.token_stores import FileTokenStore
 from ..client import SigningClient
 from ..dispatch.package import SigningPackage
 from ..documents.source import PdfSource
-from ..errors import InvalidRequest, InvalidSignature
+from ..errors import InvalidSignature
 from ..models import Document, NewRecipient, Signing
 from ..sandbox import Sandbox
 from ..webhooks import Event, Inbox, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
-from .command_base import State, command
+from .command_base import State, command, make_folder
 from .output import Output
 
 _SECRET = "whsec-of-the-demo"  # used by the demo only
@@ -56,10 +56,7 @@ def demo(state: State, folder: Path | None) -> None:
     """
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="signing-demo-"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"--folder: could not create {str(folder)!r}: {error.strerror}") from None
+    make_folder(folder, "--folder")
     state.run(_run(folder, state.out))
 
 

@@ -324,7 +324,7 @@ class Run:
         # If the manifest is itself a report, it may be the only record of packages that were not tried or not sent yet.
         is_own_report = self._plan.failures.resolve() == self._plan.manifest.resolve()
         kept = is_own_report and (interrupted or enqueued)
-        reported = not kept and self._report.finish(remove_old=not enqueued)
+        reported = not kept and self._finish_report(remove_old=not enqueued)
         facts = {
             "packages": self._checked.packages,
             self._plan.aim: self._sent,
@@ -346,6 +346,15 @@ class Run:
             lines.append(f"Interrupted: {self.left} left. To resume, run the same command:\n  {self._plan.again}")
         self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
         self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values(), done=self._sent))
+
+    def _finish_report(self, *, remove_old: bool) -> bool:
+        """Return whether the report is in place. If it can't be written, the journal still has all results."""
+        try:
+            return self._report.finish(remove_old=remove_old)
+        except OSError as error:
+            problem = f"--failures: {str(self._plan.failures)!r} cannot be written: {error.strerror}"
+            self._state.out.warn(f"{problem}. To retry the failed packages, dispatch {self._plan.manifest} again.")
+            return False
 
 
 @contextlib.contextmanager

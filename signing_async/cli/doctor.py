@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .._files import place_new
+from .._files import place_new, unusable
 from ..errors import InvalidRequest
 from ..transport.error_response import one_line
 from .command_base import State, command
@@ -97,7 +97,7 @@ def _write(state: State, learned: Learned, output: Path, *, force: bool) -> None
         else:
             place_new(part, output)  # fails if the file exists by now
     except OSError as error:
-        raise InvalidRequest(f"--output: {str(output)!r} cannot be written: {error.strerror}") from None
+        raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidRequest, SigningError
-from .command_base import State, command
+from .command_base import State, command, make_folder
 from .exits import code_of_all
 from .output import CONTROLS, on_one_line
 from .records import document_facts
@@ -237,10 +237,7 @@ def _paths(documents: Sequence[Document], output: str | None, *, is_folder: bool
         return [folder]
     if folder.is_file():
         raise InvalidRequest(f"--output: must be a folder for these documents, but {output!r} is a file")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"--output: could not create the folder {output!r}: {error.strerror}") from None
+    make_folder(folder, "--output")
     return [folder / name for name in _names(documents)]
 
 

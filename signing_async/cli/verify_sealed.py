@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import InvalidRequest
+from ..errors import SigningError
 from .command_base import Seconds, State, command
-from .exits import NOT_SOUND, UNTRUSTED, USAGE
+from .exits import FAILED, NOT_SOUND, UNTRUSTED, USAGE, code_of
 from .output import iso, on_one_line
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def verify_sealed(
     machine.
 
     Exit code 0: all files are sound and, with --trust, trusted. 7: one is not sound. 8: with --trust, one is sound but
-    not trusted. 2: one cannot be read or is not a PDF.
+    not trusted. 2: one cannot be read or is not a PDF. 1: one could not be verified for now; run the command again.
 
     \b
     Example:
@@ -57,7 +57,7 @@ def verify_sealed(
         for path in files
     }
     state.out.say(" ".join(_notes(trust=bool(trust), fetch=fetch)))
-    state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE) if code in codes), 0))
+    state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0))
 
 
 def load_inspector() -> Callable[..., Report]:
@@ -81,9 +81,9 @@ def _verify(
         report = load_inspector()(
             path, trust=trust, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=most
         )
-    except InvalidRequest as error:
+    except SigningError as error:
         state.out.failed(str(path), error, {"file": str(path), "sound": None})
-        return USAGE
+        return code_of(error)
     note = " ".join(_notes(trust=trust is not None, fetch=fetch))
     state.out.result({"file": str(path), **report.as_dict(), "note": note}, _describe(path, report))
     if not report.sound:

@@ -28,7 +28,11 @@ CREDENTIALS = {
 }
 _AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=AKIA/20310101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
-_REFUSALS = {"ConditionalRequestConflict": 409, "OperationAborted": 409, "KeyTooLongError": 400}
+_REFUSALS = {
+    **dict.fromkeys(("ConditionalRequestConflict", "OperationAborted"), 409),
+    **dict.fromkeys(("KeyTooLongError", "EntityTooLarge"), 400),
+    **dict.fromkeys(("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"), 400),
+}
 
 
 class S3Server:

@@ -110,6 +110,18 @@ async def test_file_that_cannot_be_linked_for_another_reason_is_an_error(
     assert caught.value.fatal
 
 
+async def test_refused_permission_names_the_target(
+    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path, **_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(ArchiveError) as caught:
+        await put(store, tmp_path, "x/a.pdf", b"one")
+    assert str(caught.value) == f"the archive {folder}: Permission denied: {folder / 'x' / 'a.pdf'}"
+
+
 async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +133,7 @@ async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
     for name in ("x/a.pdf", "x/y/a.pdf", "loop/a.pdf", "y.pdf", "a" * 300, f"{'a' * 300}/a.pdf"):
         with pytest.raises(ArchiveConflict, match=r"exists|Not a dir|Is a dir|too long|symbolic links") as caught:
             await put(store, tmp_path, name, b"one")
+        assert str(tmp_path / "source") not in str(caught.value)
         assert not caught.value.client_wide
         with pytest.raises(FileNotFoundError):
             await content(store, name)

@@ -122,15 +122,23 @@ async def test_append_is_repeated_after_a_conflict_but_not_forever(store: S3Stor
     assert not isinstance(failed.value, ArchiveConflict)
 
 
-@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "KeyTooLongError"])
-async def test_document_whose_key_is_refused_does_not_stop_the_sweep(
-    sandbox: Sandbox, client: SigningClient, store: S3Store, proxy: Proxy, tmp_path: Path, code: str
+@pytest.mark.parametrize(
+    ("code", "transient"),
+    [
+        *(("ConditionalRequestConflict", True), ("BadDigest", True), ("IncompleteBody", True)),
+        *(("XAmzContentSHA256Mismatch", True), ("EntityTooLarge", False), ("KeyTooLongError", False)),
+    ],
+)
+async def test_document_whose_upload_is_refused_does_not_stop_the_sweep(
+    sandbox: Sandbox, client: SigningClient, store: S3Store, proxy: Proxy, tmp_path: Path, code: str, transient: bool
 ) -> None:
     await completed(sandbox, client, documents=("a.pdf", "b.pdf"))
     proxy.fail = Once("a.pdf", code, times=99)
     async with Archive(client, store, journal=tmp_path / "journal") as archive:
         failed, kept = [result async for result in archive.sweep()]
         assert (f"failed: {code}" in str(failed.error), kept.error) == (True, None)
+        assert isinstance(failed.error, ArchiveError)
+        assert failed.error.transient == transient
         (again,) = [result async for result in archive.sweep()]
         assert f"failed: {code}" in str(again.error)
 

@@ -457,7 +457,7 @@ def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         (("c", "--template", "{nope}"), "template"),
         (("c", "--object-lock", "COMPLIANCE", "30"), "--object-lock: only S3 retains objects, and 'c' is a folder"),
         (("s3://b", "--object-lock", "FOREVER", "30"), "'FOREVER' is not one of"),
-        (("file",), "could not create the folder 'file'"),
+        (("file",), "FOLDER: could not create the folder 'file'"),
     ],
 )
 def test_bad_argument_is_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -55,4 +55,5 @@ def test_demo_as_json_prints_one_object_with_the_sealed_files() -> None:
 
 def test_demo_folder_that_cannot_be_created_is_refused() -> None:
     ran = piped("demo", "--folder", "/dev/null/x")
-    assert (ran.returncode, ran.stderr) == (2, "Error: --folder: could not create '/dev/null/x': Not a directory\n")
+    message = "Error: --folder: could not create the folder '/dev/null/x': Not a directory\n"
+    assert (ran.returncode, ran.stderr) == (2, message)

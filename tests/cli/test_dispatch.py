@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import stat
 import subprocess
 import time
@@ -345,6 +346,31 @@ def test_report_that_cannot_be_written_is_found_before_anything_is_sent(
     assert requests(service) == 0
     assert (tmp_path / "notes.txt").exists()
     assert not [one for one in tmp_path.iterdir() if one.suffix == ".part"]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("step", ["add", "finish"])
+def test_run_goes_on_after_the_folder_of_the_report_is_removed(
+    run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    office(5)
+    (tmp_path / "out").mkdir()
+    work = getattr(FailureReport, step)
+
+    def remove_folder_first(self: FailureReport, *arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        return work(self, *arguments, **options)
+
+    monkeypatch.setattr(FailureReport, step, remove_folder_first)
+    service.do(service.sandbox.faults.add, "signings.create", "500", skip=1, times=2)
+    ran = run("dispatch", "leases.csv", "--failures", "out/failed.csv", "--concurrency", "1")
+    assert (ran.code, ran.out) == (1, "3 of 5 packages were sent, 2 failed.\n")
+    assert (
+        "Warning: --failures: 'out/failed.csv' cannot be written: No such file or directory."
+        " To retry the failed packages, dispatch leases.csv again.\n"
+    ) in ran.err
+    assert run("dispatch", "leases.csv").code == 0
+    assert sent(service) == once(5)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -255,6 +256,23 @@ def test_file_that_is_no_manifest_is_rejected(tmp_path: Path) -> None:
         assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(("code", "transient"), [(errno.EMFILE, True), (errno.ENOSPC, True), (errno.EACCES, False)])
+def test_manifest_or_report_that_cannot_be_opened_for_now_is_a_transient_error(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    path = written(CSV)
+    with Manifest(path) as manifest, monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        with pytest.raises(InvalidRequest, match="cannot be opened") as of_manifest:
+            Manifest(path)
+        with pytest.raises(InvalidRequest, match="cannot be written") as of_report:
+            FailureReport(tmp_path / "failed.csv", manifest).check()
+    assert (of_manifest.value.transient, of_report.value.transient) == (transient, transient)
+
+
 def test_manifest_that_changed_while_it_was_read_is_an_error(written: Written) -> None:
     path = written(HEADER)
     with Manifest(path) as manifest:
@@ -332,11 +350,27 @@ def test_discarded_report_leaves_the_old_one(written: Written, tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_report_that_cannot_be_written_is_an_error(written: Written, tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_is_an_error_at_the_check(written: Written, tmp_path: Path) -> None:
     with Manifest(written(CSV)) as manifest:
         report = FailureReport(tmp_path / "none" / "failed.csv", manifest)
         with pytest.raises(InvalidRequest, match=r"--failures: '.*/none/failed\.csv' cannot be written: No such file"):
-            report.add({}, "k", "no")
+            report.check()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_report_on_a_full_disk_is_an_error_at_its_end(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_full(self: FailureReport) -> IO[str]:
+        return Path("/dev/full").open("w", encoding="utf-8")
+
+    monkeypatch.setattr(FailureReport, "_open", open_full)
+    with Manifest(written(CSV)) as manifest:
+        report = FailureReport(tmp_path / "failed.csv", manifest)
+        report.add(next(manifest.entries()).row, "k", "no")
+        with pytest.raises(OSError, match="No space left"):
+            report.finish()
+        report.discard()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from signing_async import cli
+from signing_async._verify import process
 from tests import pdfs
 from tests.sealed.cases import edited, fill_form
 from tests.sealed.pdfs import cms, sandbox_authority, sealed_by_sandbox, signed_pdf
@@ -91,6 +92,19 @@ def test_verdict_and_exit_code(
     printed = capsys.readouterr()
     assert out in printed.out
     assert err in printed.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_file_whose_verification_is_killed_is_a_failure_and_not_unsound(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other files are verified nevertheless."""
+    kill = "os.path.exists('killed') or (open('killed', 'x'), os.kill(os.getpid(), signal.SIGKILL))"
+    monkeypatch.setattr(process, "_START", f"import os, signal; {kill}; {process._START}")
+    assert cli.run(["verify-sealed", "lease-signed.pdf", "lasting.pdf"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("lasting.pdf: sound\n")
+    assert "Error: lease-signed.pdf: signing_async.sealed: could not verify: worker process was killed" in printed.err
 
 
 def test_file_over_max_sealed_bytes_is_refused(

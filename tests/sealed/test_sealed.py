@@ -17,7 +17,7 @@ import attrs
 import pytest
 from asn1crypto.core import OctetString
 
-from signing_async import InvalidRequest, PdfRejected, sealed
+from signing_async import InvalidRequest, NotSound, PdfRejected, SigningError, sealed
 from signing_async._verify import process, worker
 from signing_async.sealed import inspect_sealed
 from tests import pdfs
@@ -387,14 +387,27 @@ def test_file_that_exceeds_the_time_limit_is_not_sound(monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is limited on Linux")
 def test_file_that_exceeds_the_memory_limit_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is a file whose worker is killed by the system."""
     grow = "from signing_async._verify import worker; worker._judge = lambda *_: bytearray(10**10); worker.main()"
     monkeypatch.setattr(process, "_START", f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {grow}")
     assert inspect_sealed(sealed_by_sandbox()).problems == ("verification took more than 512 MiB of memory",)
-    monkeypatch.setattr(process, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")
-    reports = inspect_sealed(sealed_by_sandbox(), trust=sandbox_authority().certificate_pem)
-    assert reports.problems == ("the verifying process was ended by SIGXCPU",)
-    assert reports.trusted is False
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_file_that_exceeds_the_limit_of_cpu_time_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "from signing_async._verify.worker import _limit; _limit(1, 2**30)\nwhile True: pass"
+    monkeypatch.setattr(process, "_START", f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {busy}")
+    report = inspect_sealed(sealed_by_sandbox(), trust=sandbox_authority().certificate_pem)
+    assert report.problems == ("the verifying process was ended by SIGXCPU",)
+    assert report.trusted is False
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_worker_killed_by_the_system_is_a_transient_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(SigningError, match="worker process was killed by SIGKILL") as killed:
+        inspect_sealed(sealed_by_sandbox())
+    assert not isinstance(killed.value, NotSound)
+    assert (killed.value.transient, killed.value.exit_code) == (True, 1)
 
 
 def test_memory_error_is_not_reported_as_a_problem_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +456,7 @@ def test_worker_limits_are_set_where_the_system_supports_them(monkeypatch: pytes
         limits.clear()
         monkeypatch.setattr(sys, "platform", platform)
         worker._limit(5, 2**20)
-        assert limits[resource.RLIMIT_CPU] == (5, 5)
+        assert limits[resource.RLIMIT_CPU] == (5, 6)
         assert (resource.RLIMIT_AS in limits) == (platform == "linux")
     monkeypatch.setitem(sys.modules, "resource", None)
     limits.clear()

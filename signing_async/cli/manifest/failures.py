@@ -6,10 +6,11 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ..._files import sync_folder
+from ..._files import sync_folder, unusable
 from ...errors import InvalidRequest
 from .manifest import Manifest
 from .rows import MAX_LINE
@@ -27,32 +28,46 @@ class FailureReport:
         is_elsewhere = path.absolute().parent.resolve() != manifest.folder.resolve()
         self._folder = manifest.folder if is_elsewhere else None
         self._file: IO[str] | None = None
+        self._failure: OSError | None = None
         self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
     def check(self) -> None:
         """Raise `InvalidRequest` if the report can't be written, or would replace a file that is no such report."""
-        self._open().close()
-        self._partial.unlink()
+        try:
+            self._open().close()
+            self._partial.unlink()
+        except OSError as error:
+            raise unusable(f"--failures: {str(self.path)!r} cannot be written: {error.strerror}", error) from None
         if self.path.exists() and not self._manifest.is_at(self.path) and not _is_report(self.path):
             raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
 
     def add(self, row: Mapping[str, Any], key: str, error: str) -> None:
-        """Add a failed package under its key, with the reason, which is ignored when the report is read."""
-        if self._file is None:
-            self._file = self._open()
-            self._file.write(self._manifest.format.header())
-        self._file.write(self._manifest.format.format_row(row, key, " ".join(error.split()), self._folder))
+        """Add a failed package under its key, with the reason, which is ignored when the report is read.
+
+        If that fails, `finish` raises the error, so that the other packages are sent nevertheless.
+        """
+        if self._failure is not None:
+            return
+        try:
+            if self._file is None:
+                self._file = self._open()
+                self._file.write(self._manifest.format.header())
+            self._file.write(self._manifest.format.format_row(row, key, " ".join(error.split()), self._folder))
+        except OSError as failure:
+            self._failure = failure
 
     def _open(self) -> IO[str]:
-        try:
-            # The report names the same people as the manifest, so it gets the same permissions.
-            descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._manifest.mode)
-            return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
-        except OSError as error:
-            raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: {error.strerror}") from None
+        # The report names the same people as the manifest, so it gets the same permissions.
+        descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._manifest.mode)
+        return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
 
     def finish(self, *, remove_old: bool = True) -> bool:
-        """Put the report in place and return whether there is one; without failures, remove an old one if asked to."""
+        """Put the report in place and return whether there is one; without failures, remove an old one if asked to.
+
+        Raises `OSError` if the report can't be written. An older report is then left as it was.
+        """
+        if self._failure is not None:
+            raise self._failure
         if self._file is None:
             if remove_old:
                 self.path.unlink(missing_ok=True)
@@ -67,7 +82,8 @@ class FailureReport:
     def discard(self) -> None:
         """Leave an older report as it was."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of what could not be written before
+                self._file.close()
             self._partial.unlink(missing_ok=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from ..._files import open_regular
+from ..._files import open_regular, unusable
 from ...errors import InvalidRequest, SigningError
 from .csv_format import CsvFormat
 from .json_format import JsonFormat
@@ -25,7 +25,7 @@ class Manifest:
         try:
             descriptor = open_regular(path)
         except OSError as error:
-            raise InvalidRequest(f"{path}: cannot be opened: {error.strerror}") from None
+            raise unusable(f"{path}: cannot be opened: {error.strerror}", error) from None
         if descriptor is None:
             raise InvalidRequest(f"{path}: not a regular file")
         self._file = os.fdopen(descriptor, "rb")
