@@ -216,8 +216,7 @@ class OutcomeUnknown(SigningError):
     made; ``known`` holds the records that were found, for a person to decide by. ``may_clear`` is true if the service
     could not be read, or not in time: a later reading may tell. Only a dispatch with a journal, which reads before it
     repeats anything, is then ``transient``. ``client_wide`` is that of the error that the reading ended with.
-    ``after_transient`` is false if the request itself ended with a permanent failure, such as a response that cannot be
-    decoded.
+    ``after_transient`` is false if the request itself failed permanently, as by a response that cannot be decoded.
     """
 
     effect: Literal["none", "unknown"] = "unknown"

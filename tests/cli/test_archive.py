@@ -18,6 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from signing_async import archive
+from signing_async.errors import AuthError
 from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
@@ -316,6 +317,15 @@ def test_reminders_that_fail_end_a_single_run_with_the_error(
     service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
     ran = run("archive", "contracts", "--remind-after", "0d")
     assert (ran.code, "HTTP 500" in ran.err) == (1, True)
+
+
+def test_token_that_is_rejected_for_reminders_ends_a_single_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rejected(*_: object, **__: object) -> None:
+        raise AuthError("the token is rejected")
+
+    monkeypatch.setattr("signing_async.archive.archive_status", rejected)
+    ran = run("archive", "contracts", "--remind-after", "0d")
+    assert (ran.code, "the token is rejected" in ran.err) == (4, True)
 
 
 def test_failures_beyond_the_first_twenty_are_counted_and_not_shown(
