@@ -240,7 +240,7 @@ class _OneSigning:
                 raise
             message = f"cannot keep a download: {error.strerror}: {error.filename or path}"
             # A download that was removed, as by a cleaner of temporary files, is no failure of the archive.
-            is_removed = isinstance(error, FileNotFoundError)
+            is_removed = isinstance(error, FileNotFoundError) and path is not None and not path.exists()
             failure = ArchiveError(message, transient=is_removed or is_transient(error))
             failure.client_wide = not is_removed
             raise failure from None

@@ -31,6 +31,7 @@ _AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=AKIA/20310101/us-east-1/s3/aws4_re
 _REFUSALS = {
     **dict.fromkeys(("ConditionalRequestConflict", "OperationAborted"), 409),
     **dict.fromkeys(("KeyTooLongError", "EntityTooLarge"), 400),
+    **dict.fromkeys(("InvalidObjectState", "XMinioParentIsObject"), 403),
     **dict.fromkeys(("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"), 400),
 }
 

@@ -127,6 +127,7 @@ async def test_append_is_repeated_after_a_conflict_but_not_forever(store: S3Stor
     [
         *(("ConditionalRequestConflict", True), ("BadDigest", True), ("IncompleteBody", True)),
         *(("XAmzContentSHA256Mismatch", True), ("EntityTooLarge", False), ("KeyTooLongError", False)),
+        *(("InvalidObjectState", False), ("XMinioParentIsObject", False)),
     ],
 )
 async def test_document_whose_upload_is_refused_does_not_stop_the_sweep(
@@ -141,6 +142,18 @@ async def test_document_whose_upload_is_refused_does_not_stop_the_sweep(
         assert failed.error.transient == transient
         (again,) = [result async for result in archive.sweep()]
         assert f"failed: {code}" in str(again.error)
+
+
+async def test_404_that_is_not_of_s3_ends_the_sweep_with_an_error(
+    sandbox: Sandbox, client: SigningClient, store: S3Store, proxy: Proxy, tmp_path: Path
+) -> None:
+    """As of a proxy before the service, or of a wrong endpoint: no object is missing."""
+    await completed(sandbox, client)
+    proxy.fail = lambda _: 404
+    async with Archive(client, store, journal=tmp_path / "journal") as archive:
+        with pytest.raises(ArchiveError, match="failed: 404") as caught:
+            _ = [result async for result in archive.sweep()]
+    assert (caught.value.transient, caught.value.client_wide) == (False, True)
 
 
 async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, proxy: Proxy) -> None:

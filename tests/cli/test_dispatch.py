@@ -349,6 +349,24 @@ def test_report_that_cannot_be_written_is_found_before_anything_is_sent(
 
 
 @pytest.mark.usefixtures("impatient")
+def test_run_goes_on_if_the_report_cannot_hold_the_paths_of_the_documents(
+    run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office(3)
+    folder = Path(os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9"))
+    folder.mkdir()
+    for path in [*tmp_path.glob("*.csv"), *tmp_path.glob("*.pdf")]:
+        path.rename(folder / path.name)
+    monkeypatch.chdir(folder)
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
+    ran = run("dispatch", "leases.csv", "--failures", str(tmp_path / "failed.csv"), "--concurrency", "1")
+    assert (ran.code, ran.out) == (1, "2 of 3 packages were sent, 1 failed.\n")
+    assert "cannot be written: the path of a document is not valid UTF-8." in ran.err
+    assert run("dispatch", "leases.csv").code == 0
+    assert sent(service) == once(3)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("step", ["add", "finish"])
 def test_run_goes_on_after_the_folder_of_the_report_is_removed(
     run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

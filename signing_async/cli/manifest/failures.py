@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -55,6 +56,8 @@ class FailureReport:
             self._file.write(self._manifest.format.format_row(row, key, " ".join(error.split()), self._folder))
         except OSError as failure:
             self._failure = failure
+        except UnicodeEncodeError:
+            self._failure = OSError(errno.EILSEQ, "the path of a document is not valid UTF-8", str(self.path))
 
     def _open(self) -> IO[str]:
         # The report names the same people as the manifest, so it gets the same permissions.
