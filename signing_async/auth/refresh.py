@@ -321,6 +321,7 @@ def _exchange_unsaved(error: SigningError) -> AuthError:
         f"{error}; the code was used and its token is kept in memory: do not repeat the exchange, because the next"
         " call, settle() or aclose() saves the token"
     )
+    unsaved.effect = "unknown"
     # Other calls fail only if they cannot save the token either.
     unsaved.client_wide = False
     return unsaved

@@ -167,6 +167,7 @@ async def test_exchanged_token_is_used_as_soon_as_it_can_be_saved(current: str) 
         with pytest.raises(AuthError, match="do not repeat the exchange") as caught:
             await oauth.exchange("code")
         assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (False, False, False)
+        assert caught.value.effect == "unknown"
         for _ in range(2):
             with pytest.raises(AuthError, match=r"^the token store failed: OSError$"):
                 await oauth.access_token()
