@@ -186,7 +186,7 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
                     await asyncio.to_thread(victim.start)
                 outcome.kills += 1
             await sending
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(TIMEOUT + events / 500):
                 while (await inbox.stats()).oldest_pending is not None:
                     await asyncio.sleep(0.1)
             outcome.stored = [stored async for stored in inbox.events()]
