@@ -22,7 +22,7 @@ STREAMS, FORM = "pikepdf, object streams", f"pikepdf, object streams, {_FIELDS} 
 
 
 def files() -> dict[str, bytes | None]:
-    """Files by producer; None for one that is not installed."""
+    """Return a file from each producer, or None if the producer is not installed."""
     plain = pdf_bytes(50_000)
     form = _reportlab(fields=_FIELDS) if canvas else None
     return {

@@ -38,7 +38,7 @@ from .measure import other_core, pin, process_cpu
 try:
     import uvloop
 except ModuleNotFoundError:
-    uvloop = None  # type: ignore[assignment]  # a module's type does not allow None
+    uvloop = None
 
 __all__ = ["Server", "Settings", "pdf_bytes", "running"]
 

@@ -18,7 +18,7 @@ fcntl: Any
 msvcrt: Any
 try:
     import fcntl
-except ModuleNotFoundError:  # pragma: no cover  # on Windows
+except ModuleNotFoundError:
     fcntl = None
 try:
     import msvcrt
@@ -33,6 +33,7 @@ __all__ = [
     "open_regular",
     "place_new",
     "remove_locked",
+    "resolve_path",
     "retry_while_open",
     "sync_folder",
     "try_lock",
@@ -80,6 +81,18 @@ def unusable(message: str, error: Exception) -> InvalidRequest:
     failure = InvalidRequest(message)
     failure.transient = isinstance(error, OSError) and is_transient(error)
     return failure
+
+
+def resolve_path(name: str, path: Any) -> Path:
+    """Return the path without ``~`` and symbolic links, so that all processes look for its lock in the same folder."""
+    problem = ConfigurationError(f"{name}: must be a path, got {path!r}")
+    if path == "":
+        raise problem
+    try:
+        expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises if there is no such user
+        return Path(os.path.realpath(expanded))
+    except (TypeError, ValueError):
+        raise problem from None
 
 
 def open_regular(path: str | os.PathLike[str]) -> int | None:

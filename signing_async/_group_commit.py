@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import _checks
-from ._files import sync_folder
+from ._files import resolve_path, sync_folder
 from ._owner_lock import OwnerLock
 from ._sqlite import SharedDatabase, is_transient
-from .errors import ConfigurationError, InboxError, JournalError
+from .errors import InboxError, JournalError
 
 __all__ = ["FileFormat", "GroupCommit", "Work"]
 
@@ -55,7 +55,7 @@ class GroupCommit:
 
     def __init__(self, path: object, file_format: FileFormat, *, timeout: float) -> None:
         timeout = _checks.number("timeout", timeout, above=0, at_most=3600)
-        self.path: Path = _resolve(path, file_format.name)
+        self.path: Path = resolve_path(file_format.name, path)
         self.lock: OwnerLock = OwnerLock(self.path, file_format.user)
         """Held from the first work until the file is closed."""
         self._title = f"the {file_format.name} {self.path}"
@@ -210,18 +210,6 @@ class _Operation:
             self.waiter.set_exception(self.outcome)
         else:
             self.waiter.set_result(self.outcome)
-
-
-def _resolve(path: Any, name: str) -> Path:
-    invalid_path = ConfigurationError(f"{name}: must be a path, got {path!r}")
-    if path == "":
-        raise invalid_path
-    try:
-        expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises if there is no such user
-        # Symbolic links are resolved, so that all processes look for the lock files in the same folder.
-        return Path(os.path.realpath(expanded))
-    except (TypeError, ValueError):
-        raise invalid_path from None
 
 
 def _describe(error: Exception) -> str:

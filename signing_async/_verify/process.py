@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import SigningError
@@ -32,7 +32,7 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     """
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
-    path = json.dumps([os.path.abspath(each) for each in sys.path])  # noqa: PTH100  # an empty entry is this folder
+    path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is this folder
     command = [sys.executable, "-P", "-W", "ignore", "-c", _START, path]
     try:
         done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # it is this interpreter

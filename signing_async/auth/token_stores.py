@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .._files import check_locks, is_transient, retry_while_open, sync_folder, try_lock, unlock
+from .._files import check_locks, is_transient, resolve_path, retry_while_open, sync_folder, try_lock, unlock
 from ..errors import AuthError, ConfigurationError
 from ..models import Token
 
@@ -116,12 +116,8 @@ class FileTokenStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         check_locks("FileTokenStore")
-        try:
-            expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises for an unknown user
-            # Resolve symbolic links: all paths to the file share one lock, and a save does not replace a link.
-            self.path: Path = Path(os.path.realpath(expanded))
-        except (TypeError, ValueError):
-            raise ConfigurationError(f"FileTokenStore: path: must be a path, got {path!r}") from None
+        # Without symbolic links: a save does not replace one.
+        self.path: Path = resolve_path("FileTokenStore: path", path)
         # If this fails, load and save report the reason.
         with contextlib.suppress(OSError):
             if self.path.is_dir():

@@ -277,7 +277,7 @@ class Draft:
         """Create the draft if there is none, and add what is missing; return whether it holds exactly the package.
 
         If the outcome of a step is unknown, return False; or raise, if this is the ``last`` draft to be tried, or if
-        the failure is not transient. An error of a step has no ``effect``: a draft that is not sent notifies nobody.
+        the failure is not transient. The error's ``effect`` is ``"none"``: an unsent draft notifies nobody.
         """
         state, resumed = self._entry.state, self._entry.state.signing is not None
         missing = self._missing_documents()

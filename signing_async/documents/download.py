@@ -192,7 +192,7 @@ class Download:
     def write(self, chunks: Iterable[bytes], *, sync: bool = False) -> None:
         try:
             with self._path.open(self._mode) as file:
-                # Appending would make the file anew if it was removed meanwhile.
+                # Append mode would create the file again if it had been removed.
                 self._mode = "r+b"
                 file.seek(0, os.SEEK_END)
                 for chunk in chunks:

@@ -447,6 +447,19 @@ async def test_download_that_is_removed_before_it_is_placed_fails_only_its_docum
     assert len(await archived(archive)) == 1
 
 
+async def test_file_that_the_store_misses_is_no_removed_download(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "mount")
+
+    await completed(sandbox, client)
+    monkeypatch.setattr(FolderStore, "put", put)
+    with pytest.raises(ArchiveError, match="No such file or directory: mount") as caught:
+        await sweep(archive)
+    assert (caught.value.transient, caught.value.client_wide) == (False, True)
+
+
 async def test_download_that_cannot_be_written_stops_the_sweep(
     sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
 ) -> None:

@@ -285,7 +285,7 @@ class Losing:
 async def test_reminders_of_a_run_whose_claim_is_lost_are_reported(
     sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path, at: int, reminders: int
 ) -> None:
-    """Before they are sent, nobody is reminded: another run does it."""
+    """If the claim is lost before any reminder is sent, this run sends none: the other run does."""
     sandbox.faults.add("recipients.remind", "429", times=None)
     async with (
         SqliteJournal(journal) as opened,

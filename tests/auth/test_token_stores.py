@@ -322,7 +322,7 @@ def test_folder_is_refused_as_path(tmp_path: Path) -> None:
 
 
 async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths: list[Any] = [3, b"token.json", "token\0.json"]
+    paths: list[Any] = [3, "", b"token.json", "token\0.json"]
     for path in paths:
         with pytest.raises(ConfigurationError) as caught:
             FileTokenStore(path)

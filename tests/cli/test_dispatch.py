@@ -362,6 +362,7 @@ def test_run_goes_on_if_the_report_cannot_hold_the_paths_of_the_documents(
     ran = run("dispatch", "leases.csv", "--failures", str(tmp_path / "failed.csv"), "--concurrency", "1")
     assert (ran.code, ran.out) == (1, "2 of 3 packages were sent, 1 failed.\n")
     assert "cannot be written: the path of a document is not valid UTF-8." in ran.err
+    assert not list(tmp_path.glob(".*.part"))
     assert run("dispatch", "leases.csv").code == 0
     assert sent(service) == once(3)
 

@@ -139,7 +139,7 @@ async def test_reminder_after_whose_request_the_callers_rate_limiter_fails_is_an
     async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
         with pytest.raises(OutcomeUnknown, match=r"the call failed \(ConnectionError\)$") as caught:
             await fickle.recipients.remind(signing, recipient.id)
-        # A reading, and a draft that notifies nobody, may be repeated.
+        # Reads and the creation of drafts are safe to repeat, so the caller gets its own error.
         with pytest.raises(ConnectionError):
             await fickle.me()
         with pytest.raises(ConnectionError):
