@@ -102,7 +102,7 @@ class SigningError(Exception):
     """Base class of the package's exceptions. ``str(error)`` is for people, the attributes are for code."""
 
     transient: bool = False
-    """Whether the same call may succeed later: after a network failure, a 429, a 5xx, or a failing token endpoint."""
+    """Whether the same call may succeed later: after a network failure, 408, 429, 5xx, or a failing token endpoint."""
     effect: Literal["none", "unknown"] = "none"
     """``"unknown"`` if the request may have taken effect, so that repeating the call could do the same thing twice.
 
@@ -268,7 +268,7 @@ class APIError(SigningError):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.transient = status, self.transient or status == 408
         self.operation = operation
         self.code = code
         self.messages: dict[str, list[str]] = {field: list(texts) for field, texts in (messages or {}).items()}

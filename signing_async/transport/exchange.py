@@ -264,7 +264,7 @@ class Exchange(Generic[T]):
         if status == 429:
             return FailedAttempt(Outcome.THROTTLED, error, error.retry_after)
         if error.transient:
-            # A 502 or 504, or a proxy's page, says nothing about the service behind it.
+            # A 408, 502 or 504, or a proxy's page, says nothing about the service behind it.
             own = status in (500, 503) and error.code is not None
             return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
         if not 400 <= status < 500 and self.operation.method not in _READING:

@@ -5,7 +5,7 @@ outcome                              reads  reconciled        create  remind   o
 ===================================  =====  ================  ======  =======  =======  =============  ======
 nothing was sent                     retry  retry             retry   retry    retry    retry          raise
 429                                  retry  retry             retry   retry    retry    retry          retry
-5xx                                  retry  reconcile, retry  retry   retry    unknown  retry          raise
+408, 5xx                             retry  reconcile, retry  retry   retry    unknown  retry          raise
 the response was lost after sending  retry  reconcile, retry  retry   unknown  unknown  retry once     raise
 ===================================  =====  ================  ======  =======  =======  =============  ======
 
@@ -90,7 +90,7 @@ class Outcome(Enum):
     UNSENT = "nothing was sent"
     THROTTLED = "429"
     FAILED = "500 or 503 with the service's own error: it is done with the request"
-    GATEWAY = "any other 5xx: a backend may still be working on the request"
+    GATEWAY = "408, or any other 5xx: a backend may still be working on the request"
     CUT = "an idle connection was closed as the request went out"
     LOST = "the response was lost after sending"
 

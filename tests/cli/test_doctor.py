@@ -469,7 +469,7 @@ async def test_wrong_token_teaches_a_rejection_and_no_other_status(status: int, 
         {"status": status},
     )
     assert ("expired_token_statuses" in learned(probe)) is learns
-    assert found["no token"].state == ("warning" if status in (429, 503) else "ok")
+    assert found["no token"].state == ("warning" if status in (408, 429, 503) else "ok")
 
 
 @pytest.mark.parametrize(("status", "words"), [(403, "--wrong-token checks that"), (401, "HTTP 401 without a token")])

@@ -24,8 +24,8 @@ class Fate:
     """What happens to one request: what the caller sees, and when the backend carries it out (None: never)."""
 
     kind: str
-    """ok, 504, 502, html, 503 (the service's own), drop, silent-drop, 429, 401, 303, refuse (no connection), page (a
-    success with a page of HTML), garbled (a success that is no JSON), cannot-be-sent."""
+    """ok, 408, 504, 502, html, 503 (the service's own), drop, silent-drop, 429, 401, 303, refuse (no connection), page
+    (a success with a page of HTML), garbled (a success that is no JSON), cannot-be-sent."""
     effect_after: float | None = None
 
 
@@ -155,6 +155,7 @@ class LateService:
     def _respond(self, request: web.Request, fate: Fate, record: dict[str, Any]) -> web.StreamResponse:
         response = {
             "ok": lambda: web.json_response(record, status=201),
+            "408": lambda: web.Response(status=408),
             "504": lambda: web.Response(status=504),
             "502": lambda: web.Response(status=502),
             "html": lambda: web.Response(status=500, text="<html>Oops</html>", content_type="text/html"),

@@ -84,7 +84,7 @@ def _is_in_time(fate: Fate, settle: float) -> bool:
     return fate.effect_after is not None and fate.effect_after <= most
 
 
-FIRST = ["504", "502", "html", "drop"]
+FIRST = ["408", "504", "502", "html", "drop"]
 FOLLOWING = ["ok", "504", "503", "429", "long-429", "401", "403", "303", "drop", "refuse"]
 
 
