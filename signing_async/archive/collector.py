@@ -156,8 +156,17 @@ class _OneSigning:
         found = [await self._collect_one(document) for document in documents]
         if self._names and all(map(self._has, self._names)):
             self._complete, self._pending = list(self._names), {}
-            await self._save()
+            await self._save_complete()
         return [result for result in found if result is not None]
+
+    async def _save_complete(self) -> None:
+        """Save that all documents are archived, which spares the next run a reading of the signing."""
+        try:
+            await self._save()
+        except Exception as error:
+            if isinstance(error, SigningError) and error.client_wide:
+                raise
+            log.warning("%s", error)
 
     async def _read_signing(self) -> None:
         # A list need not embed the documents.

@@ -62,6 +62,8 @@ class Incoming:
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             # Before it was locked, another process may have taken it for a dead one's and removed it.
             if try_lock(self._lock) and os.fstat(self._lock).st_nlink:
+                # Before it exists: if it cannot be made, its lock is released with it.
+                self._folder = folder
                 folder.mkdir(mode=0o700)
                 return folder
             os.close(self._lock)

@@ -62,7 +62,12 @@ SECONDS_BETWEEN_LINES = 10.0
     " variable, and give its name: env:SIGNING_BROKER.",
 )
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and report each package's result.")
-@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="With --wait: the seconds to wait at most.")
+@click.option(
+    "--for",
+    "seconds",
+    type=Seconds(0, min_open=True),
+    help="With --broker: the seconds to wait at most for an unavailable broker and, with --wait, for the workers.",
+)
 def dispatch(
     state: State,
     manifest: Path,
@@ -118,8 +123,8 @@ def dispatch(
         raise click.UsageError("--failures: must not be the manifest itself")
     if wait and broker is None:
         raise click.UsageError("--wait: needs --broker; without it the command itself sends the packages")
-    if seconds is not None and not wait:
-        raise click.UsageError("--for: needs --wait")
+    if seconds is not None and broker is None:
+        raise click.UsageError("--for: needs --broker")
     state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan, _broker_url(broker)))
 
 
@@ -156,7 +161,7 @@ class Plan:
     aim: str
     """``sent`` or ``enqueued``."""
     patience: float | None
-    """Seconds to wait for workers; None: without limit."""
+    """Seconds to wait for the broker and the workers; None: without limit."""
 
     @property
     def journal_shown(self) -> str:
@@ -234,7 +239,7 @@ async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator
     if broker is not None:
         from .workers import Patience, workers
 
-        patience = Patience(plan.patience if plan.aim == "sent" else 0, state.out.warn)
+        patience = Patience(plan.patience, plan.aim == "sent", state.out.warn)
         async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, patience) as sender:
             yield sender
         return

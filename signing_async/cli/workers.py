@@ -28,10 +28,17 @@ QUIET = 30.0
 
 @attrs.frozen
 class Patience:
-    """How many seconds to wait for the workers (None: without limit, 0: not at all), and how to warn of a delay."""
+    """How long to wait, and how to warn of a delay."""
 
     seconds: float | None
+    """For the broker, and for the workers; None: without limit."""
+    outcomes: bool
+    """Whether to wait for the workers at all."""
     warn: Callable[[str], None]
+
+    def is_over(self, began: float) -> bool:
+        """Return whether the wait that began at a time of the monotonic clock is to end."""
+        return self.seconds is not None and time.monotonic() - began >= self.seconds
 
 
 class WorkerError(Exception):
@@ -84,10 +91,10 @@ class Workers:
                     ended_by = error
                 yield DispatchResult(package, None, error)
                 continue
-            if self._patience.seconds == 0:
-                yield DispatchResult(package)
-            else:
+            if self._patience.outcomes:
                 pending[enqueued] = package
+            else:
+                yield DispatchResult(package)
         async for result in self._outcomes(pending, self._patience):
             yield result
 
@@ -98,8 +105,7 @@ class Workers:
             try:
                 return await self._enqueue(package)
             except SigningError as error:
-                is_over = self._patience.seconds and time.monotonic() - began >= self._patience.seconds
-                if is_over or error.fatal or not error.client_wide:
+                if self._patience.is_over(began) or error.fatal or not error.client_wide:
                     raise
                 if not is_outage:
                     self._patience.warn(f"{error}; waiting for it")
@@ -111,7 +117,7 @@ class Workers:
         is_timeout = is_outage = False
         while pending and not is_timeout:
             now = time.monotonic()
-            is_timeout = patience.seconds is not None and now - began >= patience.seconds
+            is_timeout = patience.is_over(began)
             for enqueued in list(pending)[: None if is_timeout else BATCH]:
                 try:
                     outcome = await enqueued.outcome()

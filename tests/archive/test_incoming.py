@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 import stat
 import tempfile
@@ -89,6 +91,28 @@ async def test_temporary_folder_that_was_removed_is_made_again(temporary: Path, 
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     await incoming.aclose()
     assert [path for path in temporary.rglob("*") if path not in (shared,)] == []
+
+
+async def test_lock_of_a_folder_that_cannot_be_made_is_released(
+    temporary: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = FolderStore(folder)
+    store.incoming.mkdir(parents=True)
+    incoming = Incoming(store)
+    await incoming.new_path()
+    await incoming.aclose()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkdir", full)
+        for _ in range(5):
+            with pytest.raises(OSError, match="No space left"):
+                await incoming.new_path()
+    await incoming.aclose()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert list(store.incoming.iterdir()) == []
 
 
 @pytest.mark.parametrize("trap", ["link", "dangling link", "file", "open"])
