@@ -87,7 +87,7 @@ class State:
             try:
                 auth = settings.auth()
             except ConfigurationError as error:
-                raise ConfigurationError(f"{error}; or run signing-async login") from None
+                raise ConfigurationError(f"{error}: run signing-async login first") from None
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
             yield await exits.enter_async_context(

@@ -493,7 +493,7 @@ def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pyte
         f"Error: settings are missing and there is no prompt (no terminal, or --json): set {names}\n",
     )
     ran = run("list")
-    words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set; or run signing-async login"
+    words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set: run signing-async login first"
     assert (ran.code, ran.err) == (2, f"Error: {words}\n")
 
 
