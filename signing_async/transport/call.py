@@ -111,8 +111,8 @@ class _Call(Generic[T]):
     """The attempts of one call, and their common state."""
 
     retry_at = 0.0
-    admitted = 0
-    """What `Shared.admitted` was when the last request was sent."""
+    accepted = 0
+    """What `Shared.accepted` was when the last request was sent."""
     last_failure: errors.SigningError | None = None
     may_have_taken_effect = False
     may_refresh = True
@@ -173,7 +173,7 @@ class _Call(Generic[T]):
         """Do what follows a failed attempt: request another one, find its effect after all, or raise."""
         now = asyncio.get_running_loop().time()
         decision = self.retries.decide(
-            failed, remaining=self._last_start() - now, others_admitted=self.shared.admitted > self.admitted
+            failed, remaining=self._last_start() - now, others_accepted=self.shared.accepted > self.accepted
         )
         if decision.pause is not None:
             self.shared.rate_limiter.pause(decision.pause)
@@ -245,7 +245,7 @@ class _Call(Generic[T]):
             wait = shared.rate_limiter.next_at - loop.time()
             # Without a wait no limit is known: the service has not responded to the requests before.
             return exchange.throttled(wait) if wait > 0 else exchange.timed_out()
-        self.admitted = shared.admitted
+        self.accepted = shared.accepted
         limit = self.deadline
         if operation.effect is not None and self.options.retry.max_attempts > 1:
             # If no response comes, there must be time to read what the request did.
@@ -260,9 +260,9 @@ class _Call(Generic[T]):
             if not attempt_deadline.expired:
                 raise
         finally:
-            was_admitted = None if exchange.status is None else exchange.status != 429
-            shared.admitted += was_admitted is True
-            shared.rate_limiter.release(since, was_admitted)
+            was_accepted = None if exchange.status is None else exchange.status != 429
+            shared.accepted += was_accepted is True
+            shared.rate_limiter.release(since, was_accepted)
         return exchange.timed_out()
 
     def _last_start(self) -> float:

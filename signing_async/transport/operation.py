@@ -240,7 +240,7 @@ class Shared:
         self.auth = auth
         self.sessions = sessions
         self.rate_limiter: RateLimiter = LocalRateLimiter() if rate_limiter is None else rate_limiter
-        self.admitted: int = 0
+        self.accepted: int = 0
         """The number of requests with a response other than 429."""
         self.budget: RetryBudget = RetryBudget()
         self.response_times: ResponseTimes = ResponseTimes()
