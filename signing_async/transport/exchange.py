@@ -13,7 +13,7 @@ import attrs
 from multidict import CIMultiDict
 
 from .. import errors
-from . import retry, wire
+from . import custom_records, retry, wire
 from .decode import Unreadable, parse
 from .error_response import error_from
 from .operation import Attempt, Caller, Operation, Options, Shared, call_hook, log, report, reporting_to
@@ -88,6 +88,7 @@ class Exchange(Generic[T]):
 
         A rejected token is replaced if ``may_refresh``. ``number`` is that of the attempt.
         """
+        await custom_records.prepare()
         operation, loop = self.operation, asyncio.get_running_loop()
         with reporting_to(self._caller):
             token = await self._shared.auth.token()
