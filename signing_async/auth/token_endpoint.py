@@ -22,7 +22,8 @@ from ..telemetry.switch import is_enabled
 from ..transport import wire
 from ..transport.call import Anonymous, Operation, Options, Shared, Timeouts, Transport
 from ..transport.decode import Unreadable, parse
-from ..transport.error_response import look_up, one_line, request_id
+from ..transport.error_response import one_line
+from ..transport.lookup import look_up, request_id
 from ..transport.operation import Caller, caller
 from ..transport.rate_limit import Pause
 from ..transport.redaction import redact

@@ -17,7 +17,7 @@ from ..models import Token
 from ..reconcile import Effect
 from . import wire
 from .decode import Unreadable, parse
-from .error_response import request_id
+from .lookup import request_id
 from .rate_limit import LocalRateLimiter, RateLimiter
 from .redaction import redact, redact_data
 from .response_times import ResponseTimes
