@@ -21,7 +21,7 @@ from .signings import Signings
 from .telemetry.switch import is_enabled
 from .transport import wire
 from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
-from .transport.error_response import record_decoder
+from .transport.lookup import record_decoder
 from .transport.rate_limit import Gate, RateLimiter, as_rate_limiter
 from .transport.response import Response
 from .transport.retry import Repeat, RetryPolicy

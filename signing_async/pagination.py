@@ -19,7 +19,7 @@ from .transport import wire
 from .transport.call import Operation, Transport
 from .transport.custom_records import decode_each
 from .transport.decode import Unreadable
-from .transport.error_response import look_up, request_id
+from .transport.lookup import look_up, request_id
 from .transport.retry import Repeat
 
 __all__ = ["Page", "Pager"]

@@ -18,7 +18,7 @@ from .record_matching import RecipientMatch
 from .signings import signing_path
 from .transport import wire
 from .transport.call import Operation, Transport
-from .transport.error_response import record_decoder
+from .transport.lookup import record_decoder
 from .transport.retry import Repeat
 from .worker_pool import copy_unsent
 

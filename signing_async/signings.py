@@ -17,7 +17,8 @@ from .reconcile import Read, Sent, Tracker
 from .transport import wire
 from .transport.call import Operation, Transport, log
 from .transport.decode import Unreadable, decode_record
-from .transport.error_response import one_line, record
+from .transport.error_response import one_line
+from .transport.lookup import record
 from .transport.retry import Repeat
 
 if TYPE_CHECKING:

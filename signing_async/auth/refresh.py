@@ -18,7 +18,7 @@ from .._foreign import is_transient
 from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry import switch
-from ..transport.operation import Caller
+from ..transport.operation import CallContext
 from .token_endpoint import TokenEndpoint, TokenForm
 from .token_stores import TokenStore
 
@@ -108,7 +108,7 @@ class CurrentToken:
                 self._replacing = None if rejected is None else rejected.access_token
                 self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
             if rejected is None or self._replacing == rejected.access_token:
-                return await _result_for(self._endpoint.caller(), self._refreshing)
+                return await _result_for(self._endpoint.call_context(), self._refreshing)
             # This refresh replaces another token than the caller's.
             await asyncio.wait([self._refreshing])
 
@@ -162,7 +162,7 @@ class CurrentToken:
             raise _exchange_unsaved(error) from None
 
     async def _refresh(self, rejected: Token | None) -> Token:
-        telemetry = switch.active() if self._endpoint.caller().telemetry else None
+        telemetry = switch.active() if self._endpoint.call_context().telemetry else None
         if telemetry is None:
             return (await self._refresh_or_adopt(rejected))[0]
         from ..telemetry.work import Refresh
@@ -341,9 +341,9 @@ def _text(error: Exception) -> str:
     return str(error) if isinstance(error, SigningError) else type(error).__name__
 
 
-async def _result_for(caller: Caller, refreshing: asyncio.Task[Token]) -> Token:
-    """Wait for a refresh that other calls may wait for too, and tell the telemetry of the caller's call."""
-    observed = caller.observed
+async def _result_for(context: CallContext, refreshing: asyncio.Task[Token]) -> Token:
+    """Wait for a refresh that other calls may wait for too, and record the wait in the telemetry of this call."""
+    observed = context.observed
     if observed is None:
         return await _result(refreshing)
     began, result = time.perf_counter(), "cancelled"

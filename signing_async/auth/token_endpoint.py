@@ -22,8 +22,9 @@ from ..telemetry.switch import is_enabled
 from ..transport import wire
 from ..transport.call import Anonymous, Operation, Options, Shared, Timeouts, Transport
 from ..transport.decode import Unreadable, parse
-from ..transport.error_response import look_up, one_line, request_id
-from ..transport.operation import Caller, caller
+from ..transport.error_response import one_line
+from ..transport.lookup import look_up, request_id
+from ..transport.operation import CallContext, current_call_context
 from ..transport.rate_limit import Pause
 from ..transport.redaction import redact
 from ..transport.retry import Repeat, RetryPolicy
@@ -62,7 +63,7 @@ class TokenEndpoint:
         # Connecting takes at most half of the time, so another attempt fits into the other half.
         timeouts = Timeouts(call=timeout, transfer=timeout, connect=0.5 * timeout)
         self._options = Options(retry, timeouts, assumptions, on_attempt=None)
-        self._no_caller = Caller(None, telemetry=is_enabled())
+        self._default_context = CallContext(None, telemetry=is_enabled())
         self._pause = Pause()
         self._has_own_session = session is not None
         self._lent: weakref.WeakSet[wire.Sessions] = weakref.WeakSet()
@@ -89,8 +90,8 @@ class TokenEndpoint:
             convert_error=request.convert_error,
         )
         shared = Shared(self.origin, Anonymous(request.secrets), self._usable_sessions(), self._pause)
-        of_caller = self.caller()
-        options = attrs.evolve(self._options, on_attempt=of_caller.on_attempt, telemetry=of_caller.telemetry)
+        context = self.call_context()
+        options = attrs.evolve(self._options, on_attempt=context.on_attempt, telemetry=context.telemetry)
         try:
             return await Transport(shared, options).call(operation)
         except TransportError as error:
@@ -98,9 +99,9 @@ class TokenEndpoint:
             error.client_wide = True
             raise
 
-    def caller(self) -> Caller:
-        """Return the call that causes a token request; without one, the environment decides about telemetry."""
-        return caller() or self._no_caller
+    def call_context(self) -> CallContext:
+        """Return the context of the current call; without a call, the environment decides about telemetry."""
+        return current_call_context() or self._default_context
 
     def encode(self, form: TokenForm) -> wire.Body:
         """Return the form as a request body."""

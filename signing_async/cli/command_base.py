@@ -111,9 +111,9 @@ class State:
     async def _verbosely(self, main: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine, and print the token requests that no client makes: those of a login."""
         from ..telemetry.switch import is_enabled
-        from ..transport.operation import Caller, reporting_to
+        from ..transport.operation import CallContext, use_call_context
 
-        with reporting_to(Caller(self._print_attempt, telemetry=is_enabled())):
+        with use_call_context(CallContext(self._print_attempt, telemetry=is_enabled())):
             return await main
 
     def end(self, code: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..transport import wire
 from ..transport.decode import Unreadable, timestamp
-from ..transport.error_response import look_up
+from ..transport.lookup import look_up
 from .findings import Finding, Learned, State
 from .probe_requests import ProbeRequests, ProbeResponse, walk
 

@@ -14,7 +14,7 @@ from ..errors import APIError
 from ..transport import wire
 from ..transport.call import Auth, Operation, Options, Shared, Transport
 from ..transport.decode import Unreadable, parse
-from ..transport.error_response import look_up
+from ..transport.lookup import look_up
 from ..transport.retry import Repeat, RetryPolicy
 
 __all__ = ["ProbeRequests", "ProbeResponse", "walk"]

@@ -19,7 +19,8 @@ from .._connections import connection_error
 from ..client import SigningClient
 from ..errors import NotFound, SigningError
 from ..transport.call import Anonymous, Bearer
-from ..transport.error_response import error_from, record, request_id
+from ..transport.error_response import error_from
+from ..transport.lookup import record, request_id
 from .findings import NAME, Finding, Learned
 from .list_probe import NO_SUCH, ListProbe
 from .probe_requests import ProbeRequests, ProbeResponse

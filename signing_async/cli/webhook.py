@@ -282,14 +282,10 @@ def _secret_from_variable(state: State, name: str) -> str:
     configured = state.settings.webhook_secret if name == SECRET_VARIABLE else None
     if configured is not None:
         return configured
-    if name == SECRET_VARIABLE and _stdin_is_terminal():
+    if name == SECRET_VARIABLE and sys.stdin.isatty():
         secret: str = click.prompt("Webhook secret", hide_input=True, err=True)
         return secret
     raise click.UsageError(f"no secret: set {name}, or use --secret with env:NAME, file:PATH, or -")
-
-
-def _stdin_is_terminal() -> bool:
-    return sys.stdin.isatty()
 
 
 for _command in (verify, doctor, check):

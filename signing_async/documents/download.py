@@ -21,7 +21,7 @@ from ..transport import wire
 from ..transport.call import Operation, Transport
 from ..transport.decode import Unreadable
 from ..transport.exchange import Exchange
-from ..transport.operation import Caller
+from ..transport.operation import CallContext
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -80,7 +80,7 @@ async def stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the chunks received. Raise a `SigningError` if one cannot be read or does not arrive in time."""
     options = transport.options
-    exchange = Exchange(operation, transport.shared, options, Caller(options.on_attempt))
+    exchange = Exchange(operation, transport.shared, options, CallContext(options.on_attempt))
     exchange.note_head(response)
     error: TransportError | DecodeError
     time_left = options.timeouts.transfer

@@ -21,7 +21,7 @@ from ..signings import reading, signing_path
 from ..transport import wire
 from ..transport.call import Operation, Transport
 from ..transport.decode import decode_record
-from ..transport.error_response import record, record_decoder
+from ..transport.lookup import record, record_decoder
 from ..transport.retry import Repeat
 from ..worker_pool import FileProgress, Progress, ProgressReporter, Results, copy_unsent
 from .download import DOWNLOAD, Download, SealedFile, check_target, checked_chunks, load_verifier, stream, target_exists

@@ -15,7 +15,7 @@ from ..telemetry import switch
 from . import retry
 from .deadlines import Deadline
 from .exchange import Exchange, TokenReplaced, report_attempt
-from .operation import Anonymous, Attempt, Auth, Bearer, Caller, Operation, Options, Shared, Timeouts, log
+from .operation import Anonymous, Attempt, Auth, Bearer, CallContext, Operation, Options, Shared, Timeouts, log
 from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Transport:
     def __init__(self, shared: Shared, options: Options) -> None:
         self.shared = shared
         self.options = options
-        self._unobserved = Caller(options.on_attempt, telemetry=options.telemetry)
+        self._unobserved = CallContext(options.on_attempt, telemetry=options.telemetry)
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation within the call's deadline, with as many attempts as the retry table allows."""
@@ -58,7 +58,7 @@ class Transport:
         budget = self.shared.budget
         budget.deposit()
         with self._observe(operation.name, operation.path) as observed:
-            call = _Call(self.shared, self.options, operation, deadline, budget, self._caller(observed))
+            call = _Call(self.shared, self.options, operation, deadline, budget, self._context(observed))
             try:
                 self.shared.sessions.get()
                 result = await retry.run(call.attempt)
@@ -85,10 +85,10 @@ class Transport:
             return await self._reading_call(operation, observed).verify(value)
 
     def _reading_call(self, operation: Operation[T], observed: ObservedCall | None) -> _Call[T]:
-        return _Call(self.shared, self.options, operation, self.deadline(), None, self._caller(observed))
+        return _Call(self.shared, self.options, operation, self.deadline(), None, self._context(observed))
 
-    def _caller(self, observed: ObservedCall | None) -> Caller:
-        return self._unobserved if observed is None else Caller(self.options.on_attempt, observed)
+    def _context(self, observed: ObservedCall | None) -> CallContext:
+        return self._unobserved if observed is None else CallContext(self.options.on_attempt, observed)
 
     def _observe(self, name: str, path: str) -> AbstractContextManager[ObservedCall | None]:
         telemetry = switch.active() if self.options.telemetry else None
@@ -111,8 +111,8 @@ class _Call(Generic[T]):
     """The attempts of one call, and their common state."""
 
     retry_at = 0.0
-    admitted = 0
-    """What `Shared.admitted` was when the last request was sent."""
+    accepted = 0
+    """What `Shared.accepted` was when the last request was sent."""
     last_failure: errors.SigningError | None = None
     may_have_taken_effect = False
     may_refresh = True
@@ -126,16 +126,16 @@ class _Call(Generic[T]):
         operation: Operation[T],
         deadline: float,
         budget: RetryBudget | None,
-        caller: Caller,
+        context: CallContext,
     ) -> None:
         self.shared = shared
         self.options = options
         self.operation = operation
         self.deadline = deadline
         self.retries = Retries(options.retry, operation.repeat, budget)
-        self.caller = caller
-        self.observed = caller.observed
-        self.exchange: Exchange[T] = Exchange(operation, shared, options, self.caller)
+        self.context = context
+        self.observed = context.observed
+        self.exchange: Exchange[T] = Exchange(operation, shared, options, self.context)
         self.started = asyncio.get_running_loop().time()
 
     async def attempt(self) -> T:
@@ -173,7 +173,7 @@ class _Call(Generic[T]):
         """Do what follows a failed attempt: request another one, find its effect after all, or raise."""
         now = asyncio.get_running_loop().time()
         decision = self.retries.decide(
-            failed, remaining=self._last_start() - now, others_admitted=self.shared.admitted > self.admitted
+            failed, remaining=self._last_start() - now, others_accepted=self.shared.accepted > self.accepted
         )
         if decision.pause is not None:
             self.shared.rate_limiter.pause(decision.pause)
@@ -234,7 +234,7 @@ class _Call(Generic[T]):
     async def _send(self) -> T | FailedAttempt | TokenReplaced:
         """Acquire from the rate limiter, send the request and read its response, within the deadline."""
         shared, operation = self.shared, self.operation
-        exchange = self.exchange = Exchange(operation, shared, self.options, self.caller)
+        exchange = self.exchange = Exchange(operation, shared, self.options, self.context)
         loop = asyncio.get_running_loop()
         began = loop.time()
         is_acquired = await shared.rate_limiter.acquire(self._last_start())
@@ -245,7 +245,7 @@ class _Call(Generic[T]):
             wait = shared.rate_limiter.next_at - loop.time()
             # Without a wait no limit is known: the service has not responded to the requests before.
             return exchange.throttled(wait) if wait > 0 else exchange.timed_out()
-        self.admitted = shared.admitted
+        self.accepted = shared.accepted
         limit = self.deadline
         if operation.effect is not None and self.options.retry.max_attempts > 1:
             # If no response comes, there must be time to read what the request did.
@@ -260,9 +260,9 @@ class _Call(Generic[T]):
             if not attempt_deadline.expired:
                 raise
         finally:
-            was_admitted = None if exchange.status is None else exchange.status != 429
-            shared.admitted += was_admitted is True
-            shared.rate_limiter.release(since, was_admitted)
+            was_accepted = None if exchange.status is None else exchange.status != 429
+            shared.accepted += was_accepted is True
+            shared.rate_limiter.release(since, was_accepted)
         return exchange.timed_out()
 
     def _last_start(self) -> float:
@@ -345,7 +345,7 @@ class _Call(Generic[T]):
         deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
         if self.observed is not None:
             self.observed.note_reading(operation.name)
-        return await retry.run(_Call(self.shared, self.options, operation, deadline, None, self.caller).attempt)
+        return await retry.run(_Call(self.shared, self.options, operation, deadline, None, self.context).attempt)
 
     def _reading_time(self) -> float:
         """Return the seconds to reserve for one reading."""

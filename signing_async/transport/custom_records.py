@@ -19,7 +19,7 @@ from ..assumptions import Assumptions
 from ..errors import InvalidRequest
 from . import decode
 from .decode import Unreadable, describe
-from .error_response import look_up
+from .lookup import look_up
 
 if TYPE_CHECKING:
     import cattrs

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from .. import errors
 from ..assumptions import Assumptions
-from .decode import Unreadable, decode_record, parse
+from .decode import Unreadable, parse
+from .lookup import look_up, request_id
 from .redaction import redact, redact_bytes
 
-__all__ = ["error_from", "look_up", "one_line", "record", "record_decoder", "request_id"]
-
-T = TypeVar("T")
+__all__ = ["error_from", "one_line"]
 
 _MAX_MESSAGES = 50
 _MAX_LENGTH = 500
@@ -29,40 +28,6 @@ _BY_STATUS: dict[int, type[errors.APIError]] = {
     422: errors.DocumentRejected,
     429: errors.RateLimited,
 }
-
-
-def look_up(data: Any, path: str) -> Any:
-    """Return the value at a dotted path of parsed JSON; None if there is none."""
-    for name in path.split("."):
-        if isinstance(data, Mapping):
-            data = data.get(name)
-        elif isinstance(data, list) and name.isdecimal():
-            data = data[int(name)] if int(name) < len(data) else None
-        else:
-            return None
-    return data
-
-
-def record(data: Any, assumptions: Assumptions) -> Any:
-    """Return the record of a response: the parsed JSON itself, or the object that it wraps."""
-    if isinstance(data, dict) and "id" not in data:
-        for path in assumptions.record_paths:
-            found = look_up(data, path)
-            if isinstance(found, dict):
-                return found
-    return data
-
-
-def record_decoder(cls: type[T], assumptions: Assumptions) -> Callable[[Any, object], T]:
-    """Return the function that decodes the record of a response, for `Operation.decode`."""
-    return lambda data, _: decode_record(record(data, assumptions), cls)
-
-
-def request_id(headers: Mapping[str, str], data: Any, assumptions: Assumptions) -> str | None:
-    """Return the id by which the service's support finds the request: from a header, else from the body."""
-    found = [headers.get(name) for name in assumptions.request_id_headers]
-    found += [look_up(data, path) for path in assumptions.request_id_paths]
-    return next((str(value) for value in found if _is_request_id(value)), None)
 
 
 def error_from(
@@ -153,11 +118,6 @@ def one_line(text: str) -> str:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
-
-
-def _is_request_id(value: Any) -> bool:
-    # A longer value is not truncated but ignored: half a secret that a server echoes would not be recognized.
-    return _is_text(value) and bool(value) and len(str(value)) <= _MAX_LENGTH and str(value).isprintable()
 
 
 def _codes(data: Any, assumptions: Assumptions) -> Iterator[str]:

@@ -13,10 +13,10 @@ import attrs
 from multidict import CIMultiDict
 
 from .. import errors
-from . import retry, wire
+from . import custom_records, retry, wire
 from .decode import Unreadable, parse
 from .error_response import error_from
-from .operation import Attempt, Caller, Operation, Options, Shared, call_hook, log, report, reporting_to
+from .operation import Attempt, CallContext, Operation, Options, Shared, call_hook, log, report, use_call_context
 from .redaction import redact_data
 from .response import Response
 from .retry import FailedAttempt, Outcome, Repeat
@@ -52,11 +52,11 @@ class Exchange(Generic[T]):
     _data: Any = None
     _error_id: str | None = None
 
-    def __init__(self, operation: Operation[T], shared: Shared, options: Options, caller: Caller) -> None:
+    def __init__(self, operation: Operation[T], shared: Shared, options: Options, context: CallContext) -> None:
         self.operation = operation
         self._shared = shared
         self.options = options
-        self._caller = caller
+        self._context = context
 
     @property
     def request_id(self) -> str | None:
@@ -88,12 +88,13 @@ class Exchange(Generic[T]):
 
         A rejected token is replaced if ``may_refresh``. ``number`` is that of the attempt.
         """
+        await custom_records.prepare()
         operation, loop = self.operation, asyncio.get_running_loop()
-        with reporting_to(self._caller):
+        with use_call_context(self._context):
             token = await self._shared.auth.token()
-        if self._caller.observed is not None:
+        if self._context.observed is not None:
             method, origin = operation.method, self._shared.origin
-            self._attempt = self._caller.observed.attempt(operation.name, method, origin, operation.path, number)
+            self._attempt = self._context.observed.attempt(operation.name, method, origin, operation.path, number)
         if operation.body is not None:
             self.body = operation.body()
         self.sent_at = loop.time()
@@ -126,7 +127,7 @@ class Exchange(Generic[T]):
                     # The request was refused: nothing is ambiguous while the token is refreshed.
                     self.body = None
                     self.end_attempt(rejection)
-                    with reporting_to(self._caller):
+                    with use_call_context(self._context):
                         is_renewed = await self._shared.auth.renewed(token)
                     if is_renewed:
                         return TokenReplaced()

@@ -17,7 +17,7 @@ from ..models import Token
 from ..reconcile import Effect
 from . import wire
 from .decode import Unreadable, parse
-from .error_response import request_id
+from .lookup import request_id
 from .rate_limit import LocalRateLimiter, RateLimiter
 from .redaction import redact, redact_data
 from .response_times import ResponseTimes
@@ -32,16 +32,16 @@ __all__ = [
     "Attempt",
     "Auth",
     "Bearer",
-    "Caller",
+    "CallContext",
     "Operation",
     "Options",
     "Shared",
     "Timeouts",
     "call_hook",
-    "caller",
+    "current_call_context",
     "log",
     "report",
-    "reporting_to",
+    "use_call_context",
 ]
 
 T = TypeVar("T")
@@ -117,30 +117,30 @@ def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
 
 
 @attrs.frozen(eq=False)
-class Caller:
-    """The call that causes a token request: its ``on_attempt`` hook and, if it is observed, its span."""
+class CallContext:
+    """What a call shares with the token requests that it causes: its ``on_attempt`` hook and, if observed, its span."""
 
     on_attempt: Callable[[Attempt], None] | None
     observed: Call | None = None
     telemetry: bool = True
 
 
-_caller: ContextVar[Caller | None] = ContextVar("signing_async.caller", default=None)
+_call_context: ContextVar[CallContext | None] = ContextVar("signing_async.call_context", default=None)
 
 
 @contextlib.contextmanager
-def reporting_to(caller: Caller) -> Iterator[None]:
-    """Report the token requests that the block causes, in whatever task, to this caller."""
-    reset = _caller.set(caller)
+def use_call_context(context: CallContext) -> Iterator[None]:
+    """Give this context to the token requests that the block causes, in whatever task."""
+    reset = _call_context.set(context)
     try:
         yield
     finally:
-        _caller.reset(reset)
+        _call_context.reset(reset)
 
 
-def caller() -> Caller | None:
-    """Return the call that caused a token request, if one did."""
-    return _caller.get()
+def current_call_context() -> CallContext | None:
+    """Return the context of the call that causes a token request; None if no call does."""
+    return _call_context.get()
 
 
 class Auth(Protocol):
@@ -240,7 +240,7 @@ class Shared:
         self.auth = auth
         self.sessions = sessions
         self.rate_limiter: RateLimiter = LocalRateLimiter() if rate_limiter is None else rate_limiter
-        self.admitted: int = 0
+        self.accepted: int = 0
         """The number of requests with a response other than 429."""
         self.budget: RetryBudget = RetryBudget()
         self.response_times: ResponseTimes = ResponseTimes()

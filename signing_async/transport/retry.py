@@ -61,7 +61,7 @@ class RetryPolicy:
 
     A delay is random between 0 and ``base_delay`` doubled for each attempt, at most ``max_delay``, and never shorter
     than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends the call
-    with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if the service admitted
+    with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if the service accepted
     none of the client's requests since the call's last attempt: a busy service is waited for until the deadline.
 
     ``settle`` is how long an ambiguous `send`, `upload` or `add` is read before it is repeated: so many seconds after a
@@ -214,12 +214,12 @@ class Retries:
         failed: FailedAttempt,
         *,
         remaining: float,
-        others_admitted: bool = False,
+        others_accepted: bool = False,
         chance: float | None = None,
     ) -> Decision:
         """Decide what follows a failed attempt; withdraw from the budget for a retry.
 
-        ``remaining`` is the seconds in which another attempt may start. ``others_admitted``: the service admitted
+        ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
         other requests of the client since the attempt began. ``chance`` is a random number from 0 to 1.
         """
         step = step_after(failed.outcome, self._repeat)
@@ -235,7 +235,7 @@ class Retries:
                 return Decision(step, None, "the response was lost twice")
         chance = random.random() if chance is None else chance
         if failed.outcome is Outcome.THROTTLED:
-            self.uncounted += others_admitted
+            self.uncounted += others_accepted
             return self._decide_after_429(step, failed.retry_after, remaining, chance)
         at_least = settle_time(self._policy, failed.outcome) if step is Step.RECONCILE else 0.0
         delay, reason = self._delay(failed.retry_after, remaining, chance, at_least)

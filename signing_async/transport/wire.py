@@ -30,7 +30,6 @@ from .._foreign import is_transient
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError, InvalidRequest
 from ..models import Token
-from . import custom_records
 from .redaction import redact
 from .retry import Outcome
 
@@ -406,7 +405,6 @@ async def send(
 
     ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending.
     """
-    await custom_records.prepare()
     is_closed = False
     session = sessions.get()
     url = request.url

@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 from signing_async import InvalidRequest, NewRecipient, SigningError, SigningPackage
 from signing_async.cli.manifest import Entry, FailureReport, Manifest
 from signing_async.cli.manifest.rows import MAX_LINE
+from tests.full_disk import full_disk
 
 HEADER = "key,name,language,documents,recipient1_email"
 Written = Callable[..., Path]
@@ -357,20 +358,20 @@ def test_report_that_cannot_be_written_is_an_error_at_the_check(written: Written
             report.check()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_report_on_a_full_disk_is_an_error_at_its_end(
-    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_report_on_a_full_disk_is_an_error_at_its_end_and_leaves_the_older_report(
+    written: Written, tmp_path: Path
 ) -> None:
-    def open_full(self: FailureReport) -> IO[str]:
-        return Path("/dev/full").open("w", encoding="utf-8")
-
-    monkeypatch.setattr(FailureReport, "_open", open_full)
+    path, before = tmp_path / "failed.csv", "an older report"
+    path.write_text(before)
     with Manifest(written(CSV)) as manifest:
-        report = FailureReport(tmp_path / "failed.csv", manifest)
-        report.add(next(manifest.entries()).row, "k", "no")
-        with pytest.raises(OSError, match="No space left"):
-            report.finish()
-        report.discard()
+        report = FailureReport(path, manifest)
+        with full_disk():
+            report.add(next(manifest.entries()).row, "k", "no")
+            with pytest.raises(OSError, match="File too large"):
+                report.finish()
+            report.discard()
+    assert path.read_text() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["failed.csv", "leases.csv"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,7 +16,7 @@ from signing_async.cli.webhook import webhook
 from signing_async.webhooks import STANDARD_WEBHOOKS, Receiver, WebhookVerifier, sign
 from signing_async.webhooks.check import CheckResult
 from tests.cli.conftest import Run
-from tests.cli.terminal import COMMAND, ROOT, screen
+from tests.cli.terminal import COMMAND, ROOT, Terminal, screen
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 from tests.webhooks.servers import PATH, serve
 
@@ -147,18 +146,18 @@ def test_wrong_usage_exits_with_2_and_one_sentence_without_the_secret(
     assert "hunter2" not in done.output
 
 
-def test_secret_is_prompted_for_stdin_is_terminal_without_echo(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def prompt(text: str, **options: Any) -> str:
-        asked.append(options)
-        return SECRET
-
-    monkeypatch.setattr(click, "prompt", prompt)
-    monkeypatch.setattr("signing_async.cli.webhook._stdin_is_terminal", lambda: True)
-    assert run("verify", saved, "--signature", hex_of(BODY), secret=None).exit_code == 0
-    assert asked[0]["hide_input"]
-    assert run("verify", saved, "--secret", "env:NOT_SET", secret=None).exit_code == 2
+def test_secret_is_prompted_for_without_echo_if_stdin_is_a_terminal(
+    saved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SIGNING_WEBHOOK_SECRET", raising=False)
+    verify = ("webhook", "verify", saved, "--signature", hex_of(BODY))
+    terminal = Terminal(*verify)
+    terminal.wait_for("Webhook secret: ")  # click prints the space when the echo is off
+    terminal.type(f"{SECRET}\n")
+    shown = terminal.end()
+    assert (shown.code, shown.lines[-2:]) == (0, ["valid: event evt_1 of type signing.completed", ""])
+    assert SECRET not in shown.text
+    assert screen(*verify, "--secret", "env:NOT_SET").code == 2
 
 
 def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(saved: str, tmp_path: Path) -> None:

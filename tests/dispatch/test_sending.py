@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from signing_async import (
@@ -35,6 +32,7 @@ from signing_async import (
 from signing_async.recipients import Recipients
 from signing_async.sandbox import Sandbox
 from signing_async.signings import Signings
+from tests.dispatch.altering import Lagging, Proxy, replacing, running_proxy
 from tests.dispatch.observing import abandoned, count, key_of, parcel_of, sent_well, state_of
 from tests.dispatch.parcels import Parcel
 from tests.pdfs import make_pdf
@@ -52,6 +50,13 @@ READINGS = ["signings.get", "recipients.list"]
 
 
 # The sending
+
+
+@pytest.fixture
+async def proxy(sandbox: Sandbox) -> AsyncIterator[Proxy]:
+    """A proxy of the sandbox, which alters nothing yet."""
+    async with running_proxy(sandbox) as running:
+        yield running
 
 
 async def _leave_in_doubt(sandbox: Sandbox, client: SigningClient, package: SigningPackage, path: Path) -> None:
@@ -129,16 +134,13 @@ async def test_unknown_sending_is_client_wide_if_the_token_was_rejected_and_clea
     sent_well(sandbox, *parcels)
 
 
-async def test_success_that_does_not_show_is_not_transient_without_a_journal(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
+async def test_success_that_does_not_show_is_not_transient_without_a_journal(sandbox: Sandbox, proxy: Proxy) -> None:
     """The next call would send a second signing."""
-    with pytest.MonkeyPatch.context() as patch:
-        moments = lagging(patch, 1)
-        sandbox.faults.add("signings.get", "503", skip=1, times=None)
-        with pytest.raises(OutcomeUnknown, match="could not be verified: the service could not be read") as caught:
-            await client.dispatch(parcel_of().package)
-    assert len(moments) == 1
+    proxy.alter = lagging = Lagging(1)
+    sandbox.faults.add("signings.get", "503", skip=1, times=None)
+    with pytest.raises(OutcomeUnknown, match="could not be verified: the service could not be read") as caught:
+        await proxy.client.dispatch(parcel_of().package)
+    assert len(lagging.moments) == 1
     assert (caught.value.may_clear, caught.value.transient) == (True, False)
 
 
@@ -587,88 +589,59 @@ async def test_document_added_just_before_the_sending_is_logged_as_an_error(
     ]
 
 
-def lagging(patch: pytest.MonkeyPatch, times: float) -> list[float]:
-    """So many readings of a signing that was sent show a draft; when each reading of it was."""
-    decode, moments = Signings._decode, list[float]()
-
-    def lag(self: Signings, data: Any, response: Any) -> Signing:
-        signing = decode(self, data, response)
-        if signing.is_draft:
-            return signing
-        moments.append(asyncio.get_running_loop().time())
-        return attrs.evolve(signing, is_draft=len(moments) <= times)
-
-    patch.setattr(Signings, "_decode", lag)
-    return moments
-
-
-async def test_success_whose_reading_lags_is_read_again(sandbox: Sandbox, client: SigningClient) -> None:
+async def test_success_whose_reading_lags_is_read_again(proxy: Proxy) -> None:
     """The service accepted the sending, and its next readings still show a draft."""
-    with pytest.MonkeyPatch.context() as patch:
-        moments = lagging(patch, 2)
-        signing = await client.with_options(retry=RetryPolicy()).dispatch(parcel_of().package)
+    proxy.alter = lagging = Lagging(2)
+    signing = await proxy.client.with_options(retry=RetryPolicy()).dispatch(parcel_of().package)
     assert signing.is_draft is False
     assert len(signing.documents) == 2
-    assert len(moments) == 3
-    assert moments[2] - moments[1] > 0.1
+    assert len(lagging.moments) == 3
+    assert lagging.moments[2] - lagging.moments[1] > 0.1
 
 
 async def test_success_that_does_not_show_is_an_unknown_outcome_until_the_next_run(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+    sandbox: Sandbox, proxy: Proxy, tmp_path: Path
 ) -> None:
     """No reading bears out that the package was sent."""
     parcel, path = parcel_of(), tmp_path / "journal"
-    with pytest.MonkeyPatch.context() as patch:
-        lagging(patch, math.inf)
-        with pytest.raises(OutcomeUnknown, match="could not be verified: the service still shows a draft") as caught:
-            await client.dispatch(parcel.package, path)
+    proxy.alter = Lagging(math.inf)
+    with pytest.raises(OutcomeUnknown, match="could not be verified: the service still shows a draft") as caught:
+        await proxy.client.dispatch(parcel.package, path)
     assert [one.id for one in caught.value.known if isinstance(one, Signing)] == [sandbox.signings[0].id]
     assert state_of(path)["status"] == "sending"
-    await client.dispatch(parcel.package, path)
+    proxy.alter = dict
+    await proxy.client.dispatch(parcel.package, path)
     sent_well(sandbox, parcel)
 
 
-@contextmanager
-def _reading_as(**fields: Any) -> Iterator[None]:
-    """Replace these fields of every signing that is read."""
-    decode = Signings._decode
-
-    def replaced(self: Signings, data: Any, response: Any) -> Signing:
-        return attrs.evolve(decode(self, data, response), **fields)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Signings, "_decode", replaced)
-        yield
-
-
-async def test_unknown_sending_stays_unknown_without_is_draft(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
+async def test_unknown_sending_stays_unknown_without_is_draft(sandbox: Sandbox, proxy: Proxy, tmp_path: Path) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
-    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await _leave_in_doubt(sandbox, proxy.client, parcel.package, path)
     problem = "does not say whether the signing is still a draft"
-    with _reading_as(is_draft=None), pytest.raises(OutcomeUnknown, match=problem):
-        await client.dispatch(parcel.package, path)
+    proxy.alter = replacing(is_draft=None)
+    with pytest.raises(OutcomeUnknown, match=problem):
+        await proxy.client.dispatch(parcel.package, path)
 
 
-@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": datetime.now(UTC)}])
+@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": "2031-01-01T00:00:00Z"}])
 async def test_draft_that_may_be_sent_is_not_sent_again(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, fields: dict[str, Any]
+    sandbox: Sandbox, proxy: Proxy, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     """Resuming a draft reads it as reconciling a sending does."""
     parcel, path = parcel_of(), tmp_path / "journal"
-    await _leave_a_draft(sandbox, client, parcel, path, "signings.send")
+    await _leave_a_draft(sandbox, proxy.client, parcel, path, "signings.send")
     before = count(sandbox)["signings.send"]
-    with _reading_as(**fields), pytest.raises(OutcomeUnknown, match="another client may have sent the draft: "):
-        await client.dispatch(parcel.package, path)
+    proxy.alter = replacing(**fields)
+    with pytest.raises(OutcomeUnknown, match="another client may have sent the draft: "):
+        await proxy.client.dispatch(parcel.package, path)
     assert count(sandbox)["signings.send"] == before
 
 
-@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": datetime.now(UTC)}])
+@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": "2031-01-01T00:00:00Z"}])
 async def test_accepted_sending_is_a_success_unless_the_service_shows_a_draft(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, fields: dict[str, Any]
+    sandbox: Sandbox, proxy: Proxy, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     parcel = parcel_of()
-    with _reading_as(**fields):
-        await client.dispatch(parcel.package, tmp_path / "journal")
+    proxy.alter = replacing(**fields)
+    await proxy.client.dispatch(parcel.package, tmp_path / "journal")
     sent_well(sandbox, parcel)

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from redis import BlockingConnectionPool
 from redis.asyncio import Redis
 
 from signing_async import ConfigurationError, WebhookError
 from signing_async.redis import RedisSeenEvents
-from signing_async.redis.connection import Connection
 from signing_async.webhooks import Claim, Decision, Event, Receiver, WebhookVerifier
 from tests.redis.server import RedisServer, running_redis, slow_way
 from tests.webhooks.deliveries import SECRET, event_body, signed
@@ -113,14 +113,14 @@ def test_threads_without_an_event_loop_handle_each_event_once(shared: RedisServe
 
 
 def test_threads_that_begin_together_share_one_client(shared: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, made = Connection._connect_blocking, []
+    make, made = BlockingConnectionPool.from_url, []
 
-    def slow(self: Connection) -> Any:
-        made.append(connect(self))
+    def slow(*arguments: Any, **settings: Any) -> Any:
+        made.append(make(*arguments, **settings))
         time.sleep(0.1)  # for the other threads to begin
         return made[-1]
 
-    monkeypatch.setattr(Connection, "_connect_blocking", slow)
+    monkeypatch.setattr(BlockingConnectionPool, "from_url", slow)
     seen = RedisSeenEvents(shared.url)
     threads = [threading.Thread(target=seen.claim, args=(f"evt-together-{number}",)) for number in range(8)]
     for thread in threads:

@@ -6,7 +6,7 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta, timezone
 from pathlib import Path
 
@@ -100,31 +100,38 @@ def test_other_scripts_are_set_in_an_installed_font(sealed: Callable[..., bytes]
 
 
 @needs_poppler
-def test_hidden_and_unknown_characters_are_shown_as_code_points(
-    sealed: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_and_unknown_characters_are_shown_as_code_points(sealed: Callable[..., bytes]) -> None:
     name = "Zoë\u202eneila\n\tand \ue123"
     assert "Zoë U+202E neila and U+E123" in text_of(sealed(pdfs.make_pdf(), make_panel(name)))
-    monkeypatch.setattr(panels, "_fonts", tuple)
-    assert "U+5C71 U+7530" in text_of(sealed(pdfs.make_pdf(), make_panel("山田")))
 
 
-def test_without_font_libraries_names_are_shown_as_code_points(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def uncached_fonts() -> Iterator[None]:
+    """Fonts are looked for anew."""
     panels._fonts.cache_clear()
-    try:
+    yield
+    panels._fonts.cache_clear()
+
+
+@needs_poppler
+@pytest.mark.usefixtures("uncached_fonts")
+@pytest.mark.parametrize("missing", ["fonts", "libraries"])
+def test_names_in_other_scripts_are_shown_as_code_points_without_fonts_or_their_libraries(
+    missing: str, sealed: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "fonts":
+        monkeypatch.setattr(panels, "FONT_FOLDERS", (str(tmp_path / "missing"),))
+    else:
         monkeypatch.setitem(sys.modules, "uharfbuzz", None)
-        assert panels._fonts() == ()
-    finally:
-        panels._fonts.cache_clear()
+    shown = text_of(sealed(pdfs.make_pdf(), make_panel("山田", "Ян")))
+    assert "U+5C71 U+7530" in shown
+    assert "U+042F U+043D" in shown
 
 
+@pytest.mark.usefixtures("uncached_fonts")
 def test_broken_font_file_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "DejaVuSans.ttf").write_bytes(b"not a font")
     monkeypatch.setattr(panels, "FONT_FOLDERS", (str(tmp_path), str(tmp_path / "missing")))
     assert panels._font_files() == [tmp_path / "deep" / "DejaVuSans.ttf"]
-    panels._fonts.cache_clear()
-    try:
-        assert panels._fonts() == ()
-    finally:
-        panels._fonts.cache_clear()
+    assert panels._fonts() == ()

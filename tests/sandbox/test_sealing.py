@@ -23,6 +23,7 @@ from signing_async.sandbox import sealing
 from signing_async.sandbox.authority import LEVELS, Level
 from signing_async.sandbox.sealing import Authority, SealingFailed, seal
 from tests import pdfs
+from tests.full_disk import full_disk
 from tests.sandbox.seals import WHEN, accepts, make_panel
 
 ORIGINALS = {
@@ -305,17 +306,12 @@ def test_seal_that_loses_pages_is_an_error(
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_full_disk_is_an_os_error_and_leaves_no_file(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    def full(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sealing, "_seal_in_place", full)
+# The second is enough for a repair of the file, which is not tried.
+@pytest.mark.parametrize("free", [-100, 6000], ids=["for the copy", "for the seal"])
+def test_full_disk_is_an_os_error_and_leaves_no_file(free: int, tmp_path: Path, authority: Authority) -> None:
     source = tmp_path / "a.pdf"
     source.write_bytes(pdfs.make_pdf())
-    with pytest.raises(OSError, match="No space left"):
+    with full_disk(source.stat().st_size + free), pytest.raises(OSError, match="File too large"):
         seal(source, tmp_path / "b.pdf", panel=make_panel("Anna"), authority=authority, when=WHEN)
     assert list(tmp_path.iterdir()) == [source]
 

@@ -245,11 +245,11 @@ def test_failed_probe_is_not_repeated() -> None:
     assert _retries(repeat=Repeat.PROBE).decide(_failed(), remaining=60) == Decision(Step.RAISE, None)
 
 
-def test_429_does_not_count_while_other_requests_are_admitted() -> None:
+def test_429_does_not_count_while_other_requests_are_accepted() -> None:
     retries = _retries(RetryPolicy(max_attempts=2), attempts=0)
     for _ in range(10):
         retries.attempts += 1
-        assert retries.decide(_throttled(1.0), remaining=60, others_admitted=True).delay is not None
+        assert retries.decide(_throttled(1.0), remaining=60, others_accepted=True).delay is not None
     retries.attempts += 1
     assert retries.decide(_throttled(1.0), remaining=60).delay == 1.0
     retries.attempts += 1

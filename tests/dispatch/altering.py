@@ -1,0 +1,67 @@
+"""A proxy of the sandbox that alters the signings in its responses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from signing_async import RetryPolicy, SigningClient
+from signing_async.sandbox import Sandbox
+from tests.servers import serving
+
+_RESPONDS_WITH_SIGNING = re.compile(r"GET /api/1\.0/signings/[^/]+|POST /api/1\.0/signings")
+
+
+class Proxy:
+    """A client of the proxy; ``alter`` returns what is shown of a signing, and may be replaced at any time."""
+
+    client: SigningClient
+
+    def __init__(self, alter: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.alter = alter
+
+
+@contextlib.asynccontextmanager
+async def running_proxy(sandbox: Sandbox) -> AsyncIterator[Proxy]:
+    """A proxy that alters nothing yet."""
+
+    async def forward(request: web.Request) -> web.Response:
+        url, body = sandbox.base_url + request.raw_path, await request.read()
+        headers = {name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers}
+        async with session.request(request.method, url, headers=headers, data=body) as response:
+            body = await response.read()
+        if response.ok and _RESPONDS_WITH_SIGNING.fullmatch(f"{request.method} {request.path}"):
+            body = json.dumps(proxy.alter(json.loads(body))).encode()
+        return web.Response(body=body, status=response.status, content_type=response.content_type)
+
+    proxy = Proxy(dict)
+    async with aiohttp.ClientSession() as session, serving(forward) as server:
+        retry = RetryPolicy(base_delay=0.01, settle=0.1)
+        async with SigningClient(server.origin, sandbox.access_token(), retry=retry) as proxy.client:
+            yield proxy
+
+
+class Lagging:
+    """Shows a draft in so many readings of a signing that was sent; ``moments`` is when each of them was."""
+
+    def __init__(self, times: float) -> None:
+        self._times = times
+        self.moments: list[float] = []
+
+    def __call__(self, signing: dict[str, Any]) -> dict[str, Any]:
+        if signing["is_draft"]:
+            return signing
+        self.moments.append(asyncio.get_running_loop().time())
+        return signing | {"is_draft": len(self.moments) <= self._times}
+
+
+def replacing(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that replaces these fields."""
+    return lambda signing: signing | fields
