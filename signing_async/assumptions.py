@@ -14,7 +14,7 @@ from typing import Any, Self
 import attrs
 
 from . import _checks
-from ._toml import closest, read_toml
+from ._toml import did_you_mean, read_toml
 from .errors import ConfigurationError
 
 __all__ = ["Assumptions"]
@@ -241,7 +241,7 @@ class Assumptions:
         names = [field.name for field in attrs.fields(cls)]
         for name, value in values.items():
             if name not in names:
-                raise ConfigurationError(f"{place}: unknown assumption {name!r}{closest(name, names)}")
+                raise ConfigurationError(f"{place}: unknown assumption {name!r}{did_you_mean(name, names)}")
             if isinstance(value, Mapping):
                 raise ConfigurationError(f"{place}: {name}: must not be a table")
         try:
