@@ -1,4 +1,4 @@
-"""Durable work on a SQLite file, for event loops and threads. Standard library only: `webhooks` imports it too."""
+"""Group commit for a SQLite file, from event loops and threads. Standard library only: `webhooks` imports it too."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class FileFormat:
     name: str
     """A noun, such as "journal"."""
     user: str
-    """The class that keeps such files."""
+    """The class that opens such files."""
     application: int
-    """Marks the files, so that the database of another program is not changed."""
+    """SQLite's ``application_id`` of the files: the database of another program is not changed."""
     version: int
     tables: tuple[str, ...]
     """The statements that set up a new file."""
     failure: type[JournalError] | type[InboxError]
     added: tuple[tuple[str, str], ...] = ()
-    """Columns that are added to the tables, in files of earlier versions too: a table, and a name with its type."""
+    """Columns to add to the tables of new and existing files: pairs of a table, and a column's name with its type."""
 
 
 class GroupCommit:
-    """Runs work on a SQLite file in a thread of its own, and commits all work that waits together.
+    """Runs work on a SQLite file in its own thread, and commits all waiting work in one transaction.
 
     The result of durable work is on disk when the caller gets it (WAL, ``synchronous=FULL``); other work survives the
-    death of the process, and may be lost in a power cut. Failures are raised as the format's ``failure``. ``timeout``
+    death of the process, but may be lost in a power cut. Failures are raised as the format's ``failure``. ``timeout``
     is how many seconds to wait while another program locks the file.
     """
 
@@ -63,7 +63,7 @@ class GroupCommit:
         prepare = partial(_prepare, path=self.path, file_format=file_format)
         self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
         self._process = 0
-        """The process of the first work: a server may make the object before it forks."""
+        """The id of the process that submitted the first work: a server may create the object before it forks."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"signing-{file_format.name}")
         self._queue = threading.Lock()
         self._waiting: list[_Operation] = []
@@ -90,13 +90,13 @@ class GroupCommit:
             raise
 
     def run_blocking(self, work: Work[T]) -> T:
-        """Run work like `run`, and wait for it in a thread without an event loop."""
+        """Run work and return its result like `run`, but block: for threads without an event loop."""
         waiter: Future[T] = Future()
         self._submit(_Operation(work, waiter))
         return waiter.result()
 
     async def aclose(self) -> None:
-        """Finish what was requested, close the file and release the lock."""
+        """Finish the submitted work, close the file and release the lock."""
         if self._process not in (0, os.getpid()):
             return  # the parent process closes it
         with self._queue:
@@ -125,7 +125,7 @@ class GroupCommit:
             return
         work = operation.undo(operation.outcome)
         if work is not None:
-            # A closed file has no claims.
+            # If the file is closed, nothing is left to undo: its claims ended with the lock.
             with contextlib.suppress(self._failure):
                 self._submit(_Operation(work, None, durable=operation.durable))
 
@@ -171,7 +171,7 @@ class GroupCommit:
                 is_durable = any(operation.durable for operation in operations)
                 connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
-                self.lock.acquire()  # in the transaction, which one process at a time has
+                self.lock.acquire()  # inside the transaction: only one process at a time has one
                 for operation in operations:
                     operation.outcome = operation.work(connection)
                 connection.execute("COMMIT")
@@ -181,7 +181,7 @@ class GroupCommit:
         except Exception as error:  # waiting callers must get an error
             failure = self._failure(f"{self._title}: {_describe(error)}", transient=is_transient(error, self.path))
         if not failure.transient and len(operations) > 1:
-            # One of them may have failed the others.
+            # One operation may have failed all of them: commit each on its own.
             for operation in operations:
                 self._commit([operation])
             return

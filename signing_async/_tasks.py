@@ -1,4 +1,4 @@
-"""Work that a cancellation does not interrupt. Standard library only."""
+"""Work that finishes despite a cancellation. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Await the work to its end even if the caller is cancelled, and return its result."""
+    """Return the result of the work. If the caller is cancelled, wait until the work has ended, and then raise.
+
+    A second cancellation raises at once; the work still continues in its task.
+    """
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""TOML files of settings. Errors name the file, and show nothing of its content."""
+"""TOML files of settings. Errors name the file, and quote none of its values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["closest", "read_toml"]
+__all__ = ["did_you_mean", "read_toml"]
 
 
 def read_toml(
@@ -19,7 +19,8 @@ def read_toml(
 ) -> dict[str, Any]:
     """Return the file's table. Refuse a file that holds secrets and that everybody on this machine may read.
 
-    The owner's group may: services get their secrets that way. ``secrets_in`` names the secrets in the table.
+    The owner's group may read it: services get their secrets that way. ``secrets_in`` returns the names of the secrets
+    in the table.
     """
     import tomllib
 
@@ -38,7 +39,7 @@ def read_toml(
         problem = f"is not TOML: {error}"
     except ValueError as error:  # an impossible path
         problem = f"cannot be read: {error}"
-    # Raised here, the error has no context: the parser's error holds the text.
+    # Raised here, the error has no context: the parser's error holds the text of the file.
     if problem is not None:
         raise ConfigurationError(f"{path} {problem}")
     secrets = sorted(secrets_in(content))
@@ -50,8 +51,8 @@ def read_toml(
     return content
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the known name that is closest to this one; empty if none is close."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the known name that is closest to this one; "" if none is close."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1)

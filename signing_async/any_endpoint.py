@@ -1,6 +1,6 @@
-"""Requests to any endpoint of the service, with the guarantees of the resources that this package has.
+"""Requests to any endpoint of the service, also one without a method here, with the guarantees of every call.
 
-`SigningClient` takes the functions `request`, `paginate` and `stream` as its methods.
+The functions `request`, `paginate` and `stream` are methods of `SigningClient`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ResponseStream:
     ) -> None:
         self.status: int = status
         self.headers: Mapping[str, str] = CIMultiDict(headers)
-        """The headers, by names in any case."""
+        """The headers. Their names are case-insensitive."""
         self.request_id: str | None = request_id
         self._chunks = chunks
 
@@ -61,7 +61,7 @@ class ResponseStream:
 
 
 class Reader:
-    """Reads the service as a part of the call that is reconciled: ``await read(path)``, ``read.paginate(path)``."""
+    """Reads the service on behalf of the call that is reconciled: ``await read(path)``, ``read.paginate(path)``."""
 
     def __init__(self, transport: Transport, read: Read) -> None:
         self._transport = transport
@@ -70,7 +70,7 @@ class Reader:
     async def __call__(
         self, template: str, /, *, path: Mapping[str, object] = {}, params: Mapping[str, object] = {}
     ) -> Response:
-        """Return the response to a GET. Don't catch its errors: whether the request took effect is then unknown."""
+        """Return the response to a GET. Don't catch its errors, except `NotFound`: they leave the outcome unknown."""
         operation = Operation(
             f"GET {template}", "GET", build_address(template, path, params), Repeat.READ, respond=_whole_response
         )
@@ -90,7 +90,7 @@ class Reader:
         return _pager(self._transport, template, into, path, params).through(self._read)
 
     def only(self, matches: Iterable[T]) -> T | None:
-        """Return the one match, or None without one; several end the call with `OutcomeUnknown`, which lists them."""
+        """Return the only match, or None. Several matches end the call with `OutcomeUnknown`, which lists them."""
         found = list(matches)
         if len(found) > 1:
             raise Undecidable(f"the service holds {len(found)} such records", found)
@@ -162,15 +162,15 @@ async def request(
         )
 
     ``path`` fills the placeholders, with ids or records that have an ``id``. The body is ``json``, or ``body``: bytes,
-    or a multipart form of strings and `PdfSource` (one alone is the field ``selected_file``). ``params`` and
-    ``headers`` are added, ``timeout`` replaces the client's.
+    or a multipart form of strings and `PdfSource`. A `PdfSource` alone is sent as the field ``selected_file``.
+    ``params`` and ``headers`` are added to the request; ``timeout`` replaces the client's.
 
-    Errors, deadline, token and rate limiter are as for every call. A GET or HEAD is retried as a reading is. Any other
+    Errors, deadline, token and rate limiter are as for every call. A GET or HEAD is retried like any read. Any other
     request is repeated only if nothing was sent, or after a 429: if it may have taken effect, `OutcomeUnknown` is
     raised. ``repeat=True`` says that a repeat is harmless.
 
     ``reconcile`` makes the request as safe as `signings.send`: an async function that reads the service with the
-    `Reader` it gets, and returns the effect of this very request, or None if the service shows none. After an ambiguous
+    `Reader` it gets, and returns the effect of this request, or None if the service shows none. After an ambiguous
     attempt the function is called until the effect appears, and the call returns the function's result: a record of the
     class ``into`` or, without ``into``, the `Response` of ``read``.
     """
@@ -193,7 +193,7 @@ async def request(
     if reconcile is not None:
         operation.effect = _effect(transport, name, reconcile)
         if into is not None:
-            # A success that does not fit is reconciled as well.
+            # A success that cannot be decoded is reconciled too.
             operation.respond = lambda response: response.decoded(into)
     with ExitStack() as stack:
         operation.transfer = form is not None
@@ -245,7 +245,7 @@ async def stream(
                 await bucket.write(chunk)
 
     The request is retried until the response begins, and not afterwards. ``Timeouts.transfer`` limits the time spent
-    waiting for chunks, not the time between them.
+    waiting for chunks, not the time that the caller spends on them.
     """
     if check_method(method) != "GET":
         raise InvalidRequest(f"method: only a GET can be streamed, got {method!r}")
@@ -253,7 +253,7 @@ async def stream(
 
     async def receive(response: wire.Response) -> wire.Response:
         if "html" in response.headers.get("Content-Type", "").lower() and "html" not in checked.get("Accept", ""):
-            raise Unreadable("it is a page of HTML")
+            raise Unreadable("it is an HTML page")
         return response.detach()
 
     operation = Operation(
@@ -299,7 +299,7 @@ def _pager(
 
 
 def _effect(transport: Transport, name: str, reconcile: Reconcile[T]) -> Recognized[T]:
-    """Return what recognizes the effect of a request by the caller's function."""
+    """Return an `Effect` that calls the caller's function ``reconcile``."""
     reading = f"{name}, reconciled"
 
     async def recognize(read: Read) -> T | None:
@@ -313,7 +313,7 @@ def _effect(transport: Transport, name: str, reconcile: Reconcile[T]) -> Recogni
 
 
 def _identify(value: Any) -> str | None:
-    """Return the id of an effect: of a record, of parsed JSON, or of what a response holds."""
+    """Return the id of an effect: a record, parsed JSON, or the record in a response."""
     if isinstance(value, Response):
         try:
             value = value.decode(dict)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import attrs
 
 from . import _checks
-from ._toml import closest, read_toml
+from ._toml import did_you_mean, read_toml
 from .errors import ConfigurationError
 
 __all__ = ["Assumptions"]
@@ -81,7 +81,7 @@ class Assumptions:
     has_more_paths: tuple[str, ...] = attrs.field(
         default=("has_more", "meta.has_more", "pagination.has_more"), converter=_to_names, validator=_check_names
     )
-    """Where a page says that there are more; without a next cursor, the last item's id is then the cursor."""
+    """Where a page says whether more follow. If so, and without a next cursor, the last item's id is the cursor."""
 
     record_paths: tuple[str, ...] = attrs.field(
         default=("data", "signing", "document", "recipient", "user", "result"),
@@ -171,7 +171,10 @@ class Assumptions:
         converter=_to_names,
         validator=_check_names,
     )
-    """Where an error body holds the messages for its fields: a list, or an object unless a message may be there."""
+    """Where an error body holds the messages for its fields.
+
+    They are a list or an object, but only a list at a path that is also in ``error_message_paths``.
+    """
 
     error_field_keys: tuple[str, ...] = attrs.field(
         default=(
@@ -192,7 +195,7 @@ class Assumptions:
     """Keys of a message in such a list that name its field."""
 
     error_path_keys: tuple[str, ...] = attrs.field(default=("path", "loc"), converter=_to_names, validator=_check_names)
-    """Those of ``error_field_keys`` whose value may be a list: the steps to the field."""
+    """Keys among ``error_field_keys`` whose value may be a list of the steps to the field: ``["recipients", 0]``."""
 
     error_text_keys: tuple[str, ...] = attrs.field(
         default=("message", "messages", "detail", "msg", "reason", "description", "title", "code", "error"),
@@ -213,7 +216,7 @@ class Assumptions:
     """Whether ``signing-async login`` sends the parameters of PKCE (RFC 7636), which the service may ignore."""
 
     refresh_margin: float = attrs.field(default=30.0, validator=_check_positive)
-    """Seconds before its expiry at which a token is refreshed; never more than a tenth of its lifetime."""
+    """How many seconds before its expiry a token is refreshed; at most a tenth of its lifetime."""
 
     max_pdf_bytes: int = attrs.field(default=10 * 1024 * 1024, validator=_check_count)
     """The largest PDF that is uploaded; "10 MB" in the specification."""
@@ -241,7 +244,7 @@ class Assumptions:
         names = [field.name for field in attrs.fields(cls)]
         for name, value in values.items():
             if name not in names:
-                raise ConfigurationError(f"{place}: unknown assumption {name!r}{closest(name, names)}")
+                raise ConfigurationError(f"{place}: unknown assumption {name!r}{did_you_mean(name, names)}")
             if isinstance(value, Mapping):
                 raise ConfigurationError(f"{place}: {name}: must not be a table")
         try:

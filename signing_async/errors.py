@@ -247,7 +247,7 @@ class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
 
 
 class APIError(SigningError):
-    """A response with an error status.
+    """A response with an error status. ``transport/error_response.py`` picks the class.
 
     ``messages`` maps the name of a field to the service's messages about it; those under ``""`` concern no field.
     ``body`` is the start of the response as received. A server may echo a secret in it, so no text shows it, and a

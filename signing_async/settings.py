@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from . import _checks
-from ._toml import closest, read_toml
+from ._toml import did_you_mean, read_toml
 from .assumptions import Assumptions
 from .auth.oauth import OAuth
 from .auth.token_stores import FileTokenStore
@@ -264,7 +264,7 @@ def holds_password(url: str) -> bool:
 def _check_names(content: Mapping[str, object], path: Path | None) -> None:
     for name in content:
         if name not in _CONVERTERS:
-            raise ConfigurationError(f"{path}: unknown setting {name!r}{closest(name, _CONVERTERS)}")
+            raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, _CONVERTERS)}")
 
 
 def _drop_foreign_credentials(layers: list[dict[str, _Given]], path: Path | None) -> str:

@@ -27,11 +27,11 @@ _TRIES_BEFORE_LOG = 4
 
 
 def copy_unsent(error: SigningError) -> SigningError:
-    """Return the error that ended a bulk operation, for an item of it for which nothing was sent."""
-    # An unknown outcome is that of another item; what ends the operation is why the service could not be read.
+    """Return a copy of the error that ended a bulk operation, for an item for which nothing was sent."""
+    # An unknown outcome concerns only its own item. If its cause is fatal, that is what ended the operation.
     while isinstance(error.__cause__, SigningError) and error.__cause__.fatal:
         error = error.__cause__
-    # One copy per result: a shared exception would collect the tracebacks of all that raise it.
+    # One copy per result: a shared exception would collect a traceback from each place that raises it.
     copied = copy.copy(error)
     copied.effect = "none"
     return copied
@@ -39,7 +39,7 @@ def copy_unsent(error: SigningError) -> SigningError:
 
 @attrs.frozen
 class Progress:
-    """The progress of a transfer. Totals are None while unknown. A retry first takes back the bytes it sends again."""
+    """The progress of a transfer. Totals are None while unknown. A retry first subtracts the bytes it sends again."""
 
     files_done: int
     files_total: int | None
@@ -84,7 +84,7 @@ class ProgressReporter:
 
 
 class FileProgress:
-    """The part of one file in a `ProgressReporter`; also an ``on_progress`` for the upload of that file."""
+    """Reports the progress of one file to a `ProgressReporter`; also an ``on_progress`` for the upload of that file."""
 
     def __init__(self, reporter: ProgressReporter) -> None:
         self._reporter = reporter
@@ -96,7 +96,7 @@ class FileProgress:
         self._set(progress.files_done, progress.bytes_done)
 
     def restart(self) -> None:
-        """Take back all bytes: they are sent again."""
+        """Subtract all bytes: they are sent again."""
         self._set(0, 0)
 
     def add(self, size: int) -> None:
@@ -158,8 +158,8 @@ class Results(Generic[R]):
     The work is cancelled by `aclose`, at the end of ``async with``, when the object is dropped (as by ``break`` in
     ``async for result in make_results()``), and when the task that takes the results is cancelled or fails. After a
     cancelled ``anext``, as by ``asyncio.wait_for(anext(results), 1)``, the next one raises a `RuntimeError` with the
-    number of unfinished items. To wait for a result with a timeout and go on, keep the ``anext`` in a task and call
-    ``asyncio.wait({task}, timeout=1)``.
+    number of unfinished items. To wait for a result with a timeout and then continue, keep the ``anext`` in a task and
+    call ``asyncio.wait({task}, timeout=1)``.
 
     ``around`` is entered before the first item is pulled and left when all work has ended. If ``work`` or ``items``
     raised, it is left with that exception.
@@ -219,13 +219,13 @@ class _WorkerPool(Generic[S, R]):
         concurrency: int,
         around: AbstractAsyncContextManager[object],
     ) -> None:
-        # Kept here and in no frame: a traceback would keep the frame, and a generator left early would stay open.
+        # Stored only here: a traceback keeps the locals of its frames, and would keep a generator open.
         self._items: Iterable[S] | AsyncIterable[S] | None = items
         self._pull: Callable[[], Awaitable[S]] | None = None
         self._work = work
         self._around = around
-        self._room = asyncio.Semaphore(2 * concurrency)
-        self._workers = asyncio.Semaphore(concurrency)
+        self._result_slots = asyncio.Semaphore(2 * concurrency)
+        self._worker_slots = asyncio.Semaphore(concurrency)
         self._pulled = asyncio.Semaphore(6 * concurrency)
         self._task: asyncio.Task[None] | None = None
         self._children: set[asyncio.Task[None]] = set()
@@ -264,9 +264,9 @@ class _WorkerPool(Generic[S, R]):
         raise failure or StopAsyncIteration
 
     def _finish_item(self) -> None:
-        """Make room for another item: the results of one were taken."""
+        """Allow another item to be pulled: all results of one were taken."""
         self._unfinished -= 1
-        self._room.release()
+        self._result_slots.release()
         self._pulled.release()
 
     @property
@@ -285,13 +285,13 @@ class _WorkerPool(Generic[S, R]):
 
     def _consumer_ended(self, consumer: asyncio.Task[Any]) -> None:
         self._consumer = None
-        # A failed task has a traceback. `Task.exception` would count as retrieving its exception, which asyncio then
-        # does not log.
+        # Only a failed task still has a stack when it is done. `Task.exception` is not called: it would mark the
+        # exception as retrieved, and asyncio would not log it.
         if consumer.cancelled() or consumer.get_stack(limit=1):
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the work because its consumer is gone; what has ended already is not affected."""
+        """Cancel the work because its consumer is gone, unless it has ended already."""
         if self._is_running:
             self._cancelled = True
             self._stop()
@@ -315,7 +315,7 @@ class _WorkerPool(Generic[S, R]):
             await asyncio.wait([self._task])
 
     def abandon(self) -> None:
-        """Cancel the work, from any thread: the garbage collector may run in each of them."""
+        """Cancel the work, from any thread: the garbage collector may run in any of them."""
         task = self._task
         if task is None or task.done() or task.cancelling():
             return
@@ -369,25 +369,25 @@ class _WorkerPool(Generic[S, R]):
             self._items = None
             while True:
                 await self._pulled.acquire()
-                await self._enter()
+                await self._acquire_slots()
                 self._start(self._handle(await self._pull()))
                 self._unfinished += 1
         except StopAsyncIteration:
-            self._leave()
+            self._release_slots()
         except BaseException as error:
             self._failure = self._failure or error
-            self._leave()
+            self._release_slots()
 
-    async def _enter(self) -> None:
-        """Wait for a free worker, and for room for the result."""
-        await self._room.acquire()
-        await self._workers.acquire()
+    async def _acquire_slots(self) -> None:
+        """Wait for a result slot, then for a free worker."""
+        await self._result_slots.acquire()
+        await self._worker_slots.acquire()
 
-    def _leave(self) -> None:
-        # After the loop was closed there is nobody to wake.
+    def _release_slots(self) -> None:
+        # If the loop is closed, there are no waiters to wake.
         with suppress(RuntimeError):
-            self._room.release()
-            self._workers.release()
+            self._result_slots.release()
+            self._worker_slots.release()
 
     async def _handle(self, item: S) -> None:
         """Work on one item until it has a result."""
@@ -401,7 +401,7 @@ class _WorkerPool(Generic[S, R]):
                 self._outbox.put_nowait((one, number == len(results)))
             if not results:
                 self._finish_item()
-            self._workers.release()
+            self._worker_slots.release()
         except BaseException as error:
             self._fail(error)
 
@@ -409,16 +409,16 @@ class _WorkerPool(Generic[S, R]):
         child = asyncio.current_task()
         assert child is not None
         self._idle.add(child)
-        self._leave()
+        self._release_slots()
         await asyncio.sleep(delay)
-        await self._enter()
+        await self._acquire_slots()
         self._idle.discard(child)
 
     def _fail(self, error: BaseException) -> None:
-        """Keep an error for the consumer and begin nothing more. The tasks of the pool end without it."""
+        """Store an error for the consumer, and start no more work. The pool's own tasks do not raise it."""
         self._failure = self._failure or error
         self._stopped = True
-        # After the loop was closed there is nothing to cancel.
+        # If the loop is closed, there is nothing to cancel.
         with suppress(RuntimeError):
             for child in self._idle:
                 child.cancel()

@@ -246,11 +246,11 @@ def _page() -> web.Response:
 async def test_page_of_html_is_no_response_unless_it_is_asked_for() -> None:
     """A proxy responded."""
     async with serving(_responding(_page)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(DecodeError, match="a page of HTML"):
+        with pytest.raises(DecodeError, match="an HTML page"):
             await client.request("GET", "/x")
-        with pytest.raises(OutcomeUnknown, match="a page of HTML"):
+        with pytest.raises(OutcomeUnknown, match="an HTML page"):
             await client.request("POST", "/x")
-        with pytest.raises(DecodeError, match="a page of HTML"):
+        with pytest.raises(DecodeError, match="an HTML page"):
             async with client.stream("GET", "/x"):
                 raise AssertionError
         for method in ("GET", "POST"):

@@ -44,10 +44,10 @@ class Archive:
     """An archive of the sealed PDFs of a tenant: each document of every completed signing, once.
 
     ``to`` is a folder or an `ArchiveStore`; ``journal`` is a path or a `Journal`, as for ``client.dispatch_many``. Any
-    number of processes may share both. ``template`` names the files. Only signings are archived whose name matches the
-    pattern ``name`` (``*``, ``?``, ``[...]``), that were updated at ``since`` or later (or within this timedelta), and
-    for which ``where`` returns true; it receives the signing as listed, perhaps without its documents. ``verify`` and
-    ``trust`` are as for ``client.documents.download_signed``. ``concurrency`` is the number of signings at a time. ::
+    number of processes may share both. ``template`` names the files. A signing is archived if its name matches the
+    pattern ``name`` (``*``, ``?``, ``[...]``), if it was updated at ``since`` or later (or within this timedelta), and
+    if ``where`` returns true; ``where`` gets the signing as listed, perhaps without its documents. ``verify`` and
+    ``trust`` are as for ``client.documents.download_signed``. Up to ``concurrency`` signings are archived at once. ::
 
         async with Archive(client, "archive/", journal="archive.db") as archive:
             async for result in archive.sweep():
@@ -80,7 +80,7 @@ class Archive:
         self._collector = Collector(client, self.store, opened, named, judgement)
         self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
         self._sweeping: set[asyncio.Task[Any]] = set()
-        """The tasks of sweeps. That of a dropped `Results` may still be ending."""
+        """The tasks of sweeps. The task of a dropped `Results` may still be running."""
 
     def __repr__(self) -> str:
         return f"Archive({self.store!r})"
@@ -88,10 +88,11 @@ class Archive:
     def sweep(self, on_progress: Callable[[Progress], None] | None = None) -> Results[ArchiveResult]:
         """Archive what is missing, over all signings; return an async iterator of results in completion order.
 
-        Signings come in the order of the service's list, after the rest of a sweep that was interrupted. What was
-        archived before yields nothing. A document that fails is a result with an error, and the others go on; the next
-        sweep tries again. An error that is ``client_wide`` stops the sweep: the store or the journal fails, or there is
-        no token. ``on_progress`` receives the documents and bytes archived so far; their totals are not known.
+        The rest of an interrupted sweep comes first, then all signings in the order of the service's list. Documents
+        that are archived already have no result. A document that fails is a result with an error; the sweep continues,
+        and the next one tries the document again. A ``client_wide`` error stops the sweep: the store or the journal
+        fails, or there is no token. ``on_progress`` receives the documents and bytes archived so far; their totals are
+        not known.
         """
         sweep = Sweep(self._collector, self._matches, ProgressReporter(on_progress))
         results: Results[ArchiveResult] = Results(
@@ -103,7 +104,7 @@ class Archive:
     async def collect(self, signing: str | Signing) -> tuple[ArchivedDocument, ...]:
         """Archive what is missing of one signing, and return the documents that were added.
 
-        There are none if the signing is not completed, if it does not match the archive's filters, or if all were
+        The tuple is empty if the signing is not completed, if it does not match the archive's filters, or if all were
         archived before. The first error is raised after all documents were tried, so that an inbox delivers the event
         again. If another run is working on the signing, the call waits for that run.
         """
@@ -147,14 +148,14 @@ class Archive:
         raise failure
 
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
-        """Iterate over the archived documents, in the order of the manifest; lines that were changed are left out."""
+        """Iterate over the archived documents, in the order of the manifest; changed lines are skipped."""
         with suppress(FileNotFoundError):
             async for line in whole_lines(self.store.read(MANIFEST)):
                 with suppress(ValueError):
                     yield decode_line(line)[0]
 
     async def aclose(self) -> None:
-        """End all sweeps, finish the manifest, and remove incomplete downloads.
+        """Stop all sweeps, finish the manifest, and remove incomplete downloads.
 
         The journal is closed unless it is the caller's.
         """
@@ -245,7 +246,7 @@ async def archive_one(
 
 
 class _Filter:
-    """Which signings an archive holds."""
+    """Decides which signings to archive."""
 
     def __init__(
         self, name: str | None, since: datetime | timedelta | None, where: Callable[[Signing], bool] | None
@@ -271,7 +272,7 @@ class _Filter:
 
 
 def _check_place(journal: Journal, store: ArchiveStore) -> None:
-    """Make the folder of a journal that is kept in the archive; refuse it if it would be one of the archive's files."""
+    """Create the folder of a journal inside the archive; refuse a journal that would count as an archived file."""
     if not isinstance(journal, SqliteJournal) or not isinstance(store, FolderStore):
         return
     path, root = journal.path, store.path.resolve()

@@ -1,7 +1,7 @@
 """Archive the documents of one signing, under its claim.
 
-The journal says which file is about to be placed before it gets its name. A later run, after a crash at any moment,
-therefore knows a file that lacks only its line in the manifest. That a document is archived is known from the manifest.
+Before a file is placed, the journal records its name. After a crash at any moment, a later run can therefore find the
+files that lack only their line in the manifest. A document is archived once the manifest has its line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["ArchiveResult", "Collector", "Judgement"]
 
 @attrs.frozen
 class ArchiveResult:
-    """The result of one document. ``entry`` is its line in the manifest; with an error it is None.
+    """The result of archiving one document. ``entry`` is its line in the manifest; with an error it is None.
 
     If the signing itself can't be claimed or read, ``document`` is None. A `NotYetSigned` error is reported until the
     service has the sealed file: each sweep tries again.
@@ -65,7 +65,7 @@ class Judgement:
 
     @classmethod
     def by(cls, verify: bool, trust: Trust | Iterable[Trust] | None) -> Judgement:
-        """Return what ``verify`` and ``trust`` ask for. A missing extra or an unreadable root raises here."""
+        """Return the judgement for ``verify`` and ``trust``. A missing extra or an unreadable root raises here."""
         if not verify and trust is None:
             return cls(False, None, "complete")
         from .._verify.roots import load_roots
@@ -75,7 +75,7 @@ class Judgement:
 
 
 class Collector:
-    """Fetches, places and lists the sealed documents of signings, each signing under its claim."""
+    """Downloads the sealed documents of signings, places their files and appends their lines to the manifest."""
 
     def __init__(
         self, client: SigningClient, store: ArchiveStore, journal: Journal, template: Template, judgement: Judgement
@@ -99,7 +99,7 @@ class Collector:
     ) -> list[ArchiveResult] | None:
         """Archive what is missing of a signing; return None if another run is working on it.
 
-        ``matches`` is asked once the signing was read; without it the signing counts as a match.
+        ``matches`` is called with the signing after it is read; without it, every completed signing matches.
         """
         try:
             claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
@@ -122,7 +122,7 @@ class Collector:
 
 
 class _OneSigning:
-    """The work on one claimed signing. Its journal entry holds the lines of files that were about to be placed."""
+    """Archives one claimed signing. Its journal entry holds the manifest lines of files that are about to be placed."""
 
     def __init__(self, archive: Collector, claim: Claim, signing: Signing) -> None:
         self._archive = archive
@@ -131,17 +131,17 @@ class _OneSigning:
         self._names: dict[str, str] = {}
         self._pending: dict[str, ArchivedDocument] = {}
         self._complete: list[str] = []
-        """The ids of all documents, once they were archived."""
+        """The ids of all documents, once all of them are archived."""
         self._earlier = find_context(claim.state)
         self._context: str | None = None
-        """The context of the span of the document that is worked on."""
+        """The trace context of the current document."""
         with suppress(KeyError, TypeError, ValueError, RecursionError, AttributeError):
-            # An entry that cannot be decoded costs a download.
+            # If the entry cannot be decoded, its files are downloaded again.
             self._load(json.loads(claim.state or "{}"))
 
     async def collect(self, matches: Callable[[Signing], bool] | None) -> list[ArchiveResult]:
         if self._complete or self._pending:
-            # Another run may have listed them since the manifest was read.
+            # Another run may have appended their lines since the manifest was read.
             await self._archive.manifest.refresh()
         if self._complete and all(map(self._has, self._complete)):
             return []
@@ -169,7 +169,7 @@ class _OneSigning:
             log.warning("%s", error)
 
     async def _read_signing(self) -> None:
-        # A list need not embed the documents.
+        # The signings of a list response may lack their documents.
         if self._signing.state is not SigningState.COMPLETED or not self._signing.documents:
             self._signing = await self._archive.client.signings.get(self._signing.id)
 
@@ -206,7 +206,7 @@ class _OneSigning:
         return ArchiveResult(self._signing, document, entry) if is_new else None
 
     async def _find_placed(self, document: Document) -> ArchivedDocument | None:
-        """Return the line of a document whose file an earlier run placed without appending the line.
+        """Return the line of a document whose file an earlier run placed, but whose line it did not append.
 
         Return None if there is no such file, or if it was not verified as this run requires.
         """
@@ -242,13 +242,13 @@ class _OneSigning:
                 fetched_at=datetime.now(UTC).replace(microsecond=0),
                 verdict=judgement.verdict,
             )
-            # A file that gets its name gets its line too.
+            # Finish even if cancelled: a file that is placed needs its line.
             return await finish(self._keep(document, entry, sealed.path))
         except OSError as error:
             if isinstance(error, SigningError):
                 raise
             message = f"cannot keep a download: {error.strerror}: {error.filename or path}"
-            # A download that was removed, as by a cleaner of temporary files, is no failure of the archive.
+            # A download that was removed, as by a cleaner of temporary files, is not a failure of the archive.
             is_removed = isinstance(error, FileNotFoundError) and path is not None and not path.exists()
             failure = ArchiveError(message, transient=is_removed or is_transient(error))
             failure.client_wide = not is_removed
@@ -270,7 +270,7 @@ class _OneSigning:
             name = self._archive.template.unique_name(self._archive.service, self._signing, document)
             if name == entry.path:
                 raise
-        # A file that is not this document's has the name.
+        # A different file has the name.
         entry = attrs.evolve(entry, path=name)
         await self._put(document, entry, source)
         return entry
@@ -294,13 +294,13 @@ class _OneSigning:
 
 
 def _failed(signing: Signing, error: Exception) -> ArchiveResult:
-    """Log an error of the signing itself, and return its result; raise an error that other signings would have too."""
+    """Log an error of the signing itself and return it as a result; raise it if other signings would fail too."""
     raise_if_client_wide(error)
     log.warning("signing %s was not archived: %s", one_line(signing.id), error)
     return ArchiveResult(signing, error=error)
 
 
 def raise_if_client_wide(error: Exception) -> None:
-    """Raise an error that other signings would have too."""
+    """Raise the error if other signings would fail with it too."""
     if isinstance(error, ClaimLost) or (isinstance(error, SigningError) and error.client_wide):
         raise error

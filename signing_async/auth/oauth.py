@@ -36,9 +36,9 @@ class OAuth:
             async with SigningClient(base_url, oauth) as client:
                 ...
 
-    ``session`` is the caller's own `aiohttp.ClientSession`, and is never closed here; by default the session of an open
-    client is used, or one of its own if there is none. ``token_format`` is the encoding of token requests; the
-    specification allows both. ``timeout`` limits one token request with its retries.
+    ``session`` is the caller's own `aiohttp.ClientSession`, and is never closed here; by default, the `OAuth`
+    uses the session of an open client, or makes its own if there is none. ``token_format`` is the encoding of token
+    requests; the specification allows both. ``timeout`` limits one token request with its retries.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class OAuth:
     ) -> TokenForm | SigningError:
         code = read_callback(callback_url_or_code, state)
         if isinstance(code, SigningError):
-            # Other calls use the current token, and another callback may be genuine.
+            # Other calls still have the current token, and a later callback may be genuine.
             code.client_wide = False
             return code
         proof = {} if code_verifier is None else {"code_verifier": code_verifier}
@@ -177,7 +177,7 @@ class OAuth:
         return await self._current.renewed(rejected)
 
     def secrets(self) -> Iterable[str]:
-        """Return what must be redacted from every text."""
+        """Return the strings that must be redacted from every text."""
         return self._endpoint.secrets()
 
     def lend(self, sessions: wire.Sessions) -> None:
@@ -190,7 +190,7 @@ class OAuth:
 
 
 async def leave(closing: Coroutine[Any, Any, None], error: BaseException | None) -> None:
-    """Close at the end of ``async with``. If the block raised, the loss of a token becomes a note of that error."""
+    """Await ``closing`` at the end of ``async with``. If the block raised, a lost token becomes a note on its error."""
     try:
         await closing
     except AuthError as lost:

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .._toml import closest
+from .._toml import did_you_mean
 from ..errors import SigningError
 
 try:
@@ -78,7 +78,7 @@ class _Lazy(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
-            if hint := closest(args[0], COMMANDS):
+            if hint := did_you_mean(args[0], COMMANDS):
                 raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx) from None
             raise
 

@@ -1,4 +1,4 @@
-"""`archive`: the sealed PDFs of all signings, each once; whether an archive is unchanged; what is stuck."""
+"""`archive`: archive the sealed PDFs of all signings, verify an archive, list what is stuck."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ..dispatch.journal import Journal
 
 SECONDS_BETWEEN_REMINDERS = 3600.0
-"""With --follow: how often signings without progress are looked for. It takes a list of all signings."""
+"""With --follow: the interval between reminder runs, each of which lists all signings."""
 
 REPORTED = ("document %s of signing %s was not archived", "signing %s was not archived")
-"""The log records that the command reports as results."""
+"""The log messages that the command hides, because it reports them as results."""
 
 KINDS = {
     "no_progress": "not signed",
@@ -84,8 +84,8 @@ def _check_not_a_command(context: click.Context, parameter: click.Parameter, to:
     "--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: seconds between sweeps."
 )
 @click.option("--since", type=duration_or_moment, help="Only signings updated since: 30d, 12h, 2031-03-31, ...")
-@click.option("--name", metavar="PATTERN", help="Only signings with such a name: 'Lease *'.")
-@click.option("--template", metavar="TEXT", help="The names of the files.")
+@click.option("--name", metavar="PATTERN", help="Only signings whose name matches: 'Lease *'.")
+@click.option("--template", metavar="TEXT", help="Template for the names of the files.")
 @click.option(
     "--object-lock",
     type=(click.Choice(["COMPLIANCE", "GOVERNANCE"]), click.IntRange(1)),
@@ -95,7 +95,7 @@ def _check_not_a_command(context: click.Context, parameter: click.Parameter, to:
 @click.option("--verify", is_flag=True, help="Archive only PDFs whose signatures are sound.")
 @click.option("--trust", multiple=True, metavar="ROOTS", help='As in verify-sealed: a file, a folder or "system".')
 @click.option(
-    "--remind-after", type=duration, help="Remind recipients of signings without progress, once in this time."
+    "--remind-after", type=duration, help="Remind recipients if nobody signed for this long, at most once in that time."
 )
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Signings at once.")
 def run(
@@ -113,10 +113,10 @@ def run(
 ) -> None:
     """Archive the sealed PDFs of all signings: each document of a completed signing once, in a folder or in S3.
 
-    Whatever ends the command, run it again: nothing is fetched twice, and no half file is left. The files are listed in
-    manifest.jsonl; "archive verify" checks them. Several processes may share an archive and its journal, by default the
-    file .journal in the folder; an archive in S3 needs --journal or SIGNING_JOURNAL. With --remind-after 7d, recipients
-    get a reminder if nobody signed for 7 days, and at most one in 7 days.
+    Whatever ends the command, run it again: nothing is fetched twice, and no partial file is left. The files are listed
+    in manifest.jsonl; "archive verify" checks them. Several processes may share an archive and its journal, by default
+    the file .journal in the folder; an archive in S3 needs --journal or SIGNING_JOURNAL. With --remind-after 7d,
+    recipients get a reminder if nobody signed for 7 days, and at most one in 7 days.
 
     Exit codes: 0: done; documents that are not yet sealed are fetched by a later run. 1: some documents failed.
 
@@ -137,7 +137,7 @@ def run(
 @command()
 @click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
 def verify(state: State, to: str) -> None:
-    """Prove an archive against its manifest: no file or line is missing, changed or added. No service is asked.
+    """Verify an archive against its manifest: no file or line is missing, changed or added. The service is not used.
 
     Exit codes: 0: the archive matches its manifest. 7: it does not. 2: there is no archive.
 
@@ -150,7 +150,9 @@ def verify(state: State, to: str) -> None:
 
 @command()
 @_journal_option
-@click.option("--after", default="7d", show_default=True, type=duration, help="Not updated for this time.")
+@click.option(
+    "--after", default="7d", show_default=True, type=duration, help="List what was not updated for this time."
+)
 @click.option("--since", type=moment, help="Only signings and dispatches updated since: 90d, 2031-03-31, ...")
 def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
     """List what is stuck.
@@ -158,7 +160,7 @@ def status(state: State, journal: str | None, after: timedelta, since: datetime 
     Unsent drafts that have documents, sent signings without progress (with the recipients who have not signed),
     completed signings whose documents are not sealed, and dispatches in the journal without an outcome for an hour.
 
-    Exit codes: 0: nothing is stuck. 9: something is. 1: nothing that is known, but a signing could not be examined.
+    Exit codes: 0: nothing is stuck. 9: something is. 1: a signing could not be examined, and nothing else is stuck.
 
     \b
     Example:
@@ -173,7 +175,7 @@ for _command in (verify, status):
 
 def _journal_of(state: State, given: str | None) -> str | None:
     if given == "":
-        # The value of an unset variable, perhaps.
+        # Perhaps the value of an unset variable.
         raise InvalidRequest("--journal: must not be empty")
     refuse_password("--journal", given, "put the URL into SIGNING_JOURNAL")
     return given or (None if state.settings.journal is None else str(state.settings.journal))
@@ -217,7 +219,7 @@ class _Run:
         self._unsealed: set[tuple[str, str | None]] = set()
         """The documents not yet sealed, by the ids of signing and document."""
         self._failed: set[tuple[str, str | None]] = set()
-        """Those whose last result was a failure. The document is None if its signing could not be read."""
+        """The documents whose last result was an error. The document id is None if the signing could not be read."""
         self._errors: dict[int, BaseException] = {}
         """One error for each exit code."""
 
@@ -237,17 +239,17 @@ class _Run:
             work = [self._archive(archive)]
             if self._remind_after is not None:
                 work.append(self._remind(client, opened, self._remind_after))
-            await _all(work)
+            await _run_all(work)
         self._state.end(code_of_all(self._errors.values(), done=self._archived))
 
     async def _archive(self, archive: Archive) -> None:
         if self._follow:
-            await archive.follow(every=self._every, on_result=self._take)
+            await archive.follow(every=self._every, on_result=self._report)
         async with archive.sweep() as results:
             async for result in results:
-                self._take(result)
+                self._report(result)
 
-    def _take(self, result: ArchiveResult) -> None:
+    def _report(self, result: ArchiveResult) -> None:
         facts: dict[str, Any] = {"signing": result.signing.id, "name": result.signing.name}
         facts["document"] = None if result.document is None else result.document.id
         document = (result.signing.id, facts["document"])
@@ -275,7 +277,7 @@ class _Run:
             except SigningError as error:
                 if not (self._follow and error.transient):
                     raise
-                self._out.warn(f"reminders are tried again later, after: {error}")
+                self._out.warn(f"reminders are retried later: {error}")
             if not self._follow:
                 return
             await asyncio.sleep(SECONDS_BETWEEN_REMINDERS)
@@ -309,8 +311,8 @@ class _Run:
         self._out.result({"summary": facts}, text)
 
 
-async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Await all; if one fails, cancel the others and raise its error."""
+async def _run_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all coroutines; if one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             for each in work:
@@ -329,7 +331,7 @@ async def _verify(state: State, to: str) -> None:
         with state.out.progress("Verifying") as on_progress:
             found = await verify_archive(store, on_progress)
     if not found.lines and not found.findings:
-        raise InvalidRequest(f"{to}: is not an archive: it has no manifest.jsonl")
+        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
     for finding in found.findings:
         facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")

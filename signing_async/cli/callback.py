@@ -82,7 +82,7 @@ class Callback:
                 # Not the whole URL: it includes the Host header, which any local program can choose.
                 message = await self._exchange(f"?{request.rel_url.raw_query_string}")
             except (StateMismatch, InvalidRequest):
-                # The state is checked first. Without it this is not the callback, which may still come.
+                # The exchange checks the state first. Without it, this is not the callback, which may still come.
                 return _page("Not logged in", "This request does not belong to the current login.", 400)
             except SigningError as error:
                 self._outcome.set_exception(error)
@@ -97,8 +97,8 @@ async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
     parts = urlsplit(redirect_uri)
     app = web.Application()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
-    # Routes are fixed before the port is known, so this matches any path; the state identifies the callback.
     callback = Callback(redirect_uri)
+    # Any path is accepted: the state identifies the callback.
     app.router.add_get("/{path:.*}", callback.respond)
     await runner.setup()
     try:

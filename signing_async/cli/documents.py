@@ -1,4 +1,4 @@
-"""`upload` and `download`: PDFs to a draft, and sealed PDFs from a signing."""
+"""`upload` PDFs to a draft, and `download` the sealed PDFs of a signing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], again: b
         state.out.failed(str(file), error, {"file": str(file)})
 
     async with state.client() as client:
-        held = {} if again else await _held(state, client, signing_id, files)
+        held = {} if again else await _find_held(state, client, signing_id, files)
         for file in filter(held.__contains__, files):
             fail(file, InvalidRequest(f"the draft already holds this file ({held[file].id}): use --again to upload it"))
         remaining = [file for file in files if file not in held]
@@ -83,7 +83,9 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], again: b
     state.end(code_of_all(errors, done=len(files) - len(errors)))
 
 
-async def _held(state: State, client: SigningClient, signing_id: str, files: Sequence[Path]) -> dict[Path, Document]:
+async def _find_held(
+    state: State, client: SigningClient, signing_id: str, files: Sequence[Path]
+) -> dict[Path, Document]:
     """Return the files that the draft already holds, each with its document."""
     from ..documents.source import PdfSource
     from ..record_matching import DocumentMatch
@@ -141,7 +143,7 @@ def download(
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("--output -: refusing to write a PDF to a terminal; redirect it to a file or a program")
     if output == "-" and verify:
-        raise click.UsageError("--output -: cannot be used with --verify, which judges files")
+        raise click.UsageError("--output -: cannot be used with --verify, which needs a file")
     if verify:
         load_inspector()
     state.run(_download(state, signing, _Selection(documents, everything), output, force=force, verify=verify))
@@ -185,9 +187,9 @@ async def _download(
     async with state.client() as client:
         selected = selection.of((await client.signings.get(signing_id)).documents)
         if output == "-":
-            await _to_stdout(state, client, signing_id, selected)
+            await _write_to_stdout(state, client, signing_id, selected)
             return
-        paths = _paths(selected, output, is_folder=selection.everything)
+        paths = _target_paths(selected, output, is_folder=selection.everything)
         targets = list(zip(selected, paths, strict=True))
 
         async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException]:
@@ -222,15 +224,15 @@ async def _fetch(
     return await client.documents.download_signed(signing_id, document, path, overwrite=force, verify=verify)
 
 
-async def _to_stdout(state: State, client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:
+async def _write_to_stdout(state: State, client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:
     if len(documents) > 1:
         raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(documents)}")
-    # Complete and checked before the first byte is written.
+    # The PDF is complete and checked before its first byte is written.
     state.out.binary(await client.documents.read_signed(signing_id, documents[0]))
 
 
-def _paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> list[Path]:
-    """Return the target of each document; create the folder."""
+def _target_paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> list[Path]:
+    """Return the path to save each document to; create the folder."""
     folder = Path(output or ".")
     is_folder = is_folder or len(documents) > 1 or not output or folder.is_dir() or output.endswith(("/", "\\"))
     if not is_folder:
@@ -238,10 +240,10 @@ def _paths(documents: Sequence[Document], output: str | None, *, is_folder: bool
     if folder.is_file():
         raise InvalidRequest(f"--output: must be a folder for these documents, but {output!r} is a file")
     make_folder(folder, "--output")
-    return [folder / name for name in _names(documents)]
+    return [folder / name for name in _file_names(documents)]
 
 
-def _names(documents: Sequence[Document]) -> Iterator[str]:
+def _file_names(documents: Sequence[Document]) -> Iterator[str]:
     """Yield a different file name for each document."""
     taken: set[str] = set()
     for document in documents:

@@ -77,7 +77,7 @@ MIGRATIONS = {
           ALTER TABLE attempts ADD COLUMN response_headers TEXT;
           ALTER TABLE attempts ADD COLUMN response_body BLOB;""",
 }
-"""What leads from each version to the next."""
+"""The statements that upgrade each version to the next."""
 
 
 class Database:
@@ -106,7 +106,7 @@ class Database:
         self._connection.create_function("folded", 1, _folded, deterministic=True)
         for setting in ("locking_mode=EXCLUSIVE", *settings, "temp_store=MEMORY"):
             self._connection.execute(f"PRAGMA {setting}")
-        self._connection.execute("BEGIN EXCLUSIVE")  # the lock is held until the end: one process per folder
+        self._connection.execute("BEGIN EXCLUSIVE")  # locked until `close`: one process per folder
         self._connection.execute("COMMIT")
         self._create()
 
@@ -149,7 +149,7 @@ class Database:
         return None if row is None else row[0]
 
     def insert(self, table: str, **values: Any) -> int:
-        """Insert a row and return its number."""
+        """Insert a row and return its rowid."""
         names = ", ".join(f'"{name}"' for name in values)
         marks = ", ".join("?" * len(values))
         cursor = self._connection.execute(
@@ -171,7 +171,7 @@ class Database:
     def page(
         self, record: type[Record], table: str, where: str, values: Mapping[str, Any], offset: int, limit: int
     ) -> tuple[list[Record], int]:
-        """Return some of the records that match, newest first, and how many match in all."""
+        """Return a page of the matching records, newest first, and the number of all matching records."""
         total = f"SELECT count(*) FROM {table} WHERE {where}"  # noqa: S608  # callers pass literals; values are bound
         sql = f"SELECT {columns_of(record)} FROM {table} WHERE {where} ORDER BY seq DESC LIMIT :limit OFFSET :offset"  # noqa: S608  # as above
         count: int = self._connection.execute(total, values).fetchone()[0]
@@ -183,7 +183,7 @@ class Database:
         return self._connection.serialize()
 
     def load(self, dump: bytes) -> None:
-        """Replace the contents by those of a dump."""
+        """Replace the contents with those of a dump."""
         source = sqlite3.connect(":memory:")
         try:
             # Bytes 18 and 19 announce a write-ahead log, which a database in memory cannot have.
@@ -194,5 +194,5 @@ class Database:
 
 
 def _folded(text: str | None) -> str | None:
-    """Return the text for comparison without regard to case; SQLite's `lower` knows ASCII only."""
+    """Return the text for a case-insensitive comparison; SQLite's `lower` handles ASCII only."""
     return None if text is None else text.casefold()

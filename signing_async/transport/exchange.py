@@ -245,7 +245,7 @@ class Exchange(Generic[T]):
                 # The status suffices: it does not matter if the body is cut off or hangs.
                 self._content = await response.read_start()
             if _is_html_page(self._content, response) and "html" not in operation.headers.get("Accept", ""):
-                raise Unreadable("it is a page of HTML")
+                raise Unreadable("it is an HTML page")
             if operation.respond is None:
                 return cast("T", None)
             return operation.respond(cast("Response", self.response))

@@ -299,7 +299,7 @@ def test_follow_goes_on_after_reminders_failed(
         line = json.loads(following.stdout.readline())
         assert (line["signing"], line["reminded"], line["error"]["status"]) == (waiting, False, 500)
     else:
-        while "reminders are tried again later, after: HTTP 500" not in following.stderr.readline():
+        while "reminders are retried later: HTTP 500" not in following.stderr.readline():
             assert following.poll() is None
         service.do(service.sandbox.faults.clear)
     complete(1)

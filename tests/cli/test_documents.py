@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from signing_async import Document
-from signing_async.cli.documents import _names, safe_stem
+from signing_async.cli.documents import _file_names, safe_stem
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
@@ -369,7 +369,7 @@ def test_download_to_standard_output_is_the_pdf_alone_and_refused_on_a_terminal(
 )
 def test_names_from_the_service_become_plain_file_names(name: str, stem: str) -> None:
     assert safe_stem(name) == stem
-    (made,) = _names([Document("doc-1", name)])
+    (made,) = _file_names([Document("doc-1", name)])
     assert Path(made).name == made
     assert re.fullmatch(r"[^/\\\x00-\x1f]+-signed\.pdf", made)
 
@@ -377,8 +377,8 @@ def test_names_from_the_service_become_plain_file_names(name: str, stem: str) ->
 def test_file_names_are_unique_ignoring_case() -> None:
     documents = [Document("1", "Lease.pdf"), Document("2", "lease"), Document("3", "x/lease.pdf"), Document("/", "..")]
     names = ["Lease-signed.pdf", "lease-signed-2.pdf", "lease-signed-3.pdf", "document-signed.pdf"]
-    assert list(_names(documents)) == names
-    assert list(_names([Document("doc-1", "")])) == ["doc-1-signed.pdf"]
+    assert list(_file_names(documents)) == names
+    assert list(_file_names([Document("doc-1", "")])) == ["doc-1-signed.pdf"]
 
 
 def test_download_shows_a_progress_bar_on_a_terminal_only(completed: str, service: Service, tmp_path: Path) -> None:

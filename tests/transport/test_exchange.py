@@ -429,11 +429,11 @@ async def test_html_page_is_no_response_to_send_so_the_signing_is_read(is_draft:
 
     async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
         if is_draft:
-            with pytest.raises(DecodeError, match="a page of HTML"):
+            with pytest.raises(DecodeError, match="an HTML page"):
                 await client.signings.send("s1")
         else:
             await client.signings.send("s1")
-        with pytest.raises(OutcomeUnknown, match="a page of HTML"):
+        with pytest.raises(OutcomeUnknown, match="an HTML page"):
             await client.with_options(retry=RetryPolicy.none()).signings.send("s1")
     methods = [request.method for request in server.requests]
     assert [method for method, _ in itertools.groupby(methods)] == ["POST", "GET", "POST"]
@@ -444,7 +444,7 @@ async def test_html_page_in_response_to_remind_is_an_unknown_outcome() -> None:
         return _login_page(request)
 
     async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(OutcomeUnknown, match="a page of HTML"):
+        with pytest.raises(OutcomeUnknown, match="an HTML page"):
             await client.recipients.remind("s1", "r1")
     assert len(server.requests) == 1
 

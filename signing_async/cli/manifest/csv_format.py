@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from ..._toml import closest
+from ..._toml import did_you_mean
 from ...dispatch.package import NewRecipient
 from ...documents.source import PdfSource
 from .rows import FIELDS, RECIPIENT_FIELDS, Entry, Lines, Problem, make_package, shorten
@@ -164,7 +164,7 @@ def _hint(name: str) -> str:
         return f"; did you mean 'recipient1_{name}'?"
     number = re.search(r"\d+", name)
     fields = [f"recipient{number[0] if number else 1}_{field}" for field in RECIPIENT_FIELDS]
-    return closest(name, [*FIELDS, "documents", *fields])
+    return did_you_mean(name, [*FIELDS, "documents", *fields])
 
 
 def _read_row(columns: _Columns, cells: list[str], line: int, folder: Path) -> Entry:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..._toml import closest
+from ..._toml import did_you_mean
 from ...dispatch.package import NewRecipient
 from ...documents.source import PdfSource
 from .rows import FIELDS, RECIPIENT_FIELDS, Entry, Lines, Problem, make_package, shorten
@@ -65,7 +65,9 @@ def _read_object(text: str, line: int, folder: Path) -> Entry:
         return _invalid(line, f"must be an object, got {shorten(row)}")
     known = [*FIELDS, "documents", "recipients"]
     problems = [
-        Problem(line, name, f"unknown field{closest(name, known)}") for name in row if name not in (*known, "error")
+        Problem(line, name, f"unknown field{did_you_mean(name, known)}")
+        for name in row
+        if name not in (*known, "error")
     ]
     documents = _read_list(row, "documents", line, problems, partial(_read_document, folder), PdfSource(b""))
     recipients = _read_list(row, "recipients", line, problems, _read_recipient, NewRecipient(""))
@@ -134,4 +136,4 @@ def _read_recipient(given: object) -> NewRecipient:
 def _check_names(given: Mapping[str, object], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
-            raise _InvalidValueError(f"unknown member {name!r}{closest(name, known)}")
+            raise _InvalidValueError(f"unknown member {name!r}{did_you_mean(name, known)}")
