@@ -29,7 +29,8 @@ def is_transient(error: Exception) -> bool:
     """Return whether the failed operation may succeed later, as it may if nothing is known of the error's class."""
     if isinstance(error, SigningError):
         return error.transient
-    if isinstance(error, OSError):
+    # Without a number it is not the system's, but that of a network library, such as one of urllib or requests.
+    if isinstance(error, OSError) and (error.errno is not None or isinstance(error, ValueError)):
         return _files.is_transient(error)
     names = {base.__name__ for base in type(error).__mro__}
     if names & _REDIS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
+import urllib.error
 
 import pytest
 from redis import exceptions
@@ -49,6 +51,9 @@ class BusyFile(sqlite3.OperationalError):
         (ReadOnlyError("a replica"), True),
         (ValkeyError("unknown command"), False),
         (LookupError("nothing is known of it"), True),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] Connect call failed"), True),
+        (urllib.error.URLError(ConnectionRefusedError(111, "Connection refused")), True),
+        (io.UnsupportedOperation("not readable"), False),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, Exception) else "",
 )

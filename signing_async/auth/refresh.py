@@ -157,7 +157,10 @@ class CurrentToken:
             log.debug("token obtained")
             return token
         except SigningError as error:
-            if token is None or isinstance(error, TokenSuperseded):
+            if token is None:
+                raise
+            if isinstance(error, TokenSuperseded):
+                error.effect, error.client_wide = "unknown", False
                 raise
             raise _exchange_unsaved(error) from None
 

@@ -94,9 +94,9 @@ class TokenEndpoint:
         options = attrs.evolve(self._options, on_attempt=context.on_attempt, telemetry=context.telemetry)
         try:
             return await Transport(shared, options).call(operation)
-        except TransportError as error:
-            # No call gets a token, as after a 503, which is an `AuthError`.
-            error.client_wide = True
+        except (AuthError, TransportError) as error:
+            # After a failed exchange, other calls still have the current token.
+            error.client_wide = form.is_refresh
             raise
 
     def call_context(self) -> CallContext:
@@ -141,6 +141,10 @@ class TokenForm:
 
     fields: Mapping[str, str] = attrs.field(repr=False)
 
+    @property
+    def is_refresh(self) -> bool:
+        return "refresh_token" in self.fields
+
 
 class _TokenRequest:
     """One token request: its body, the token in its response, and the errors.
@@ -179,7 +183,10 @@ class _TokenRequest:
         identity = None if identity is None else redact(identity, self.secrets())
         facts = f"HTTP {response.status}" + (f", request id {identity}" if identity else "")
         message = f"{self._name}: the response holds no usable token ({facts})"
-        return AuthError(message, status=response.status, request_id=identity)
+        failure = AuthError(message, status=response.status, request_id=identity)
+        if not self._form.is_refresh:
+            failure.effect = "unknown"  # the code may have been used
+        return failure
 
     def convert_error(self, error: APIError, headers: Mapping[str, str]) -> AuthError:
         # OAuth's own member takes precedence over other places for a code.
@@ -189,8 +196,7 @@ class _TokenRequest:
             code = one_line(redact(named, self.secrets()))[:_MAX_CODE_LENGTH]
         # A failing or busy endpoint's verdict on the refresh token or the code is not final.
         refused = not error.transient and code == "invalid_grant"
-        is_refresh = "refresh_token" in self._form.fields
-        failure = (RefreshRejected if refused and is_refresh else AuthError)(
+        return (RefreshRejected if refused and self._form.is_refresh else AuthError)(
             str(error),
             code=code,
             status=error.status,
@@ -198,9 +204,6 @@ class _TokenRequest:
             retry_after=error.retry_after,
             transient=error.transient,
         )
-        # A refused code does not concern calls with the current token.
-        failure.client_wide = is_refresh or not refused
-        return failure
 
 
 def _parse(body: bytes) -> Any:

@@ -217,8 +217,10 @@ class Sending:
         """Return the signing that was sent; None if it can't be read."""
         try:
             signing = await self._resources.read_once(self._draft.id)
-        except SigningError as error:
-            text = self._resources.redacted(str(error))
+        except Exception as error:
+            # A rate limiter of the caller's own may raise anything; its text may contain secrets.
+            is_own = isinstance(error, SigningError)
+            text = self._resources.redacted(str(error)) if is_own else type(error).__name__
             log.warning("signing %s was sent, and could not be read: %s", self._draft.id, text)
             return None
         # The service accepted the request: only a draft contradicts that.

@@ -40,6 +40,7 @@ R = TypeVar("R")
 
 # At most this share of the remaining time is kept for readings and for the response.
 _RESERVED_SHARE = 0.25
+_LATE = "the deadline passed before it could be reconciled"
 _UNOBSERVED: AbstractContextManager[None] = nullcontext()
 
 
@@ -317,16 +318,17 @@ class _Call(Generic[T]):
             async with asyncio.timeout_at(self.deadline):
                 return await reading
         except Undecidable as error:
-            unknown = _unknown(self, f"{cause}{error}", known=(*known, *error.known))
+            unknown = _unknown(self, f"{cause}{error}", known=(*known, *error.known), may_clear=error.may_clear)
             # What the caller's own function raised.
             unknown.__cause__ = error.__cause__
-        except TimeoutError:  # also that of a reading: the readings share the time that is left
-            text = f"{late}; the deadline passed before it could be reconciled"
-            unknown = _unknown(self, text, known=known, timed_out=True, may_clear=True)
         except errors.SigningError as error:
-            text = f"{cause}the service could not be read: {error}"
-            unknown = _unknown(self, text, known=known, may_clear=error.transient)
+            # The readings share the time that is left: one that times out has used it up.
+            is_late = isinstance(error, TimeoutError) and not error.client_wide
+            text = f"{late}; {_LATE}" if is_late else f"{cause}the service could not be read: {error}"
+            unknown = _unknown(self, text, known=known, timed_out=is_late, may_clear=error.transient)
             unknown.client_wide, unknown.__cause__ = error.client_wide, error
+        except TimeoutError:
+            unknown = _unknown(self, f"{late}; {_LATE}", known=known, timed_out=True, may_clear=True)
         except Exception as error:
             # A rate limiter of the caller's own may raise anything.
             text = f"{cause}the service could not be read ({type(error).__name__})"

@@ -56,6 +56,7 @@ log: logging.Logger = logging.getLogger("signing_async")
 JSON = "application/json"
 _START_BYTES, _START_SECONDS = 64 * 1024, 2.0
 _MAX_CONNECTIONS = 100
+_REFUSED_BY_PROXY = (403, 407)
 # Seconds. The slack is for an event loop that is busy when a connection is closed.
 _MAX_ROUND_TRIP, _ROUND_TRIP_SLACK = 0.1, 0.02
 # urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
@@ -435,6 +436,9 @@ async def send(
         untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
         message = _describe(error, "the server's certificate is not trusted" if untrusted else "could not connect")
         return Failure(Outcome.UNSENT, message, *connection_flags(untrusted))
+    except aiohttp.ClientHttpProxyError as error:
+        message = f"the proxy refused to connect (HTTP {error.status})"
+        return Failure(Outcome.UNSENT, message, *connection_flags(error.status in _REFUSED_BY_PROXY))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         # aiohttp sends the headers of a request with a body together with the body's first bytes.
         outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT

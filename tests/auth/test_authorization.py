@@ -16,15 +16,19 @@ from signing_async import (
     SigningError,
     StateMismatch,
     Token,
+    TokenSuperseded,
 )
 from signing_async.auth.authorization import read_callback
 from signing_async.sandbox import Sandbox
 from tests.auth.oauth_servers import (
     BASE,
     REDIRECT,
+    Answer,
     Scripted,
+    drops,
     grants,
     oauth_for,
+    raw,
     sandbox_oauth,
     says,
 )
@@ -184,6 +188,40 @@ async def test_refused_callback_does_not_concern_calls_with_the_current_token(qu
         with pytest.raises(AuthError) as caught:
             await oauth.exchange(f"{REDIRECT}?{query}", state="s")
         assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (False, False, False)
+        assert await oauth.access_token() == "valid"
+
+
+@pytest.mark.parametrize(
+    ("answer", "transient", "effect"),
+    [
+        (says({"error": "invalid_client"}, 401), False, "none"),
+        (raw(503), True, "none"),
+        (drops, True, "none"),
+        (says({"hello": "world"}), False, "unknown"),
+    ],
+)
+async def test_failed_exchange_does_not_concern_calls_with_the_current_token(
+    answer: Answer, transient: bool, effect: str
+) -> None:
+    store = MemoryTokenStore(Token("valid", "refresh"))
+    async with Scripted(answer) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(SigningError) as caught:
+            await oauth.exchange("code")
+        assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (transient, False, False)
+        assert caught.value.effect == effect
+        assert await oauth.access_token() == "valid"
+
+
+async def test_exchange_whose_token_the_store_supersedes_does_not_concern_calls_with_the_current_token() -> None:
+    class Newer(MemoryTokenStore):
+        async def save(self, token: Token) -> None:
+            raise TokenSuperseded("the store holds a newer token")
+
+    store = Newer(Token("valid", "refresh"))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(TokenSuperseded) as caught:
+            await oauth.exchange("code")
+        assert (caught.value.client_wide, caught.value.fatal, caught.value.effect) == (False, False, "unknown")
         assert await oauth.access_token() == "valid"
 
 

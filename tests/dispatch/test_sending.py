@@ -608,6 +608,7 @@ async def test_success_that_does_not_show_is_an_unknown_outcome_until_the_next_r
     with pytest.raises(OutcomeUnknown, match="could not be verified: the service still shows a draft") as caught:
         await proxy.client.dispatch(parcel.package, path)
     assert [one.id for one in caught.value.known if isinstance(one, Signing)] == [sandbox.signings[0].id]
+    assert (caught.value.may_clear, caught.value.transient) == (True, True)
     assert state_of(path)["status"] == "sending"
     proxy.alter = dict
     await proxy.client.dispatch(parcel.package, path)

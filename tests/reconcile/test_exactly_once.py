@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -11,6 +12,7 @@ from aiohttp import web
 from signing_async import (
     CannotBeSent,
     LocalRateLimiter,
+    NewRecipient,
     OutcomeUnknown,
     OutcomeUnknownTimeout,
     RequestTimeout,
@@ -18,6 +20,7 @@ from signing_async import (
     ServerError,
     Signing,
     SigningClient,
+    SigningPackage,
     Timeouts,
     TransportError,
 )
@@ -146,6 +149,23 @@ async def test_reminder_after_whose_request_the_callers_rate_limiter_fails_is_an
             await _draft(fickle)
     assert isinstance(caught.value.__cause__, ConnectionError)
     assert not caught.value.transient
+
+
+async def test_package_whose_sending_succeeded_is_sent_whatever_fails_afterwards(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """The signing cannot be read, because of the caller's own rate limiter."""
+
+    class Fickle(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            if sandbox.requests_of("signings.send"):
+                raise ConnectionError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")])
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as client:
+        signing = await client.dispatch(package, tmp_path / "journal")
+    assert [(each.id, each.state) for each in sandbox.signings] == [(signing.id, "sent")]
 
 
 @pytest.mark.parametrize("kind", ["drop-after-commit", "drop-before-commit"])

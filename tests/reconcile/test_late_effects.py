@@ -164,6 +164,25 @@ async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_
 
 
 @pytest.mark.parametrize("write", WRITES)
+async def test_token_endpoint_that_hangs_while_a_call_is_ambiguous_is_no_timeout_of_the_call(write: str) -> None:
+    async with LateService().running() as service:
+        service.refresh_seconds = 60
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(
+            service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store, timeout=0.3
+        )
+        async with oauth, SigningClient(service.origin, oauth, retry=POLICY, timeout=30) as client:
+            await client.signings.get("s")
+            key, call = _call(client, write)
+            service.rejects_after_a_write = True
+            service.scripts[key] += script("504")
+            error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert not isinstance(error, TimeoutError)
+        assert (error.may_clear, error.client_wide, error.fatal) == (True, True, False)
+
+
+@pytest.mark.parametrize("write", WRITES)
 async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outcome_unknown(write: str) -> None:
     """Whatever the store raises."""
 

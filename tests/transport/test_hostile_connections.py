@@ -6,11 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from signing_async import (
     APIError,
     OutcomeUnknown,
+    RetryPolicy,
     SigningClient,
     SigningError,
     TransportError,
@@ -106,6 +108,35 @@ async def test_redirect_is_followed_only_to_the_clients_own_origin(location: str
             host = server.origin.removeprefix("http://").encode()
             assert all(b"\r\nHost: %s\r\n" % host in head for head in server.heads)
         assert other.heads == []
+
+
+@pytest.mark.parametrize(
+    ("status", "transient"),
+    [("403 Forbidden", False), ("407 Proxy Authentication Required", False), ("503 Busy", True)],
+)
+async def test_request_that_a_proxy_refuses_to_connect_was_not_sent(status: str, transient: bool) -> None:
+    connections = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        retry = RetryPolicy(max_attempts=3, base_delay=0.01)
+        async with (
+            aiohttp.ClientSession(proxy=url) as session,
+            SigningClient("https://tenant.example.com", "token", session=session, retry=retry) as client,
+        ):
+            with pytest.raises(TransportError, match=rf"the proxy refused to connect \(HTTP {status[:3]}\)") as caught:
+                await client.signings.send("s")
+    error = caught.value
+    assert (error.transient, error.client_wide, error.effect) == (transient, not transient, "none")
+    assert connections == (3 if transient else 1)
 
 
 async def test_clients_own_session_keeps_no_cookies() -> None:
