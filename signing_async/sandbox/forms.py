@@ -64,7 +64,7 @@ class Forms:
         return await handler(request)
 
     async def read(self, request: web.Request) -> dict[str, str]:
-        """Return the fields of a form that a page of this sandbox sent; refuse any other."""
+        """Return the fields of a form that a page of this sandbox sent; refuse any other form."""
         fields = await read_form(request)
         if not hmac.compare_digest(fields.get(FIELD, "").encode(), self.token(request).encode()):
             raise Refused(
@@ -73,7 +73,7 @@ class Forms:
         return fields
 
     def check_site(self, request: web.Request) -> None:
-        """Refuse what another site makes a browser send: a foreign Origin, or a foreign host name (DNS rebinding)."""
+        """Refuse requests that another site makes a browser send: a foreign Origin or host name (DNS rebinding)."""
         try:
             host = urlsplit(f"//{request.host}").hostname or ""
         except ValueError:
