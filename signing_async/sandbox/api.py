@@ -85,7 +85,7 @@ class Api:
         return self._encoder.to_web(response, record.id) if isinstance(response, Response) else response
 
     async def serve_page(self, operation: str, handler: PageHandler, request: web.Request) -> web.StreamResponse:
-        """Respond to one request for a page that is an operation. Faults after its effect are not applied."""
+        """Respond to one request for a page that is an operation. Only faults before its effect apply."""
         _, early = await self._injector.before(operation, request)
         return self._encoder.to_web(early, request[RECORD].id) if early else await handler(request)
 

@@ -151,7 +151,7 @@ class Faults:
 def _check_details(kind: str, known: dict[str, Any], details: dict[str, Any]) -> None:
     for name, value in details.items():
         if name not in known:
-            valid = f"its details are {', '.join(known)}" if known else "it has no details"
+            valid = f"its details are {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{name}: unknown detail of the fault {kind!r}; {valid}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
             raise ValueError(f"{name}: wrong type for the fault {kind!r}, got {value!r}")

@@ -59,7 +59,7 @@ class Forms:
     async def new_cookies(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Make a cookie for a browser that has none."""
+        """Prepare a cookie for a browser that has none."""
         _NEW_COOKIE.set(secrets.token_urlsafe(24))
         return await handler(request)
 
@@ -68,7 +68,7 @@ class Forms:
         fields = await read_form(request)
         if not hmac.compare_digest(fields.get(FIELD, "").encode(), self.token(request).encode()):
             raise Refused(
-                403, "forgery", "This form is not from a page of this sandbox, or the page is too old: load it again."
+                403, "forgery", "This form is not from a page of this sandbox, or the page is too old: reload it."
             )
         return fields
 

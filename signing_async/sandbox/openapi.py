@@ -56,7 +56,6 @@ class _Paths:
         self._profile = profile
 
     def all(self) -> Json:
-        """Return all paths."""
         profile = self._profile
         signing, documents = f"{API}/signings/{{signing_id}}", f"{API}/signings/{{signing_id}}/documents"
         send, remind = profile.send_status, profile.remind_status
