@@ -43,7 +43,7 @@ class _Identity:
 
 
 class SealingFailed(Exception):
-    """Raised if a document cannot be sealed; the message says why."""
+    """Raised if a document cannot be sealed or the authority is invalid; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Uploaded and sealed files on disk: written under a temporary name, synced if durable, then renamed."""
+"""Uploaded and sealed files on disk. Uploads get a temporary name, are synced if durable, then renamed."""
 
 from __future__ import annotations
 
